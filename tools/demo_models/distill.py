@@ -9,8 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
+from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama
+from foretoken.training.llama_folder import read_exported
 from foretoken.training.loop import Job, autocast, prepare
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.schedule import Stage
@@ -78,11 +81,17 @@ class Distillation:
 
 
 def build_draft_job(recipe: Recipe, source: Path, folder: Path) -> Job:
-    """A fresh draft and its task; the samples are those that `folder` holds by now."""
+    """A draft that begins with `start`, or with what the target has, and its task.
+
+    The samples are those that `folder` holds by now.
+    """
     settings, given = recipe.settings, open_inputs(recipe, source, folder)
     torch.manual_seed(settings.seed)
     draft = Llama(settings.shape)
-    begin_with_last_layers(draft, given.target)
+    if recipe.start is None:
+        begin_with_last_layers(draft, given.target)
+    else:
+        begin_with(draft, read_exported(find_model(recipe.start)), "start")
     draft.to(given.target.embed.weight.device)
     task = Distillation(draft, given.target, given.data, given.pool)
     task.tv_share, task.precision = settings.tv_share, settings.precision

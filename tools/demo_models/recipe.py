@@ -29,8 +29,9 @@ class Recipe:
     settings: Settings
     mix: Mix = Mix()
     start: str | None = None
-    """Packaged name or folder of the model whose weights and tokenizer a language model begins
-    with; None: random weights, and a tokenizer of its own."""
+    """Packaged name or folder of the model whose weights a language model begins with, and whose
+    tokenizer it has, or a draft begins with. None: random weights and a tokenizer of its own; a
+    draft has its target's last layers. Heads have `head.start`."""
     on_policy_share: float = 0.5
     """Rows of the target's own samples, of all rows."""
     pool_tokens: int = 0

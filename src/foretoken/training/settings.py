@@ -60,8 +60,9 @@ class HeadSettings:
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
     variant of our own that learns faster; vLLM does not read it."""
     start: str | None = None
-    """Packaged name or folder of what to begin with. draft, parallel: a draft; None: random layers.
-    peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
+    """Packaged name or folder of what to begin with; None: random layers. draft, parallel: a draft;
+    peagle: an EAGLE-3 head; layers that it lacks begin as the identity. Others: a head of the same
+    kind and sizes, such as that of the model from which this target was trained on."""
 
     def __post_init__(self) -> None:
         """Check each field."""

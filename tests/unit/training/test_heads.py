@@ -245,6 +245,29 @@ def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
         fresh_head(parts, replace(settings, head=other), torch.arange(50))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("peagle", "parallel")])
+def test_a_head_begins_with_one_of_its_kind(tmp_path: Path, kind: str) -> None:
+    """Every weight is that of the head it began with, and no other kind or size is taken."""
+    target = _target()
+    net = _head(kind, target)[0]
+    _save(tmp_path, kind, net)
+    parts, settings = parts_of(target), _settings(kind)
+    assert settings.head is not None
+    begun = replace(settings.head, start=str(tmp_path / "head"))
+    torch.manual_seed(5)
+    fresh = fresh_head(parts, replace(settings, head=begun), torch.arange(50))
+    for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(fresh.net.state_dict()[name], tensor), name
+    other = _settings("medusa" if kind != "medusa" else "mlp")
+    assert other.head is not None
+    for wrong in (
+        replace(settings, head=replace(begun, inner_size=20)),
+        replace(other, head=replace(other.head, start=begun.start)),
+    ):
+        with pytest.raises(ConfigError, match=r"head\.start"):
+            fresh_head(parts, wrong, torch.arange(50))
+
+
 def test_every_parameter_is_trained() -> None:
     """The learned mask, which is no matrix, too."""
     net = _head("peagle", _target())[0]

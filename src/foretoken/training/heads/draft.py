@@ -100,4 +100,4 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     return FreshHead(net, DraftGuesser(net))
 
 
-KIND = HeadKind(fresh=_fresh, require_fit=require_draft_fits, compiles=True)
+KIND = HeadKind(fresh=_fresh, require_fit=require_draft_fits, compiles=True, begin=None)

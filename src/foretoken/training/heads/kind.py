@@ -8,14 +8,17 @@ found. Knows no kind.
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from foretoken.checkpoint import find_model
 from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError, one_of
 from foretoken.kv.features import FINAL
 from foretoken.training.heads.guesses import Guesser
+from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
 
@@ -67,6 +70,9 @@ class HeadKind:
     """Whether its network is compiled before the first step, which takes minutes."""
     may_embed: bool = False
     """Whether its file may bring the target's token embedding, as `speculators` needs it then."""
+    begin: Callable[[nn.Module, tuple[int, ...], Path, TargetParts], None] | None = begin_with_head
+    """Gives a fresh network, which reads these points, the weights in a folder (`head.start`).
+    None: `fresh` does so itself."""
     usual: Callable[[TargetParts], dict[str, Any]] | None = None
     """The keys of `[head]` for a target on which nobody has tried any, which `foretoken train auto`
     takes; None: it leaves this kind out."""
@@ -89,11 +95,16 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
         frequent_ids: all token ids, most frequent first, int64 [V].
 
     Raises:
-        ConfigError: as `require_fit`.
+        ConfigError: as `require_fit`; what `head.start` names is another kind, or has other sizes.
+        ModelError: it is missing or broken.
     """
     assert settings.head is not None, "a run of a head"
     require_fit(target, settings)
-    return find_kind(settings.head.kind).fresh(target, settings, frequent_ids)
+    kind, start = find_kind(settings.head.kind), settings.head.start
+    made = kind.fresh(target, settings, frequent_ids)
+    if start is not None and kind.begin is not None:
+        kind.begin(made.net, made.points, find_model(start), target)
+    return made
 
 
 def usual_vocabulary(target: TargetParts) -> int:

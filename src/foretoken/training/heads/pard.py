@@ -80,4 +80,4 @@ def _llama_keys(head: Mapping[str, Any]) -> dict[str, Any]:
     return {"pard_token": head["mask_token_id"], "spd_type": "pard"}
 
 
-KIND = HeadKind(fresh=_fresh, require_fit=_require_fit, llama_keys=_llama_keys)
+KIND = HeadKind(fresh=_fresh, require_fit=_require_fit, llama_keys=_llama_keys, begin=None)

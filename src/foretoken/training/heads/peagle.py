@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from foretoken.checkpoint import find_model
 from foretoken.config.methods import ANCHORED
 from foretoken.errors import ConfigError
-from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.training.heads.eagle3 import default_points, eagle3_net, speculators_config
 from foretoken.training.heads.guesses import (
     DepthAttention,
@@ -41,6 +38,7 @@ from foretoken.training.heads.kind import (
     usual_width,
 )
 from foretoken.training.heads.speculators_file import with_both_ways
+from foretoken.training.heads.start import read_start
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
@@ -98,7 +96,7 @@ class PEagleGuesser(Guesser):
 
 @torch.no_grad()
 def begin_with_eagle3(
-    net: Eagle3, folder: Path, target: TargetFacts, points: tuple[int, ...]
+    net: nn.Module, points: tuple[int, ...], folder: Path, target: TargetParts
 ) -> None:
     """Give `net` the weights of an EAGLE-3 head; its further layers begin as the identity.
 
@@ -107,15 +105,8 @@ def begin_with_eagle3(
             differ in more than the number of layers.
         ModelError: its folder is broken.
     """
-    read = read_head(folder)
-    kind = method_of(read)
-    if kind != Eagle3.method:
-        raise ConfigError("head.start", str(folder), f"an eagle3 head, not {kind}")
-    start = Eagle3.load(read, target)
-    _require_same(net, start)
-    if start.points != points:
-        allowed = f"one that reads the layers {points}, as this config's does"
-        raise ConfigError("head.start", f"a head that reads the layers {start.points}", allowed)
+    start = read_start(net, points, folder, target)
+    assert isinstance(net, Eagle3) and isinstance(start, Eagle3), (type(net), type(start))
     missing = net.load_state_dict(start.state_dict(), strict=False)
     assert not missing.unexpected_keys, missing.unexpected_keys
     for layer in list(net.layers)[len(start.layers) :]:
@@ -124,23 +115,12 @@ def begin_with_eagle3(
         layer.mlp.down_proj.weight.zero_()
 
 
-def _require_same(net: Eagle3, start: Eagle3) -> None:
-    wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
-    for name, tensor in start.state_dict().items():
-        if wanted.get(name) != list(tensor.shape):
-            given = f"{name} {list(tensor.shape)}"
-            raise ConfigError("head.start", given, f"{wanted.get(name)}, as in this config")
-
-
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
     head = settings.head
     assert head is not None, "a run of a head"
     net = eagle3_net(target, head, frequent_ids, parallel=True)
-    points = default_points(target)
-    if head.start is not None:
-        facts = target.layer_shape(head.inner_size, target.layers)
-        begin_with_eagle3(net, find_model(head.start), facts, points)
-    return FreshHead(net, PEagleGuesser(net, head.mask_token_id, head.keep_share), points)
+    guesser = PEagleGuesser(net, head.mask_token_id, head.keep_share)
+    return FreshHead(net, guesser, default_points(target))
 
 
 def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:
@@ -176,6 +156,7 @@ KIND = HeadKind(
     layout=_layout,
     points=default_points,
     require_fit=require_mask,
+    begin=begin_with_eagle3,
     may_embed=True,
     usual=_usual,
 )
