@@ -175,6 +175,7 @@ class AdaptiveControl:
             return
         self._step_s = stats.busy_s
         self._since_made_s += stats.busy_s
+        self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
         if plan is self._unplanned:
             # Nothing was planned for this step: all that it tells is what it took.
             self._unplanned_s += stats.busy_s

@@ -12,6 +12,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.chosen import Chosen, held_by
+from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
     OTHER_LENGTHS_STEPS,
@@ -82,7 +83,7 @@ class Planner:
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
-        self.forgone_tokens = 0.0
+        self.deciding, self.forgone_tokens = DecidingShare(), 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
@@ -387,7 +388,7 @@ class Planner:
             prompt_s=prompt_s,
             rows_s=plain_s + more_s,
             acceptance=self.acceptance,
-            margin=least_gain(self.drafters.values()),
+            margin=least_gain(self.drafters.values()) + self.deciding.of_drafts,
             search=self._search,
         )
 
