@@ -45,6 +45,7 @@ test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
 
 PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py \
+  tests/e2e/test_tensor_parallel_torch.py tests/unit/distributed \
   tests/e2e/test_int8_kv.py tests/unit/kernels tests/unit/test_stored_kv.py \
   tests/unit/test_linear.py tests/unit/test_quant.py tests/unit/test_attention.py
 

@@ -20,10 +20,11 @@ from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
+from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
-from foretoken.hardware import Hardware
+from foretoken.hardware import Gpus, Hardware
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.features import FINAL
 from foretoken.kv.pool import PagePool
@@ -90,7 +91,7 @@ def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
         ModelError: the model is missing or not supported.
     """
     shape = ModelShape.from_config(find_model(config.model, revision=config.revision))
-    device = resolve_device(config.device, _gpu_free_memory())
+    device = resolve_device(config.device, _gpus(config.num_processes))
     dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape)
     if resolve_invariance(config.batch_invariant, device, dtype):
         return {"method": AUTO}
@@ -122,7 +123,7 @@ class _Assembly:
             self.shape,
             drafting=self._drafting(),
             packs=_packing_devices(),
-            gpu_free_memory=_gpu_free_memory(),
+            gpus=_gpus(config.num_processes),
         )
         logger.info(self.config.describe())
         for line in self.config.describe_memory():
@@ -225,8 +226,15 @@ class _Assembly:
         size = self.config.user.num_processes
         if size == 1:
             return None
-        rendezvous = meet(size, _RANK_WAIT_S)
-        return Followers(rendezvous, follow, self._threads_of_a_rank, others=self.others)
+        rendezvous, device = meet(size, _RANK_WAIT_S), self.config.device
+        threads = self._threads_of_a_rank
+        followers = Followers(rendezvous, follow, threads, device, others=self.others)
+        try:
+            followers.group = group_on(device, followers.joined)
+        except BaseException:
+            followers.close()
+            raise
+        return followers
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
@@ -353,5 +361,12 @@ def _packing_devices() -> list[str]:
     return [name for name in ("cpu", "cuda") if backend_for(torch.device(name)).holds_integers]
 
 
-def _gpu_free_memory() -> int | None:
-    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+def _gpus(used: int) -> Gpus | None:
+    """The CUDA devices, if there are any: process r of `used` ones computes on device r."""
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    places = range(min(used, count)) if used > 1 else (torch.cuda.current_device(),)
+    free = min(int(torch.cuda.mem_get_info(place)[0]) for place in places)
+    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    return Gpus(count=count, free_memory=free, has_nccl=has_nccl)

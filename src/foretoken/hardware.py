@@ -47,6 +47,17 @@ class Hardware:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The CUDA devices of this machine, as PyTorch sees them."""
+
+    count: int
+    free_memory: int
+    """Bytes, of the one that has least among those that are to be used."""
+    has_nccl: bool
+    """Whether PyTorch was built with NCCL, by which several exchange tensors."""
+
+
 def usable_cores() -> int:
     """Cores that this process may keep busy: its affinity, and its cgroup's share rounded up."""
     if hasattr(os, "sched_getaffinity"):

@@ -114,7 +114,6 @@ def test_two_stages_draft_and_write_what_one_process_does(
     ("settings", "error", "allowed"),
     [
         ({"tensor_parallel_size": 2}, NotYetError, "1 beside tensor_parallel_size > 1"),
-        ({"dtype": "float16"}, ConfigError, "compiled kernels"),
         ({"pipeline_parallel_size": 3}, ConfigError, "an integer from 1 to 2"),
     ],
 )

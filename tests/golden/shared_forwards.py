@@ -2,17 +2,22 @@
 
 import pickle
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from foretoken.backend import PlainTorch
 from foretoken.distributed import Group
 from foretoken.kv.store import KVStore
-from foretoken.models import LoadOptions, load_model
+from foretoken.layers import attention, mlp, norm
+from foretoken.models import LoadOptions, load, load_model
 from foretoken.runtime.runner import Runner
 from tests.golden.scenario import NUM_PAGES, PAGE, cut, forward, tables
+from tests.unit.distributed import working
 
 LENGTH = 75
 
@@ -28,10 +33,25 @@ class Forwards:
     quantization: str | None = None
     by_layers: bool = False
     """Whether ranks have some layers each, instead of a share of all."""
+    on_torch: bool = False
+    """Whether PyTorch's operations compute it, as where there are no kernels."""
+    on_device: bool = False
+    """Whether parts are gathered as between GPUs, by gloo."""
 
 
 def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
     """Logits of two sequences in pieces of all sizes, and the keys and values of this rank."""
+    with ExitStack() as stack:
+        if what.on_torch:
+            for module in (load, attention, mlp, norm):
+                stack.enter_context(patch.object(module, "backend_for", PlainTorch))
+        if what.on_device and group is not None:
+            # The group of the host stays for the next forward.
+            group = working.on_device(group)
+        return _compute(group, what)
+
+
+def _compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
     options = LoadOptions(
         dtype=what.dtype,
         device=torch.device("cpu"),

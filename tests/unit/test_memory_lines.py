@@ -15,11 +15,12 @@ from foretoken.config import EngineConfig, resolve
 from foretoken.config.memory import Drafting, ModelMemory
 from foretoken.config.resolve import ResolvedConfig
 from foretoken.errors import ConfigError
-from foretoken.hardware import Hardware
+from foretoken.hardware import Gpus, Hardware
 from foretoken.shape import ModelShape
 from tests.guards.sources import ROOT
 
 DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
+GPU = Gpus(count=1, free_memory=2**33, has_nccl=True)
 UNITS = {"MiB": 1.0, "GiB": 1024.0}
 
 
@@ -94,7 +95,7 @@ def test_a_device_that_gives_nothing_back_says_so() -> None:
     hardware = Hardware(cpu_name="any", num_cores=2, free_memory=2**33, cpu_flags=frozenset())
     drafting = Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4)
     config = EngineConfig(model="demo", device="cuda", kv_cache_memory_bytes=64 << 20)
-    found = resolve(config, hardware, DEMO, drafting=drafting, gpu_free_memory=2**33)
+    found = resolve(config, hardware, DEMO, drafting=drafting, gpus=GPU)
     assert not found.budget.is_shared and found.budget.lost_tokens > 0
     assert found.describe_memory()[-1].endswith("cuda gives no memory back")
 
@@ -131,7 +132,7 @@ def test_on_a_gpu_only_integers_are_packed(quantization: str | None) -> None:
 
     def weights(device: str, packs: tuple[str, ...]) -> int:
         config = EngineConfig(model="demo", device=device, quantization=quantization)
-        found = resolve(config, hardware, DEMO, packs=packs, gpu_free_memory=2**33)
+        found = resolve(config, hardware, DEMO, packs=packs, gpus=GPU)
         assert found.device == device
         return found.budget.need.weights
 

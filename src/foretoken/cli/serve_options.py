@@ -94,7 +94,7 @@ GROUPS: dict[str, dict[str, Row]] = {
             "Memory for the KV cache.", "N", "a quarter of what is free; on a GPU what is left"
         ),
         "batch_invariant": Row("Bitwise the same tokens whatever the batch.", "auto|on|off"),
-        "tensor_parallel_size": Row("Processes that share every layer, on a CPU.", "N"),
+        "tensor_parallel_size": Row("Processes that share every layer; on GPUs one each.", "N"),
         "pipeline_parallel_size": Row("Processes that have some layers each: 1 or 2.", "N"),
         "cpus": Row("Cores to keep to: 0-7,16-23, or a node: numa:0.", "LIST", "all"),
     },

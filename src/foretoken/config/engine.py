@@ -77,16 +77,18 @@ class EngineConfig:
     """Share of a GPU's memory to use; on a CPU, kv_cache_memory_bytes is what counts."""
     kv_cache_memory_bytes: Annotated[int, at_least(1)] | None = None
     """Memory for keys and values; default on a CPU: a quarter of the free memory, on a GPU: what
-    gpu_memory_utilization leaves. Never more than max_num_seqs full contexts."""
+    gpu_memory_utilization leaves. On several GPUs: on each. Never more than max_num_seqs full
+    contexts."""
     batch_invariant: Annotated[bool | str, _INVARIANT] = "auto"
     """Bitwise the same tokens whatever the batch, the chunking and the drafts. Auto: on where it
     is cheap (packed bfloat16 on a CPU), off elsewhere; the choice is logged."""
     tensor_parallel_size: Annotated[int, at_least(1)] = 1
-    """Processes that share every layer, on one machine's cores: see docs/distributed.md. Tokens are
-    those of 1."""
+    """Processes that share every layer, on one machine's cores, or on a CUDA device each: see
+    docs/distributed.md. With the compiled kernels on a CPU tokens are those of 1."""
     pipeline_parallel_size: Annotated[int, between(1, 2)] = 1
-    """Processes that have some consecutive layers each: 1, or 2 beside tensor_parallel_size 1.
-    Tokens are those of 1, and no time is saved: see docs/distributed.md."""
+    """Processes that have some consecutive layers each, on a CPU: 1, or 2 beside
+    tensor_parallel_size 1. With the compiled kernels tokens are those of 1, and no time is saved:
+    see docs/distributed.md."""
     disable_log_stats: bool = True
     """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None

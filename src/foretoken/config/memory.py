@@ -66,32 +66,34 @@ class ModelMemory:
             packs: what kernels pack. Floats that are not, in a head that shares the embedding's,
                 are the same memory.
         """
-        shape, counts, stored = self.shape, self.shape.weight_counts(), self.shape.stored
-        shared = shape.tie_word_embeddings and self._asked is None
-        if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
-            counts = counts._replace(head=0)
-        return int(weight_bytes(counts, self._storage(dtype_bytes, packs)))
+        return int(weight_bytes(self._counts(packs), self._storage(dtype_bytes, packs)))
 
-    def copied_bytes(self, dtype_bytes: int, *, head: bool = False) -> int:
+    def head_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
+        """Of the output head, if rank 0 has all of it beside its part, for drafters."""
+        counts = self._counts(packs)
+        head = WeightCounts(0, counts.head, 0, 0, head_outputs=counts.head_outputs)
+        return int(weight_bytes(head, self._storage(dtype_bytes, packs))) if self.ranks > 1 else 0
+
+    def copied_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of the weights that several processes have more than one would: each has all embeddings,
-        and several have the same key head where there are too few.
-
-        Args:
-            dtype_bytes: of the model's type.
-            head: whether rank 0 has all of the output head beside its part, for drafters.
-        """
-        counts, more = self.shape.weight_counts(), self.ranks - 1
-        whole, layers = int(head and more > 0), self.shape.num_hidden_layers
+        and several have the same key head where there are too few."""
+        counts, layers = self.shape.weight_counts(), self.shape.num_hidden_layers
         key_rows = (self._copies - 1) * layers * 2 * self.shape.kv_size
         copied = WeightCounts(
             table=(self.processes - 1) * counts.table,
-            head=whole * counts.head,
+            head=0,
             matrices=key_rows * self.shape.hidden_size,
-            rest=more * counts.rest,
+            rest=(self.ranks - 1) * counts.rest,
             outputs=key_rows,
-            head_outputs=whole * counts.head_outputs,
         )
-        return int(weight_bytes(copied, self._storage(dtype_bytes, Packs.ALL)))
+        return int(weight_bytes(copied, self._storage(dtype_bytes, packs)))
+
+    def _counts(self, packs: Packs) -> WeightCounts:
+        shape, counts, stored = self.shape, self.shape.weight_counts(), self.shape.stored
+        shared = shape.tie_word_embeddings and self._asked is None
+        if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
+            return counts._replace(head=0)
+        return counts
 
     @property
     def _copies(self) -> int:
@@ -171,7 +173,7 @@ class MemoryFacts:
     packs: Packs
     """What is packed: whether integers stay integers, and tied heads are a copy."""
     free: int
-    """Memory that the engine may use."""
+    """Memory that the engine may use, or each of its processes where that is of its own."""
     kv_share: float
     """Of `free`: what keys and values may take unless `kv_bytes` says otherwise."""
     kv_bytes: int | None
@@ -182,6 +184,9 @@ class MemoryFacts:
     max_num_batched_tokens: int
     gives_back: bool = False
     """Whether pages that drafters do without are memory again."""
+    of_one_rank: bool = False
+    """Whether each process has memory of its own. All is counted for rank 0 alone then, which has
+    most: it drafts, too."""
 
     def page_of_target(self, need: Need) -> int:
         """Bytes that each page has for certain."""
@@ -237,30 +242,47 @@ class Budget:
 
 def need_of(facts: MemoryFacts) -> Need:
     """What this configuration keeps."""
-    drafting = facts.drafting
-    features = drafting.features_per_token * facts.dtype_bytes
-    drafts = [one.weight_bytes(facts.dtype_bytes, packs=facts.packs) for one in drafting.kept]
-    drafts += [one.copied_bytes(facts.dtype_bytes) for one in drafting.models]
-    drafts_kv = [one.kv_per_token(facts.dtype_bytes) for one in drafting.kept]
-    target, more = facts.target, facts.target.processes - 1
+    drafting, target, dtype_bytes = facts.drafting, facts.target, facts.dtype_bytes
+    drafts = [_weights_of(one, facts) for one in drafting.models]
+    drafts += [one.weight_bytes(dtype_bytes, packs=facts.packs) for one in drafting.heads]
+    drafts_kv = [_kv_of(one, facts) for one in drafting.models]
+    drafts_kv += [one.kv_per_token(dtype_bytes) for one in drafting.heads]
     borrowed = any(one.borrows_head for one in drafting.heads)
-    copied = target.copied_bytes(facts.dtype_bytes, head=borrowed)
+    head = target.head_bytes(dtype_bytes, packs=facts.packs) if borrowed else 0
     models = (target, *drafting.models)
-    tables = [one.processes * _position_bytes(one.shape, facts) for one in models]
+    tables = [_counted(one, facts) * _position_bytes(one.shape, facts) for one in models]
+    processes = _counted(target, facts)
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
-    activations = activation_bytes(step, _widths(target.shape), facts.dtype_bytes)
+    activations = activation_bytes(step, _widths(target.shape), dtype_bytes)
+    more_ranks = (processes - 1) * RANK_BYTES
     return Need(
-        weights=target.weight_bytes(facts.dtype_bytes, packs=facts.packs) + copied,
+        weights=_weights_of(target, facts) + head,
         draft_weights=sum(drafts),
-        activations=target.processes * activations,
-        workspace=RUNTIME_BYTES + more * RANK_BYTES + _late_bytes(facts) + sum(tables),
-        kv_per_token=target.kv_per_token(facts.dtype_bytes),
-        draft_kv_per_token=sum(drafts_kv) + features,
+        activations=processes * activations,
+        workspace=RUNTIME_BYTES + more_ranks + _late_bytes(facts) + sum(tables),
+        kv_per_token=_kv_of(target, facts),
+        draft_kv_per_token=sum(drafts_kv) + drafting.features_per_token * dtype_bytes,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,
     )
+
+
+def _counted(model: ModelMemory, facts: MemoryFacts) -> int:
+    """Processes whose memory is counted."""
+    return 1 if facts.of_one_rank else model.processes
+
+
+def _weights_of(model: ModelMemory, facts: MemoryFacts) -> int:
+    """Bytes in the processes that are counted; all have equal shares."""
+    all_of_them = model.weight_bytes(facts.dtype_bytes, packs=facts.packs)
+    all_of_them += model.copied_bytes(facts.dtype_bytes, packs=facts.packs)
+    return all_of_them * _counted(model, facts) // model.processes
+
+
+def _kv_of(model: ModelMemory, facts: MemoryFacts) -> int:
+    return model.kv_per_token(facts.dtype_bytes) * _counted(model, facts) // model.processes
 
 
 def plan_pages(facts: MemoryFacts) -> Budget:

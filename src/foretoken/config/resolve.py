@@ -18,7 +18,7 @@ from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.config.reader import require
 from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.hardware import Hardware
+from foretoken.hardware import Gpus, Hardware
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import Packs, shares_heads
 
@@ -34,6 +34,8 @@ class ResolvedConfig:
     device: str
     dtype: str
     batch_invariant: bool
+    has_bits_of_one: bool
+    """Whether several processes compute the bits of one."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -69,12 +71,20 @@ class ResolvedConfig:
             weights += f"{self.user.activations} activations, "
         invariant = "on" if self.batch_invariant else "off (same tokens up to rounding)"
         return (
-            f"{self.user.model}: {weights}{self.dtype} on {self.device}, "
+            f"{self.user.model}: {weights}{self.dtype} on {self.device}{self._several_words}, "
             f"batch_invariant {invariant}, "
             f"{self._kv_words} {self.budget.page_bytes / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
             f"up to {self.max_num_seqs} at once, {self.max_num_batched_tokens} tokens a step"
         )
+
+    @property
+    def _several_words(self) -> str:
+        ranks = self.user.num_processes
+        if ranks == 1:
+            return ""
+        as_one = "" if self.has_bits_of_one else " (same tokens as one up to rounding)"
+        return f" in {ranks} processes{as_one}"
 
     @property
     def _kv_words(self) -> str:
@@ -107,7 +117,11 @@ class ResolvedConfig:
     @property
     def _ranks_note(self) -> str:
         ranks = self.user.num_processes
-        return f"of {ranks} processes together, as are all lines" if ranks > 1 else ""
+        if ranks == 1:
+            return ""
+        if self.device == "cpu":
+            return f"of {ranks} processes together, as are all lines"
+        return f"of the first of {ranks} devices, as are all lines; it has most"
 
     @property
     def _draft_note(self) -> str:
@@ -141,7 +155,7 @@ def resolve(
     *,
     drafting: Drafting | None = None,
     packs: Collection[str] = ("cpu",),
-    gpu_free_memory: int | None = None,
+    gpus: Gpus | None = None,
 ) -> ResolvedConfig:
     """Decide device, dtype, invariance, lengths and the number of KV pages.
 
@@ -151,30 +165,28 @@ def resolve(
         shape: the target's shape.
         drafting: what drafters keep; None: nothing.
         packs: devices whose kernels keep integer weights; on `cpu` they pack floats too.
-        gpu_free_memory: free bytes of the CUDA device, None if there is none.
+        gpus: the CUDA devices; None: there are none.
 
     Raises:
         NotYetError: processes that are to share what only one can run.
-        ConfigError: max_model_len beyond the model's context, no CUDA device, activations of
-            integers beside floating weights, or not enough memory, with the arithmetic and with
-            settings that would work.
+        ConfigError: settings that contradict each other, the model or the machine, or not enough
+            memory, with the arithmetic and with settings that would work.
     """
     _check_activations(config, shape)
-    device = resolve_device(config.device, gpu_free_memory)
+    device = resolve_device(config.device, gpus)
     dtype = resolve_dtype(config.dtype, device, hardware, shape)
     invariant = resolve_invariance(config.batch_invariant, device, dtype)
-    max_model_len = config.max_model_len or shape.max_position_embeddings
-    _check_length(max_model_len, shape)
-    drafting, held = drafting or Drafting(), _packs(device, dtype, packs)
-    target = _target(config, shape)
-    _check_ranks(target, drafting.models, held if device == "cpu" else None)
+    max_model_len = _length(config, shape)
+    drafting, target = drafting or Drafting(), _target(config, shape)
+    used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
+    _check_ranks(target, drafting.models, used, can_watch="cpu" in packs)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
         target=target,
         drafting=drafting,
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
-        free=_usable_memory(config, hardware, None if device == "cpu" else gpu_free_memory),
+        free=_usable_memory(config, hardware, used),
         kv_share=CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
@@ -183,12 +195,14 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=tokens,
         gives_back=device == "cpu" and hardware.gives_memory_back,
+        of_one_rank=device != "cpu",
     )
     return ResolvedConfig(
         user=config,
         device=device,
         dtype=dtype,
         batch_invariant=invariant,
+        has_bits_of_one=held is Packs.ALL,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=tokens,
@@ -202,35 +216,59 @@ def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
     require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
 
 
-def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs | None) -> None:
+def _check_ranks(
+    target: ModelMemory, drafts: Sequence[ModelMemory], gpus: Gpus | None, *, can_watch: bool
+) -> None:
     """Whether each model can be computed by as many processes as it is to be.
 
     Args:
         target: the model.
         drafts: those that draft.
-        held: what kernels pack on the CPU; None: models run elsewhere.
+        gpus: where they run; None: on the CPU.
+        can_watch: whether the host has the compiled kernels, by which processes watch each other.
     """
     named = [("tensor_parallel_size", target)]
     named += [("speculative_config.draft_tensor_parallel_size", draft) for draft in drafts]
     for where, model in named:
         if model.ranks > 1:
-            _check_several(where, model.ranks, model.shape, held)
+            _check_own(where, model.ranks, model.shape)
             check_heads(where, model.ranks, model.shape)
+            if gpus is not None:
+                _check_gpus(where, model.ranks, gpus, can_watch=can_watch)
+                _check_even(where, model.ranks, model.shape)
     where, stages, most = "pipeline_parallel_size", target.stages, target.shape.num_hidden_layers
     if stages > 1:
-        _check_several(where, stages, target.shape, held)
+        _check_own(where, stages, target.shape)
         require(where, stages, stages <= most, f"1 to {most}, the layers of the model")
+        if gpus is not None:
+            raise NotYetError(where, stages, "1 on cuda; device cpu, or tensor_parallel_size")
 
 
-def _check_several(where: str, count: int, shape: ModelShape, held: Packs | None) -> None:
-    if held is None:
-        raise NotYetError(where, count, "1 on this device; device cpu")
+def _check_own(where: str, count: int, shape: ModelShape) -> None:
     if not shape.is_own:
         raise NotYetError(where, count, "1 for a model that runs through transformers")
-    allowed = (
-        "1 without the compiled kernels for this dtype: only they give the bits of one process"
-    )
-    require(where, count, held is Packs.ALL, allowed)
+
+
+def _check_gpus(where: str, ranks: int, gpus: Gpus, *, can_watch: bool) -> None:
+    seen = f"1 to {gpus.count}, the CUDA devices that PyTorch sees"
+    require(where, ranks, ranks <= gpus.count, seen)
+    require(where, ranks, gpus.has_nccl, "1 on cuda with a PyTorch that was built without NCCL")
+    alone = "1 on cuda without the compiled kernels, by which processes notice that one is lost"
+    require(where, ranks, can_watch, alone)
+
+
+def _check_even(where: str, ranks: int, shape: ModelShape) -> None:
+    """NCCL gathers parts of one size."""
+    keys, queries = shape.num_key_value_heads, shape.num_attention_heads
+    heads, of_what = (keys, "key heads") if ranks <= keys else (queries, "query heads")
+    counts = {
+        of_what: heads,
+        "hidden size": shape.hidden_size,
+        "intermediate size": shape.intermediate_size,
+        "vocabulary": shape.vocab_size,
+    }
+    uneven = " and ".join(f"{name} {count}" for name, count in counts.items() if count % ranks)
+    require(where, ranks, not uneven, f"on cuda a number that divides the model's {uneven}")
 
 
 def check_heads(where: str, ranks: int, shape: ModelShape) -> None:
@@ -258,15 +296,15 @@ def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
     )
 
 
-def resolve_device(wanted: str, gpu_free_memory: int | None) -> str:
+def resolve_device(wanted: str, gpus: Gpus | None) -> str:
     """A CUDA device where there is one, unless another is wanted.
 
     Raises:
         ConfigError: one is wanted, and there is none.
     """
     if wanted == "auto":
-        return "cpu" if gpu_free_memory is None else "cuda"
-    if wanted == "cuda" and gpu_free_memory is None:
+        return "cpu" if gpus is None else "cuda"
+    if wanted == "cuda" and gpus is None:
         raise ConfigError("device", "cuda", "cpu: PyTorch sees no CUDA device")
     return wanted
 
@@ -287,14 +325,15 @@ def resolve_dtype(wanted: str, device: str, hardware: Hardware, shape: ModelShap
     return "bfloat16"
 
 
-def _check_length(max_model_len: int, shape: ModelShape) -> None:
-    if max_model_len > shape.max_position_embeddings:
-        allowed = f"at most {shape.max_position_embeddings}, the model's context"
-        raise ConfigError("max_model_len", max_model_len, allowed)
+def _length(config: EngineConfig, shape: ModelShape) -> int:
+    most = shape.max_position_embeddings
+    given = config.max_model_len or most
+    require("max_model_len", given, given <= most, f"at most {most}, the model's context")
+    return given
 
 
-def _usable_memory(config: EngineConfig, hardware: Hardware, gpu_free: int | None) -> int:
-    """Bytes that the engine may take on its device."""
-    if gpu_free is None:
+def _usable_memory(config: EngineConfig, hardware: Hardware, gpus: Gpus | None) -> int:
+    """Bytes that the engine may take on its device, on each if there are several."""
+    if gpus is None:
         return hardware.free_memory
-    return int(gpu_free * config.gpu_memory_utilization)
+    return int(gpus.free_memory * config.gpu_memory_utilization)

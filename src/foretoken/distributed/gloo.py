@@ -4,6 +4,7 @@ Owns a process group of its own, which is not PyTorch's default one. Gloo gather
 size only: labels go first, then bytes as many as the largest tensor has.
 """
 
+import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -50,13 +51,13 @@ class GlooRendezvous(Rendezvous):
         return self
 
     def join(self, rank: int, lines: Mapping[int, int]) -> "GlooGroup":
-        """Connect to every other rank; gloo sees for itself who dies."""
+        """Connect to every other rank."""
         try:
             store = self.made.pop() if self.made else TCPStore(_HOST, self.port, self.size)
             found = ProcessGroupGloo(store, rank, self.size, _JOIN)
         except RuntimeError as error:
             raise RankLostError(f"not all processes came: {_first_line(error)}") from error
-        return GlooGroup(found, rank, self.size, self.wait_s)
+        return GlooGroup(found, rank, self.size, self.wait_s, lines)
 
     def __reduce__(self) -> tuple[Callable[..., Rendezvous], tuple[int, int, float]]:
         """A pickle without the store."""
@@ -71,10 +72,21 @@ def _found(size: int, port: int, wait_s: float) -> GlooRendezvous:
 class GlooGroup(Group):
     """Two gathers for each swap. Whoever leaves closes its connections, which the others notice."""
 
-    def __init__(self, found: ProcessGroupGloo, rank: int, size: int, wait_s: float) -> None:
-        """Take over a process group that is connected."""
+    def __init__(
+        self,
+        found: ProcessGroupGloo,
+        rank: int,
+        size: int,
+        wait_s: float,
+        lines: Mapping[int, int],
+    ) -> None:
+        """Take over a process group that is connected; `lines` as for `Rendezvous.join`."""
         self.rank, self.size, self.wait_s = rank, size, wait_s
         self._group: Any = found  # whose operations have no types
+        self._ranks = {line: other for other, line in lines.items()}
+        self._hung_up = select.poll()
+        for line in self._ranks:
+            self._hung_up.register(line, select.POLLIN)
 
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
         """Labels, then bytes."""
@@ -92,9 +104,10 @@ class GlooGroup(Group):
         ]
 
     def check(self) -> None:
-        """Gloo tells only those who gather."""
+        """Gloo tells only those who gather; lines tell who died."""
         if self._group is None:
             raise RankLostError("the group of this process has been closed")
+        self._look_for_dead()
 
     def abort(self, why: str) -> None:
         """Close the connections; gloo cannot pass on `why`."""
@@ -103,6 +116,10 @@ class GlooGroup(Group):
     def close(self) -> None:
         """Close the connections."""
         self._group = None
+
+    def _look_for_dead(self) -> None:
+        for line, _ in self._hung_up.poll(0):
+            raise RankLostError(f"the process of rank {self._ranks[line]} has died")
 
     def _gather(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
         if self._group is None:
@@ -114,6 +131,7 @@ class GlooGroup(Group):
             self._group.allgather([found], [x], options).wait()
         except RuntimeError as error:
             self._group = None
+            self._look_for_dead()
             said = _first_line(error)
             raise RankLostError(f"another process has left, died or is late: {said}") from error
         return found

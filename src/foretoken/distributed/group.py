@@ -6,7 +6,7 @@ ends, with the others' tensors or with `RankLostError` on every rank that still 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final, final
 
@@ -25,6 +25,9 @@ class Group(ABC):
     wait_s: float
     """Seconds that a rank waits for another before it gives the group up; may be changed by all
     ranks between the same two operations."""
+    at_end: Callable[[], None] | None = None
+    """Is called in another thread once it is known there that the group has ended, for whoever is
+    held up by what never comes. Groups that have no such thread do not call it."""
 
     @abstractmethod
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
@@ -54,6 +57,22 @@ class Group(ABC):
     def close(self) -> None:
         """Leave, which ends the group for those who still wait. Closing twice is fine."""
 
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor, as `swap`, of what layers compute, where they compute it.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        return self.swap(x, self.wait_s)
+
+    def finish(self) -> None:
+        """Wait until this rank's device has computed what was asked of it.
+
+        Raises:
+            RankLostError: a rank left, died or was late, so that this never comes.
+        """
+        self.check()
+
     @final
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """What `torch.cat` makes of all ranks' tensors along `dim`, on every rank.
@@ -61,7 +80,7 @@ class Group(ABC):
         Raises:
             RankLostError: a rank left, died or was late.
         """
-        return _joined(self.swap(x, self.wait_s), dim)
+        return _joined(self.parts(x), dim)
 
     @final
     def gather(self, x: Tensor, dim: int) -> Tensor | None:

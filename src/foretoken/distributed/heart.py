@@ -52,6 +52,7 @@ class Heart:
         *,
         died: Callable[[int], None],
         still: Callable[[int], None],
+        ended: Callable[[], None],
     ) -> None:
         """Begin to beat.
 
@@ -61,9 +62,10 @@ class Heart:
             lines: as for `Rendezvous.join`.
             died: is told, in a thread of the heart's own, which rank's line has hung up.
             still: is told so which rank does not beat any more; rank 0's is.
+            ended: is called so when the group has ended.
         """
         self._seats, self._rank, self._lines = seats, rank, lines
-        self._died, self._still = died, still
+        self._died, self._still, self._ended = died, still, ended
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._live, name="foretoken-heart", daemon=True)
         self._thread.start()
@@ -89,6 +91,7 @@ class Heart:
                 self._died(ranks[line])
             if self._stopping.wait(_BEAT_S):
                 return
+        self._ended()
         # Whoever waits for others has been told. Whoever computes on is of no use to anybody, and
         # there may be no rank 0 to end it.
         if self._rank and not self._stopping.wait(_LEAVING_S):

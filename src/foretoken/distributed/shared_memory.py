@@ -120,7 +120,9 @@ class SharedMemoryGroup(Group):
         self._wait = library.function("ft_group_wait", (_PTR, _PTR), _I64)
         self._end = library.function("ft_group_end", (_PTR, _I32, _I32), _I64)
         self._seats = [FtSeat.from_buffer(segment) for segment in segments]
-        self._heart = Heart(self._seats, rank, lines, died=self._died, still=self._still)
+        self._heart = Heart(
+            self._seats, rank, lines, died=self._died, still=self._still, ended=self._tell
+        )
 
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
         """The other ranks' are views of their buffers where they fit in."""
@@ -175,6 +177,10 @@ class SharedMemoryGroup(Group):
 
     def _still(self, rank: int) -> None:
         self._end(ctypes.addressof(self._call), _STILL, rank)
+
+    def _tell(self) -> None:
+        if self.at_end is not None:
+            self.at_end()
 
     def _begin(self) -> int:
         """Where the buffer of the next turn is, in every segment."""

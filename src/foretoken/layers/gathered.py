@@ -42,7 +42,7 @@ class GatheredLinear(Linear):
         return self._group.all_gather(self._own(x_TK, residual_TN), 1)
 
     def _gathered(self, x_TBk: Tensor) -> Tensor:
-        parts, copies = self._group.swap(x_TBk, self._group.wait_s), self._copies
+        parts, copies = self._group.parts(x_TBk), self._copies
         if copies > 1:
             groups = (parts[at : at + copies] for at in range(0, len(parts), copies))
             parts = [torch.cat(group, 1) for group in groups]

@@ -148,6 +148,7 @@ class Leader:
         try:
             self._group.broadcast(pickle.dumps((self._number, said, wait_s)), idle=True)
             yield
+            self._group.finish()
             self._patience.passed(num_tokens, time.perf_counter() - began)
         except BaseException as error:
             self._group.abort(f"a step failed: {type(error).__name__}: {error}")

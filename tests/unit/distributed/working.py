@@ -4,11 +4,14 @@ import os
 import random
 import subprocess
 import time
+from contextlib import closing
+from datetime import timedelta
 
 import torch
 from torch import Tensor
 
 from foretoken.distributed import Group, Share
+from foretoken.distributed.on_device import DeviceGroup, store_of
 from foretoken.distributed.processes import Followers, Started
 from foretoken.errors import ConfigError
 from foretoken.models.stages import Stages
@@ -123,3 +126,37 @@ def stages(group: Group, cases: list[tuple[int, tuple[int, ...]]]) -> None:
         if not group.rank:
             assert set(points).difference(own) <= shown.keys(), (points, shown.keys())
             assert all(torch.equal(x_TD, wanted[layer]) for layer, x_TD in shown.items())
+
+
+def on_device(host: Group) -> DeviceGroup:
+    """What a rank has on CUDA, over gloo: its device is the CPU, which is done at once."""
+    from torch._C._distributed_c10d import ProcessGroupGloo
+
+    found = ProcessGroupGloo(store_of(host), host.rank, host.size, timedelta(seconds=60))
+    return DeviceGroup(host, found, lambda: lambda: True)
+
+
+def gathers_on_devices(host: Group, shapes: list[tuple[int, ...]]) -> None:
+    """Parts of equal sizes, beside messages of any size."""
+    with closing(on_device(host)) as group:
+        for at, shape in enumerate(shapes):
+            made = torch.Generator().manual_seed(at)
+            wanted = [
+                torch.randn(shape, generator=made).to(TYPES[at % 2]) for _ in range(host.size)
+            ]
+            own = wanted[group.rank].mT.contiguous().mT
+            assert all(map(torch.equal, group.parts(own), wanted)), (at, shape)
+            assert torch.equal(group.all_gather(own, 1), torch.cat(wanted, 1)), (at, shape)
+            group.finish()
+            said = bytes(range(at))
+            assert group.broadcast(None if group.rank else said) == said, at
+
+
+def harms_itself_on_a_device(host: Group, rank: int, after: int, how: int) -> None:
+    """One rank sends itself a signal after some gathers, the others go on."""
+    with closing(on_device(host)) as group:
+        for turn in range(1 << 30):
+            if (turn, group.rank) == (after, rank):
+                os.kill(os.getpid(), how)
+            group.parts(torch.ones(3))
+            group.finish()

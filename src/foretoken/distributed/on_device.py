@@ -1,0 +1,153 @@
+"""A group whose ranks compute on a CUDA device each, rank r on device r.
+
+Messages go through the group of the host, as on a CPU; what layers compute goes from device to
+device through a process group of PyTorch's, NCCL. Its gathers are queued, and nothing waits for
+them but `finish`: there a rank that is lost is noticed, before anything of the step is handed out.
+Unverified on GPUs: tests run the class over gloo, with tensors on the CPU.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from foretoken.distributed.group import Group
+from foretoken.errors import RankLostError
+
+_HOST: Final = "127.0.0.1"
+_JOIN: Final = timedelta(seconds=120)
+_LOOK_S: Final = 20e-6
+_ABORT_S: Final = 5.0
+"""NCCL's abort is known to hang at times."""
+
+Done = Callable[[], bool]
+"""Whether a device has come as far; waits for nothing."""
+
+
+def group_on(device: str, host: Group) -> Group:
+    """The group of ranks that compute on such devices; all of them must call it.
+
+    Args:
+        device: `cpu`, where it is `host` itself, or `cuda`.
+        host: the ranks, as they exchange what lies on the CPU; belongs to what is returned.
+
+    Raises:
+        RankLostError: a rank left, died or was late.
+    """
+    if device == "cpu":
+        return host
+    torch.cuda.set_device(host.rank)
+    first = torch.zeros(1, device=device)  # What fails on the device fails before others wait.
+    group = DeviceGroup(host, _nccl(host), _recorded)
+    group.parts(first)  # NCCL connects at the first gather.
+    group.finish()
+    return group
+
+
+@final
+class DeviceGroup(Group):
+    """The host's group, and beside it one for tensors of equal sizes on devices."""
+
+    def __init__(self, host: Group, gathering: Any, record: Callable[[], Done]) -> None:
+        """Put them together.
+
+        Args:
+            host: whose operations all but `parts` are.
+            gathering: a backend of torch.distributed with the same ranks. It has no types.
+            record: marks how far the work of this rank's device goes now.
+        """
+        self.rank, self.size = host.rank, host.size
+        self._host, self._gathering, self._record = host, gathering, record
+        self._ending = threading.Thread(target=gathering.abort, daemon=True)
+        self._lock = threading.Lock()
+        host.at_end = self._end
+
+    @property
+    def wait_s(self) -> float:
+        """The host's."""
+        return self._host.wait_s
+
+    @wait_s.setter
+    def wait_s(self, seconds: float) -> None:
+        self._host.wait_s = seconds
+
+    def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
+        """By the host."""
+        return self._host.swap(x, wait_s)
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """One gather, queued behind what computes `x`, which has one shape and type on all ranks;
+        valid as long as it is held."""
+        found = x.new_empty((self.size, *x.shape))
+        if x.numel():
+            try:
+                work = self._gathering._allgather_base(found.view(-1), x.contiguous().view(-1))
+                work.wait()  # On CUDA the queue of this rank's device waits, not this thread.
+            except RuntimeError as error:
+                self.check()
+                said = str(error).partition("\n")[0]
+                raise RankLostError(f"devices cannot exchange tensors: {said}") from error
+        return list(found.unbind(0))
+
+    def finish(self) -> None:
+        """Look again and again, for `wait_s` at most: a gather that misses a rank never ends."""
+        done, until = self._record(), time.monotonic() + self.wait_s
+        while not done():
+            self.check()
+            if time.monotonic() > until:
+                raise RankLostError(f"devices did not finish a step within {self.wait_s:g} s")
+            time.sleep(_LOOK_S)
+        self.check()  # Gathers that were aborted are done, too.
+
+    def check(self) -> None:
+        """By the host."""
+        self._host.check()
+
+    def abort(self, why: str) -> None:
+        """On the host, and give up what is queued."""
+        self._host.abort(why)
+        self._end()
+        self._ending.join(_ABORT_S)
+
+    def close(self) -> None:
+        """The same; an end by word is no reason to wait for devices."""
+        self._host.close()
+        self._end()
+        self._ending.join(_ABORT_S)
+
+    def _end(self) -> None:
+        """In a thread of its own, since whoever calls it may not be held up."""
+        with self._lock:
+            if self._ending.ident is None:
+                self._ending.start()
+
+
+def store_of(host: Group) -> Any:
+    """A store that all ranks reach, at rank 0; all of them must call it."""
+    from torch._C._distributed_c10d import TCPStore  # not every PyTorch has it
+
+    if host.rank:
+        port = int(host.broadcast(None))
+        return TCPStore(_HOST, port, host.size, False, _JOIN)
+    store = TCPStore(_HOST, 0, host.size, True, _JOIN, wait_for_workers=False)
+    host.broadcast(str(store.port).encode())
+    return store
+
+
+def _nccl(host: Group) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # only PyTorch for CUDA has it
+
+    # Else its own watch ends the whole process, rank 0's with all requests, when a rank is lost.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    return ProcessGroupNCCL(store_of(host), host.rank, host.size, ProcessGroupNCCL.Options())
+
+
+def _recorded() -> Done:
+    event = torch.cuda.Event()
+    event.record()
+    return event.query
