@@ -20,7 +20,7 @@ from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.hardware import Gpus, Hardware
 from foretoken.shape import ModelShape
-from foretoken.shape.memory_formula import Packs, shares_heads
+from foretoken.shape.memory_formula import Packs, shares_heads, uneven_parts
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 CPU_KV_SHARE = 0.25
@@ -259,16 +259,16 @@ def _check_gpus(where: str, ranks: int, gpus: Gpus, *, can_watch: bool) -> None:
 
 def _check_even(where: str, ranks: int, shape: ModelShape) -> None:
     """NCCL gathers parts of one size."""
-    keys, queries = shape.num_key_value_heads, shape.num_attention_heads
-    heads, of_what = (keys, "key heads") if ranks <= keys else (queries, "query heads")
-    counts = {
-        of_what: heads,
-        "hidden size": shape.hidden_size,
-        "intermediate size": shape.intermediate_size,
-        "vocabulary": shape.vocab_size,
-    }
-    uneven = " and ".join(f"{name} {count}" for name, count in counts.items() if count % ranks)
-    require(where, ranks, not uneven, f"on cuda a number that divides the model's {uneven}")
+    found = uneven_parts(
+        ranks,
+        shape.num_key_value_heads,
+        shape.num_attention_heads,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        vocabulary=shape.vocab_size,
+    )
+    allowed = f"on cuda a number that divides the model's {' and '.join(found)}"
+    require(where, ranks, not found, allowed)
 
 
 def check_heads(where: str, ranks: int, shape: ModelShape) -> None:

@@ -225,7 +225,8 @@ class RayReplicas:
         options: dict[str, Any] = {"num_cpus": cores}
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if gpus and self._spec.engine.device != "cpu":
-            places, options["num_gpus"] = min(places, gpus), 1
+            each = self._spec.engine.num_processes
+            places, options["num_gpus"] = min(places, gpus // each), each
         if places < config.replicas:
             allowed = f"at most {places}: there are {sum(nodes)} cores and {gpus} GPUs"
             raise ConfigError("--replicas", config.replicas, allowed)

@@ -141,6 +141,20 @@ def copies_of(key_heads: int, ranks: int) -> int:
     return copies
 
 
+def uneven_parts(ranks: int, key_heads: int, query_heads: int, **widths: int) -> list[str]:
+    """What so many GPUs cannot share in parts of one size, with its number.
+
+    Args:
+        ranks: the GPUs.
+        key_heads: of the model; where there are fewer than ranks, query heads are what is shared.
+        query_heads: of the model.
+        widths: its other sizes, by their names.
+    """
+    heads = {"key_heads": key_heads} if ranks <= key_heads else {"query_heads": query_heads}
+    counts = (heads | widths).items()
+    return [f"{name.replace('_', ' ')} {count}" for name, count in counts if count % ranks]
+
+
 KV_SCALE_BYTES = 4
 """Bytes of the float32 behind each head of int8 keys and values."""
 

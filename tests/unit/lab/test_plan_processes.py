@@ -115,5 +115,19 @@ def test_only_cpus_have_more_ranks_than_devices() -> None:
     for wrong in ({"device": "h100"}, {"engine": "vllm"}):
         with pytest.raises(ConfigError, match="1 to plan.count"):
             setup(ASKED, tensor_parallel_size=2, **wrong)
-    plan = build_plan(replace(ASKED, device="h100", count=2))
-    assert errors(plan)[0] == "one_device" and plan.commands["foretoken"].startswith("# ")
+
+
+def test_gpus_have_a_rank_each_with_memory_of_its_own() -> None:
+    """The first has all of the draft beside its share; and nobody has tried it."""
+    asked = replace(ASKED, device="h100")
+    one, two = (build_plan(replace(asked, count=count)) for count in (1, 2))
+    assert not errors(two) and "--tensor-parallel-size 2" in two.commands["foretoken"]
+    assert "several_gpus" in [one.check for one in two.findings if one.level == "warning"]
+    assert "several_gpus" not in [found.check for found in one.findings]
+    found, alone = two.speculating, one.speculating
+    assert found.fullest_rank_bytes < alone.fullest_rank_bytes
+    more = found.fullest_rank_bytes - found.emptiest_rank_bytes
+    assert more == pytest.approx(found.draft_weight_bytes) and more > 0
+    table = 2 * setup(asked).target.head_params
+    assert found.weight_bytes == pytest.approx(alone.weight_bytes + table)
+    assert errors(build_plan(replace(asked, count=3)))[0] == "ranks_divide"

@@ -102,8 +102,8 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 
 
 def _place(launch: Launch, machine: Machine) -> tuple[str, int]:
-    """A device and how many of it: at least one for each rank, but for Foretoken's processes, which
-    share a model on CPUs alone."""
+    """A device and how many of it: at least one for each rank, but for Foretoken's processes on a
+    CPU, which they are taken to share unless a machine is named."""
     in_processes = launch.engine == "foretoken" and launch.ranks > 1
     device = machine.device or (_ANY_CPU if in_processes else _ANY_GPU)
     if in_processes and find_device(device).kind == "cpu":

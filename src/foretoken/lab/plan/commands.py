@@ -49,8 +49,6 @@ def _refused(engine: str, setup: Setup) -> str:
         return why
     if engine != "foretoken":
         return ""
-    if setup.tp > 1 and setup.device.kind != "cpu":
-        return "Foretoken runs on one device: processes share a model on CPUs alone"
     weights = setup.quantization.name
     return f"Foretoken does not read {weights}" if weights in ("mxfp4", "nvfp4") else ""
 

@@ -190,9 +190,13 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
         return _of_processes(setup, load)
     ranks, context, engine = setup.tp, setup.settings.context, setup.settings.engine
     target = weight_bytes(setup.target, setup.quantization, engine)
+    if engine == "foretoken":
+        target += copied_bytes(setup.target, setup.quantization, ranks)
     limit = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
     draft_ranks = setup.draft_ranks
     each, of_draft = target / ranks, load.weight_bytes / draft_ranks
+    if engine == "foretoken" and ranks > 1 and of_draft and _borrows_head(setup):
+        of_draft += head_bytes(setup.target, setup.quantization)
     own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
     shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
     drafts = load.kv_bytes_per_token

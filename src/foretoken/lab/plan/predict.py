@@ -195,7 +195,7 @@ def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
         return target, roofline(setup.draft, setup.draft_quantization, place)
     if drafting is not None and drafting.drafts_with == "head":
         head = (head_of if drafting.own_kv else stage_of)(setup.target, drafting)
-        if setup.in_processes:
+        if setup.settings.engine == "foretoken":
             place = replace(place, ranks=1, devices=part)
         return target, roofline(head, setup.head_quantization, replace(place, drafts=True))
     return target, None

@@ -6,7 +6,8 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
 from foretoken.lab.plan.memory_plan import MemoryPlan, nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
-from foretoken.shape.memory_formula import shares_heads
+from foretoken.lab.plan.sizes import PlanModel
+from foretoken.shape.memory_formula import shares_heads, uneven_parts
 
 
 def _weights(context: PlanContext) -> Iterator[Finding]:
@@ -158,7 +159,9 @@ def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
                 where="tensor_parallel_size",
                 remedy=f"at most {keys} ranks, or a multiple of them up to {heads}",
             )
-        if heads % ranks and not setup.in_processes:
+        if setup.settings.engine == "foretoken" and not setup.in_processes:
+            yield from _uneven(name, model, ranks)
+        elif heads % ranks and not setup.in_processes:
             yield Finding(
                 check="ranks_divide",
                 level="error",
@@ -166,6 +169,26 @@ def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
                 where="tensor_parallel_size",
                 remedy="another number of ranks, or another draft",
             )
+
+
+def _uneven(name: str, model: PlanModel, ranks: int) -> Iterator[Finding]:
+    """Of Foretoken's ranks on GPUs, which exchange parts of one size."""
+    found = uneven_parts(
+        ranks,
+        model.num_kv_heads,
+        model.num_heads,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocabulary=model.vocab_size,
+    )
+    if found:
+        yield Finding(
+            check="ranks_divide",
+            level="error",
+            message=f"the {name}'s {' and '.join(found)} cannot be split evenly over {ranks} GPUs",
+            where="tensor_parallel_size",
+            remedy="another number of ranks",
+        )
 
 
 def _lookahead(context: PlanContext) -> Iterator[Finding]:
