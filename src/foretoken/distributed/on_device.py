@@ -62,8 +62,9 @@ class DeviceGroup(Group):
             record: marks how far the work of this rank's device goes now.
         """
         self.rank, self.size = host.rank, host.size
-        self._host, self._gathering, self._record = host, gathering, record
-        self._ending = threading.Thread(target=gathering.abort, daemon=True)
+        self._host, self._record = host, record
+        self._gathering: Any = gathering
+        self._ending = threading.Thread(target=self._abort, daemon=True)
         self._lock = threading.Lock()
         host.at_end = self._end
 
@@ -83,10 +84,13 @@ class DeviceGroup(Group):
     def parts(self, x: Tensor) -> list[Tensor]:
         """One gather, queued behind what computes `x`, which has one shape and type on all ranks;
         valid as long as it is held."""
-        found = x.new_empty((self.size, *x.shape))
+        found, gathering = x.new_empty((self.size, *x.shape)), self._gathering
+        if gathering is None:
+            self.check()
+            raise RankLostError("the group of this process has been closed")
         if x.numel():
             try:
-                work = self._gathering._allgather_base(found.view(-1), x.contiguous().view(-1))
+                work = gathering._allgather_base(found.view(-1), x.contiguous().view(-1))
                 work.wait()  # On CUDA the queue of this rank's device waits, not this thread.
             except RuntimeError as error:
                 self.check()
@@ -125,6 +129,11 @@ class DeviceGroup(Group):
         with self._lock:
             if self._ending.ident is None:
                 self._ending.start()
+
+    def _abort(self) -> None:
+        # Nobody else has it: its threads end here, and not while the interpreter does.
+        gathering, self._gathering = self._gathering, None
+        gathering.abort()
 
 
 def store_of(host: Group) -> Any:

@@ -46,6 +46,14 @@ def test_parts_go_from_device_to_device(size: int) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_join_over_nccl_as_pytorch_makes_it() -> None:
+    """As far as that goes without a GPU: names and order of what is called."""
+    with Followers(meet(2, 60.0), working.is_on_cuda) as followers:
+        working.is_on_cuda(followers.joined)
+        assert [one.wait(BUSY_S) for one in working.started(followers)] == [0]
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_others() -> None:
     given = (2, 7, signal.SIGKILL)
     with Followers(meet(3, 60.0), working.harms_itself_on_a_device, *given) as followers:

@@ -6,12 +6,15 @@ import subprocess
 import time
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
+from unittest.mock import DEFAULT, Mock, patch
 
 import torch
 from torch import Tensor
+from torch._C import _distributed_c10d
 
 from foretoken.distributed import Group, Share
-from foretoken.distributed.on_device import DeviceGroup, store_of
+from foretoken.distributed.on_device import DeviceGroup, group_on, store_of
 from foretoken.distributed.processes import Followers, Started
 from foretoken.errors import ConfigError
 from foretoken.models.stages import Stages
@@ -130,10 +133,39 @@ def stages(group: Group, cases: list[tuple[int, tuple[int, ...]]]) -> None:
 
 def on_device(host: Group) -> DeviceGroup:
     """What a rank has on CUDA, over gloo: its device is the CPU, which is done at once."""
-    from torch._C._distributed_c10d import ProcessGroupGloo
-
-    found = ProcessGroupGloo(store_of(host), host.rank, host.size, timedelta(seconds=60))
+    store, long = store_of(host), timedelta(seconds=60)
+    found = _distributed_c10d.ProcessGroupGloo(store, host.rank, host.size, long)
     return DeviceGroup(host, found, lambda: lambda: True)
+
+
+class _Nccl(_distributed_c10d.ProcessGroupGloo):
+    """Made as PyTorch makes its own for NCCL, which there may be none of."""
+
+    class Options:
+        """The usual ones."""
+
+    def __init__(self, store: Any, rank: int, size: int, options: object) -> None:
+        assert isinstance(options, _Nccl.Options), options
+        super().__init__(store, rank, size, timedelta(seconds=60))
+
+
+def is_on_cuda(host: Group) -> None:
+    """Join as where there is a GPU for each rank, and gather."""
+    zeros, event = torch.zeros, Mock()
+    event.query.side_effect = [False, True, True]
+    with (
+        patch.object(_distributed_c10d, "ProcessGroupNCCL", _Nccl, create=True),
+        patch.object(torch, "zeros", lambda size, device: zeros(size) if device == "cuda" else 1),
+        patch.multiple(torch.cuda, set_device=DEFAULT, Event=lambda: event) as cuda,
+        patch.dict(os.environ),
+        closing(group_on("cuda", host)) as group,
+    ):
+        cuda["set_device"].assert_called_once_with(host.rank)
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+        assert [part.item() for part in group.parts(torch.tensor([host.rank]))] == [0, 1]
+        group.finish()
+        assert (event.record.call_count, event.query.call_count) == (2, 3)
+        group.broadcast(None if group.rank else b"all were there")
 
 
 def gathers_on_devices(host: Group, shapes: list[tuple[int, ...]]) -> None:
