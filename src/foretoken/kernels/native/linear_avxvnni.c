@@ -4,7 +4,8 @@
 #define NAME ft_linear_avxvnni
 #define MOST_ROWS 2
 #define MOST_FIXED_ROWS 6
-#define FIXED_PANELS 1
+#define FIXED_PANELS 4
+#define PANELS_OF(rows, bits) ((rows) == 1 ? 4 : (bits) == 8 && (rows) <= 3 ? 2 : 1)
 #include "linear_body.h"
 #else
 const ft_linear_kernels ft_linear_avxvnni = {0};

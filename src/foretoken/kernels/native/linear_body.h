@@ -2,9 +2,9 @@
 //
 // A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS (rows, at
 // most 6, whose sums fit in the registers beside FT_TILE panels), MOST_FIXED_ROWS and FIXED_PANELS (rows
-// and panels for which integer sums do), PAIRS if its processors multiply bfloat16 and have VNNI, and
-// TILES if they have AMX's tiles. With NEON it may define DOTS, for dot products of bytes, and with them
-// PAIRS, for products of small matrices of bfloat16 and of bytes.
+// and panels for which integer sums do; with PANELS_OF, not both at once), PAIRS if its processors
+// multiply bfloat16 and have VNNI, and TILES if they have AMX's tiles. With NEON it may define DOTS, for
+// dot products of bytes, and with them PAIRS, for products of small matrices of bfloat16 and of bytes.
 //
 // A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
 // cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
@@ -190,6 +190,10 @@ ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
     store_sums(c, rows, panels, sum);
 }
 
+// Panels whose integer sums are kept at once.
+#if !defined(PANELS_OF)
+#define PANELS_OF(rows, bits) FIXED_PANELS
+#endif
 #include "linear_fixed.h"
 
 // From panel `panel` of the tile on.

@@ -276,7 +276,7 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
 
 ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int split,
                         const int rows, const int panels) {
-    const int at_once = panels < FIXED_PANELS ? panels : FIXED_PANELS;
+    const int most = PANELS_OF(rows, bits), at_once = panels < most ? panels : most;
     const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
     for (int panel = 0; panel < panels; panel += at_once)
         for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
