@@ -171,7 +171,7 @@ def _clocked(runner: Any) -> Iterator[tuple[Clock, Clock]]:
     model: Any = runner.model
     assert model.compiled is not None, "no compiled kernels"
     head = Clock()
-    runner.model = replace(model, head=head.wrap(model.head))
+    runner.model = replace(model, top=head.wrap(model.top))
     try:
         with _clock(model.compiled, "_run") as layers:
             yield layers, head
