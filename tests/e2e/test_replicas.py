@@ -6,7 +6,6 @@ requests write the same, a front that goes on sending to the dead.
 """
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,28 +170,31 @@ def test_a_replica_is_killed_under_load(
     replicas: list[Replica], places: list[ReplicaPlace]
 ) -> None:
     """Nothing is lost, nothing comes twice, and what is repeatable is what it would have been."""
-    begun = threading.Event()
     unseeded = (COMPLETIONS, {**TEXT, "prompt": "x = ", "temperature": 1.0})
     whole = {**ASKED[0][1], "stream": False}
 
-    def seen(chunks: int) -> None:
-        if chunks == 15:
-            begun.set()
-
     def all_at_once(asked: list[tuple[str, dict[str, Any]]]) -> list[Streamed]:
         with ThreadPoolExecutor(len(asked)) as pool:
-            return list(pool.map(lambda one: stream(url, *one, seen=seen), asked))
+            return list(pool.map(lambda one: stream(url, *one), asked))
 
-    def kill() -> None:
-        begun.wait(60)
+    def written() -> float:
+        """Tokens of the replica that is to be killed."""
+        page = httpx.get(url + "/metrics").text
+        found = re.search(r'vllm:generation_tokens_total\{.*replica="one"\} (\S+)', page)
+        assert found, page
+        return float(found[1])
+
+    def kill_in_the_middle(enough: float) -> None:
+        until = time.monotonic() + 60
+        while written() < enough:
+            assert time.monotonic() < until, (written(), enough)
         replicas[0].kill()
 
     with fronting(places) as front, ThreadPoolExecutor(2) as beside:
         url = front.url
         undisturbed = all_at_once(ASKED)
         text = httpx.post(url + COMPLETIONS, json=whole, timeout=60).json()["choices"]
-        begun.clear()
-        killed = beside.submit(kill)
+        killed = beside.submit(kill_in_the_middle, written() + 60)
         answer = beside.submit(httpx.post, url + COMPLETIONS, json=whole, timeout=60)
         found = all_at_once([*ASKED, unseeded, unseeded])
         killed.result()
