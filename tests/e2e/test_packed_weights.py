@@ -268,7 +268,7 @@ def test_without_a_place_it_does_without(
     if trouble == "folder":
         kept.write_text("a file where the folder would be")
     elif trouble == "disk":
-        little = SimpleNamespace(free=1 << 20)
+        little = SimpleNamespace(free=99 << 20, total=1 << 30)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
     elif trouble == "limit":
         monkeypatch.setenv(packed_cache.VARIABLE, "0.00001")
@@ -278,6 +278,24 @@ def test_without_a_place_it_does_without(
     [line] = lines(said)
     assert "are not kept" in line
     assert not list(kept.parent.rglob("*.packed")) and not list(kept.parent.rglob("*.tmp"))
+
+
+def test_a_disk_is_not_filled(
+    model: Path, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of it stays free: the least recently used go for that, too."""
+    tokens(model)
+    first = only_file(kept)
+    second = write_tiny_llama(tmp_path / "second", vocab_size=70)
+    room = max(first.stat().st_size, (second / "model.safetensors").stat().st_size)
+
+    def usage(folder: Path) -> SimpleNamespace:
+        taken = sum(path.stat().st_size for path in Path(folder).glob("*.packed"))
+        return SimpleNamespace(total=1 << 40, free=(20 << 30) + room - taken)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    tokens(second)
+    assert only_file(kept) != first
 
 
 def test_the_limit(

@@ -43,8 +43,8 @@ _SUFFIX: Final = ".packed"
 _TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20
 """Smaller checkpoints are packed in less time than is worth a file."""
-_FREE_BYTES: Final = 1 << 30
-"""What stays free on the disk."""
+_FREE_SHARE, _FREE_MOST = 0.1, 20 << 30
+"""What stays free on the disk: a tenth of it, and no more than 20 GiB."""
 _HEADER_BYTES: Final = 1 << 20
 _CODE: Final = ("quant", "models", "kernels/linear.py", "backend.py", "shape", "ops/linear")
 """Whatever decides how a matrix is packed, below the package."""
@@ -155,7 +155,7 @@ class PackedCache:
 
     def _begin(self, folder: Path) -> "PackedWriting | None":
         free = shutil.disk_usage(folder).free
-        if free < self.num_bytes + _FREE_BYTES:
+        if free < self.num_bytes:
             raise OSError(f"{free / 1e9:.1f} GB are free, {self.num_bytes / 1e9:.1f} wanted")
         return PackedWriting.open(folder / self.name, self.model)
 
@@ -170,10 +170,21 @@ class PackedCache:
         there.sort(key=lambda pair: pair[0].st_mtime_ns)
         left = sum(status.st_size for status, _ in there)
         for status, path in there:
-            if left + self.num_bytes <= self.most:
+            if left + self.num_bytes <= self.most and not self._lacks(folder):
                 return
             path.unlink(missing_ok=True)
             left -= status.st_size
+        if lacking := self._lacks(folder):
+            raise OSError(lacking)
+
+    def _lacks(self, folder: Path) -> str:
+        """Why the disk has no room for it; empty: it has. What can be made again fills no disk."""
+        disk = shutil.disk_usage(folder)
+        stays = min(int(_FREE_SHARE * disk.total), _FREE_MOST)
+        if disk.free >= stays + self.num_bytes:
+            return ""
+        free, wanted = f"{disk.free / 1e9:.1f} GB are free", f"{self.num_bytes / 1e9:.1f} wanted"
+        return f"{free}, {wanted}, and {stays / 1e9:.1f} stay free"
 
 
 @final
