@@ -15,10 +15,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo, TCPStore
 
 from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
+from foretoken.distributed.store import JOIN, open_store, reach_store
 from foretoken.errors import RankLostError
 
-_HOST: Final = "127.0.0.1"
-_JOIN: Final = timedelta(seconds=120)
 _LONGEST: Final = timedelta(days=7)
 """Gloo has no wait without end."""
 
@@ -37,7 +36,7 @@ class GlooRendezvous(Rendezvous):
     @classmethod
     def make(cls, size: int, wait_s: float) -> "GlooRendezvous":
         """Open the store; it ends with the group of rank 0."""
-        store = TCPStore(_HOST, 0, size, True, _JOIN, wait_for_workers=False)
+        store = open_store(size)
         return cls(size=size, port=store.port, wait_s=wait_s, made=[store])
 
     @property
@@ -53,8 +52,8 @@ class GlooRendezvous(Rendezvous):
     def join(self, rank: int, lines: Mapping[int, int]) -> "GlooGroup":
         """Connect to every other rank."""
         try:
-            store = self.made.pop() if self.made else TCPStore(_HOST, self.port, self.size)
-            found = ProcessGroupGloo(store, rank, self.size, _JOIN)
+            store = self.made.pop() if self.made else reach_store(self.port, self.size)
+            found = ProcessGroupGloo(store, rank, self.size, JOIN)
         except RuntimeError as error:
             raise RankLostError(f"not all processes came: {_first_line(error)}") from error
         return GlooGroup(found, rank, self.size, self.wait_s, lines)

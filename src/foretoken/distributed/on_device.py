@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final, final
 
 import torch
@@ -19,8 +18,6 @@ from torch import Tensor
 from foretoken.distributed.group import Group
 from foretoken.errors import RankLostError
 
-_HOST: Final = "127.0.0.1"
-_JOIN: Final = timedelta(seconds=120)
 _LOOK_S: Final = 20e-6
 _ABORT_S: Final = 5.0
 """NCCL's abort is known to hang at times."""
@@ -138,12 +135,11 @@ class DeviceGroup(Group):
 
 def store_of(host: Group) -> Any:
     """A store that all ranks reach, at rank 0; all of them must call it."""
-    from torch._C._distributed_c10d import TCPStore  # not every PyTorch has it
+    from foretoken.distributed.store import open_store, reach_store  # not every PyTorch has it
 
     if host.rank:
-        port = int(host.broadcast(None))
-        return TCPStore(_HOST, port, host.size, False, _JOIN)
-    store = TCPStore(_HOST, 0, host.size, True, _JOIN, wait_for_workers=False)
+        return reach_store(int(host.broadcast(None)), host.size)
+    store = open_store(host.size)
     host.broadcast(str(store.port).encode())
     return store
 

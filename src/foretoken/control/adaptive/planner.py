@@ -83,7 +83,8 @@ class Planner:
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
-        self.deciding, self.forgone_tokens = DecidingShare(), 0.0
+        self.deciding = DecidingShare()
+        self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
