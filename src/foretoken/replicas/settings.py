@@ -20,6 +20,9 @@ PER_NODE = "numa"
 """In the place of a number of replicas: one on each NUMA node."""
 _FOR_THE_FRONT = 32
 """Connections of a replica by which the front asks how it is, while clients take all of its own."""
+_PATIENCE_S = 60.0
+"""How much longer than for a client a replica waits for the front: it sees to slow clients itself,
+and is no less well for being late with many of them."""
 _COUNT = Annotated[int, at_least(1)]
 
 
@@ -97,9 +100,10 @@ class ReplicaSpec:
     def of(cls, engine: EngineConfig, server: ServerConfig, internal_key: str) -> "ReplicaSpec":
         """A replica of a front with these settings, reached on this machine only."""
         most = (server.limits.max_connections or MOST_CONNECTIONS) + _FOR_THE_FRONT
+        patience_s = server.limits.client_timeout_s + _PATIENCE_S
         own = replace(
             server,
-            limits=replace(server.limits, max_connections=most),
+            limits=replace(server.limits, max_connections=most, client_timeout_s=patience_s),
             host="127.0.0.1",
             port=0,
             api_keys=(internal_key,),

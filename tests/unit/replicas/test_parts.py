@@ -235,6 +235,14 @@ def test_a_replica_has_room_for_the_front_beside_all_its_clients() -> None:
         assert own is not None and own > most_connections(wanted)
 
 
+def test_a_replica_waits_longer_for_the_front_than_for_a_client() -> None:
+    """Of which the front has many: it is late where they are."""
+    engine = EngineConfig.from_kwargs(model="demo")
+    server = ServerConfig(limits=Limits(client_timeout_s=1.0))
+    own = ReplicaSpec.of(engine, server, "key").server.limits.client_timeout_s
+    assert own >= 60.0 and own > server.limits.client_timeout_s
+
+
 def test_a_front_counts_what_its_connections_open() -> None:
     alone, both = most_connections(None), most_connections(None, 2)
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
