@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foretoken.backend import backend_for
+from foretoken.backend import backend_for, packing_devices
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
@@ -92,8 +92,9 @@ def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
     """
     shape = ModelShape.from_config(find_model(config.model, revision=config.revision))
     device = resolve_device(config.device, _gpus(config.num_processes))
-    dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape)
-    if resolve_invariance(config.batch_invariant, device, dtype):
+    packs = packing_devices()
+    dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape, packs)
+    if resolve_invariance(config.batch_invariant, device, dtype, shape, packs):
         return {"method": AUTO}
     logger.warning(
         "no speculation: with %s on %s and batch_invariant off, a draft may decide between two "
@@ -122,7 +123,7 @@ class _Assembly:
             Hardware.detect(),
             self.shape,
             drafting=self._drafting(),
-            packs=_packing_devices(),
+            packs=packing_devices(),
             gpus=_gpus(config.num_processes),
         )
         logger.info(self.config.describe())
@@ -354,11 +355,6 @@ def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         own.add(tokenizer.eos_token_id)
     return frozenset(token for token in own if token < shape.vocab_size)
-
-
-def _packing_devices() -> list[str]:
-    """Where kernels keep integer weights."""
-    return [name for name in ("cpu", "cuda") if backend_for(torch.device(name)).holds_integers]
 
 
 def _gpus(used: int) -> Gpus | None:

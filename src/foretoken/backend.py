@@ -270,6 +270,11 @@ def backend_for(device: torch.device) -> Backend:
     return PlainTorch(device)
 
 
+def packing_devices() -> list[str]:
+    """Where kernels keep integer weights; on `cpu` they pack floats too."""
+    return [name for name in ("cpu", "cuda") if backend_for(torch.device(name)).holds_integers]
+
+
 def plan_search() -> Search:
     """What finds the best plan of a step, for one thread.
 

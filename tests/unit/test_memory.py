@@ -160,8 +160,13 @@ KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
 
 
 def planned(**settings: object) -> SpeculationPlan:
-    """The packaged pair in Foretoken."""
-    given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "this"}
+    """The packaged pair in Foretoken, on a processor on which it drafts."""
+    given = {
+        "target": "demo",
+        "draft": "demo-draft",
+        "engine": "foretoken",
+        "device": "epyc-9755",
+    }
     return build_plan(PlanSettings.from_mapping({**given, **settings}))
 
 

@@ -123,6 +123,7 @@ def _pack(folder: Path, *, wanted: bool) -> None:
         return
     import torch
 
+    from foretoken.backend import packing_devices
     from foretoken.config.resolve import resolve_dtype
     from foretoken.hardware import Hardware
     from foretoken.models import LoadOptions
@@ -130,7 +131,7 @@ def _pack(folder: Path, *, wanted: bool) -> None:
     from foretoken.shape import ModelShape
 
     shape = ModelShape.from_config(folder)
-    dtype = resolve_dtype("auto", "cpu", Hardware.detect(), shape)
+    dtype = resolve_dtype("auto", "cpu", Hardware.detect(), shape, packing_devices())
     cpu = torch.device("cpu")
     options = LoadOptions(
         dtype=getattr(torch, dtype), device=cpu, batch_invariant=True, page_size=16

@@ -43,8 +43,9 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id."""
     dtype: Annotated[str, words("auto", "bfloat16", "float16", "float32")] = "auto"
-    """`auto`, `bfloat16`, `float16` or `float32`. Auto: the checkpoint's 16-bit type where the
-    machine multiplies it in hardware, else float32."""
+    """`auto`, `bfloat16`, `float16` or `float32`. Auto: the checkpoint's 16-bit type where this
+    machine computes it well (any CPU with the compiled kernels, or with an instruction for it),
+    else float32."""
     quantization: Quantization = None
     """`int8` or `int4`: round the weights while loading, as docs/quantization.md says; of a
     checkpoint that is quantized already, those that it holds as floats. Such a checkpoint needs
@@ -81,7 +82,8 @@ class EngineConfig:
     contexts."""
     batch_invariant: Annotated[bool | str, _INVARIANT] = "auto"
     """Bitwise the same tokens whatever the batch, the chunking and the drafts. Auto: on where it
-    is cheap (packed bfloat16 on a CPU), off elsewhere; the choice is logged."""
+    is cheap (on a CPU with the compiled kernels, and for bfloat16), off elsewhere; the choice is
+    logged."""
     tensor_parallel_size: Annotated[int, at_least(1)] = 1
     """Processes that share every layer, on one machine's cores, or on a CUDA device each: see
     docs/distributed.md. With the compiled kernels on a CPU tokens are those of 1."""

@@ -174,8 +174,8 @@ def resolve(
     """
     _check_activations(config, shape)
     device = resolve_device(config.device, gpus)
-    dtype = resolve_dtype(config.dtype, device, hardware, shape)
-    invariant = resolve_invariance(config.batch_invariant, device, dtype)
+    dtype = resolve_dtype(config.dtype, device, hardware, shape, packs)
+    invariant = resolve_invariance(config.batch_invariant, device, dtype, shape, packs)
     max_model_len = _length(config, shape)
     drafting, target = drafting or Drafting(), _target(config, shape)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
@@ -309,18 +309,31 @@ def resolve_device(wanted: str, gpus: Gpus | None) -> str:
     return wanted
 
 
-def resolve_invariance(wanted: bool | str, device: str, dtype: str) -> bool:
-    """On where it is cheap, unless the user says."""
-    return device == "cpu" and dtype == "bfloat16" if wanted == "auto" else bool(wanted)
+def resolve_invariance(
+    wanted: bool | str, device: str, dtype: str, shape: ModelShape, packs: Collection[str]
+) -> bool:
+    """On where it costs nothing or little, unless the user says: our own layers have it by
+    construction where kernels run them, and for bfloat16 on a CPU it is cheap."""
+    if wanted != "auto":
+        return bool(wanted)
+    built_in = shape.is_own and _packs(device, dtype, packs) is Packs.ALL
+    return built_in or (device == "cpu" and dtype == "bfloat16")
 
 
-def resolve_dtype(wanted: str, device: str, hardware: Hardware, shape: ModelShape) -> str:
-    """The checkpoint's 16-bit type where the machine has it, else float32."""
+def resolve_dtype(
+    wanted: str, device: str, hardware: Hardware, shape: ModelShape, packs: Collection[str]
+) -> str:
+    """The checkpoint's 16-bit type where this machine computes it well, else float32.
+
+    Kernels do so on every processor: they widen bfloat16 in registers where it is not multiplied,
+    so that half as many bytes are read. PyTorch's operations need an instruction for it.
+    """
     if wanted != "auto":
         return wanted
     if device == "cuda":
         return "float16" if shape.dtype == "float16" else "bfloat16"
-    if shape.dtype == "float32" or not hardware.has_bf16:
+    widens = "cpu" in packs and shape.is_own
+    if shape.dtype == "float32" or not (widens or hardware.has_bf16):
         return "float32"
     return "bfloat16"
 

@@ -73,4 +73,5 @@ def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
     )
     codes, loaded = json.loads(done.stdout.splitlines()[-1])
     assert loaded == []
-    assert codes == [0, 1, 0, 0, 5, 5, 0, 0, 0, 0, 5], "each of them got to its work"
+    assert codes[0] in (0, 1, 4), "what a plan says depends on the machine"
+    assert codes[1:] == [1, 0, 0, 5, 5, 0, 0, 0, 0, 5], "each of them got to its work"

@@ -1,10 +1,11 @@
 // The linear kernels, written once over vec.h; see linear.h for what they compute.
 //
 // A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS (rows, at
-// most 6, whose sums fit in the registers beside FT_TILE panels), MOST_FIXED_ROWS and FIXED_PANELS (rows
-// and panels for which integer sums do; with PANELS_OF, not both at once), PAIRS if its processors
-// multiply bfloat16 and have VNNI, and TILES if they have AMX's tiles. With NEON it may define DOTS, for
-// dot products of bytes, and with them PAIRS, for products of small matrices of bfloat16 and of bytes.
+// most 6, whose sums of floats fit in the registers, those of FLOAT_PANELS(rows) panels at once),
+// MOST_FIXED_ROWS and FIXED_PANELS (rows and panels for which integer sums do; with PANELS_OF, not both
+// at once), PAIRS if its processors multiply bfloat16 and have VNNI, and TILES if they have AMX's tiles.
+// With NEON it may define DOTS, for dot products of bytes, and with them PAIRS, for products of small
+// matrices of bfloat16 and of bytes.
 //
 // A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
 // cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
@@ -108,6 +109,60 @@ ALWAYS void add_pairs(const chunk *c, const int rows, const int panels, const in
     }
 }
 
+#else
+#define BF16_INPUTS 0
+
+// The first or the second of the pairs of W outputs, as floats. A bfloat16 is the upper half of a
+// float: a shift brings the first ones there, a mask leaves the second ones where they are.
+ALWAYS vf half_of_pairs(const char *at, const int part) {
+#if W == 16
+    const __m512i pairs = _mm512_loadu_si512(at);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    return _mm512_castsi512_ps(part ? _mm512_and_si512(pairs, upper) : _mm512_slli_epi32(pairs, 16));
+#elif W == 8
+    const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
+    return _mm256_castsi256_ps(part ? _mm256_and_si256(pairs, upper) : _mm256_slli_epi32(pairs, 16));
+#elif defined(NEON)
+    const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)at));
+    const uint32x4_t upper = vdupq_n_u32(0xffff0000u);
+    return vreinterpretq_f32_u32(part ? vandq_u32(pairs, upper) : vshlq_n_u32(pairs, 16));
+#else
+    float values[W];
+    bf16 pairs[2 * W];
+    memcpy(pairs, at, sizeof pairs);
+    for (int i = 0; i < W; i++) values[i] = bf16_to_float(pairs[2 * i + part]);
+    return vf_load(values);
+#endif
+}
+
+// Input number `part` of each pair of a step, of all rows.
+ALWAYS void add_inputs(const chunk *c, const int rows, const int panels, const int part, int step,
+                       group_sums sum) {
+    UNROLL for (int p = 0; p < panels; p++) {
+        vf w[HALVES];
+        // Loaded again for the other part: registers are for sums.
+        UNROLL for (int h = 0; h < HALVES; h++)
+            w[h] = half_of_pairs(c->weight + p * c->panel_stride + step * STEP_BYTES + h * W * 4, part);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vf x = vf_set1(((const float *)(c->x + r * c->x_stride))[2 * step + part]);
+            UNROLL for (int h = 0; h < HALVES; h++) vf_add_product(&sum[r][p][h], w[h], x);
+        }
+    }
+}
+
+ALWAYS void add_pairs(const chunk *c, const int rows, const int panels, const int near,
+                      group_sums sum) {
+    for (int i = 0; i < c->steps; i++) {
+        fetch_ahead(c, 0, panels, i, near);
+        add_inputs(c, rows, panels, 0, i, sum);
+        add_inputs(c, rows, panels, 1, i, sum);
+    }
+}
+
+#endif
+
+#if !defined(TILES) && !(defined(PAIRS) && defined(NEON))
 ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
     load_sums(c, rows, panels, sum);
@@ -118,78 +173,38 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
     store_sums(c, rows, panels, sum);
 }
 
-#else
-#define BF16_INPUTS 0
-
-// Both halves of the pairs of W outputs, as floats. A bfloat16 is the upper half of a float: a shift
-// brings the even ones there, a mask leaves the odd ones where they are.
-ALWAYS void split_pairs(const char *at, vf *even, vf *odd) {
-#if W == 16
-    const __m512i pairs = _mm512_loadu_si512(at);
-    *even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
-#elif W == 8
-    const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
-    *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
-#elif defined(NEON)
-    const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)at));
-    *even = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
-    *odd = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)));
-#else
-    float values[2][W];
-    bf16 pairs[2 * W];
-    memcpy(pairs, at, sizeof pairs);
-    for (int i = 0; i < W; i++) {
-        values[0][i] = bf16_to_float(pairs[2 * i]);
-        values[1][i] = bf16_to_float(pairs[2 * i + 1]);
-    }
-    *even = vf_load(values[0]);
-    *odd = vf_load(values[1]);
 #endif
-}
 
-ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
-    group_sums sum;
-    load_sums(c, rows, panels, sum);
+ALWAYS void add_floats(const chunk *c, const int rows, const int panels, const int near,
+                       group_sums sum) {
     for (int i = 0; i < c->steps; i++) {
-        fetch_ahead(c, 0, panels, i, c->fetch_near);
-        UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int h = 0; h < HALVES; h++) {
-                vf even, odd;
-                split_pairs(c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4, &even,
-                            &odd);
-                // Taking a pair apart costs as much as a row's products, so it is done for all rows.
-                UNROLL for (int r = 0; r < rows; r++) {
-                    const float *x = (const float *)(c->x + r * c->x_stride) + 2 * i;
-                    const vf first = vf_fma(even, vf_set1(x[0]), sum[r][p][h]);
-                    sum[r][p][h] = vf_fma(odd, vf_set1(x[1]), first);
-                }
+        fetch_ahead(c, 0, panels, i, near);
+        UNROLL for (int p = 0; p < panels; p++) {
+            vf w[HALVES];
+            UNROLL for (int h = 0; h < HALVES; h++)
+                w[h] = vf_load((const float *)(c->weight + p * c->panel_stride + i * STEP_BYTES) + h * W);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const vf x = vf_set1(((const float *)(c->x + r * c->x_stride))[i]);
+                UNROLL for (int h = 0; h < HALVES; h++) vf_add_product(&sum[r][p][h], w[h], x);
             }
+        }
     }
-    store_sums(c, rows, panels, sum);
 }
-
-#endif
 
 ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
     load_sums(c, rows, panels, sum);
-    for (int i = 0; i < c->steps; i++) {
-        fetch_ahead(c, 0, panels, i, c->fetch_near);
-        UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int h = 0; h < HALVES; h++) {
-                const char *at = c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4;
-                const vf w = vf_load((const float *)at);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    const float *x = (const float *)(c->x + r * c->x_stride) + i;
-                    sum[r][p][h] = vf_fma(w, vf_set1(*x), sum[r][p][h]);
-                }
-            }
-    }
+    if (c->fetch_near)
+        add_floats(c, rows, panels, 1, sum);
+    else
+        add_floats(c, rows, panels, 0, sum);
     store_sums(c, rows, panels, sum);
 }
 
+// Rows of quads: sums of 16 bits beside those of 32 leave registers for fewer.
+#if !defined(MOST_QUAD_ROWS)
+#define MOST_QUAD_ROWS MOST_FIXED_ROWS
+#endif
 // Panels whose integer sums are kept at once.
 #if !defined(PANELS_OF)
 #define PANELS_OF(rows, bits) FIXED_PANELS
@@ -207,58 +222,67 @@ static inline chunk part_of(const chunk *c, int panel) {
     return part;
 }
 
+// Panels that a kernel of floats, or of whole numbers, takes at once; those of a tile take turns.
 #if defined(NEON)
-// Registers of four sums: a panel's take four for each row, so panels of a tile take turns.
-#define AT_ONCE(rows, panels) ((panels) == 1 || (rows) > 2 ? 1 : (rows) == 2 ? 2 : 4)
-#define RUN(kernel, rows, panels)                                            \
-    for (int panel = 0; panel < panels; panel += AT_ONCE(rows, panels)) {    \
-        const chunk part = part_of(c, panel);                                \
-        kernel(&part, rows, AT_ONCE(rows, panels));                          \
-    }
+// Registers of four sums: a panel's take four for each row.
+#define FLOAT_PANELS(rows) ((rows) > 2 ? 1 : (rows) == 2 ? 2 : FT_TILE)
+#define WHOLE_PANELS FLOAT_PANELS
 #else
-#define RUN(kernel, rows, panels) kernel(c, rows, panels);
+#if !defined(FLOAT_PANELS)
+#define FLOAT_PANELS(rows) FT_TILE
 #endif
+#define WHOLE_PANELS(rows) FT_TILE
+#endif
+#define RUN(kernel, rows, panels, at_once)                                 \
+    if (panels <= at_once(rows)) {                                         \
+        kernel(c, rows, panels);                                           \
+    } else {                                                               \
+        for (int panel = 0; panel < panels; panel += at_once(rows)) {      \
+            const chunk part = part_of(c, panel);                          \
+            kernel(&part, rows, at_once(rows));                            \
+        }                                                                  \
+    }
 
 // Copies of a kernel with the numbers of rows and panels known to the compiler: only then do all sums
 // stay in registers. A number of rows beyond `most` never comes; its copy is compiled for one row.
 #define CAP(rows, most) ((rows) <= (most) ? (rows) : 1)
-#define COPY(kernel, rows, most, panels) \
-    case rows: RUN(kernel, CAP(rows, most), panels) break;
-#define TILE_COPIES(kernel, most)                                                         \
-    static void kernel##_tile(const chunk *c, int rows) {                                 \
-        switch (rows) {                                                                   \
-            COPY(kernel, 1, most, FT_TILE) COPY(kernel, 2, most, FT_TILE)                 \
-            COPY(kernel, 3, most, FT_TILE) COPY(kernel, 4, most, FT_TILE)                 \
-            COPY(kernel, 5, most, FT_TILE) COPY(kernel, 6, most, FT_TILE)                 \
-            default: abort();                                                             \
-        }                                                                                 \
+#define COPY(kernel, rows, most, panels, at_once)     \
+    case rows:                                        \
+        RUN(kernel, CAP(rows, most), panels, at_once) \
+        break;
+#define ALL_COPIES(kernel, most, panels, at_once)                                                 \
+    switch (rows) {                                                                               \
+        COPY(kernel, 1, most, panels, at_once) COPY(kernel, 2, most, panels, at_once)             \
+        COPY(kernel, 3, most, panels, at_once) COPY(kernel, 4, most, panels, at_once)             \
+        COPY(kernel, 5, most, panels, at_once) COPY(kernel, 6, most, panels, at_once)             \
+        default: abort();                                                                         \
     }
-#define COPIES(kernel, most)                                                              \
-    TILE_COPIES(kernel, most)                                                             \
-    static void kernel##_panel(const chunk *c, int rows) {                                \
-        switch (rows) {                                                                   \
-            COPY(kernel, 1, most, 1) COPY(kernel, 2, most, 1) COPY(kernel, 3, most, 1)    \
-            COPY(kernel, 4, most, 1) COPY(kernel, 5, most, 1) COPY(kernel, 6, most, 1)    \
-            default: abort();                                                             \
-        }                                                                                 \
+#define TILE_COPIES(kernel, most, at_once)                  \
+    static void kernel##_tile(const chunk *c, int rows) {   \
+        ALL_COPIES(kernel, most, FT_TILE, at_once)          \
+    }
+#define COPIES(kernel, most, at_once)                       \
+    TILE_COPIES(kernel, most, at_once)                      \
+    static void kernel##_panel(const chunk *c, int rows) {  \
+        ALL_COPIES(kernel, most, 1, at_once)                \
     }
 
 #if !defined(TILES)
 #define MOST_PAIR_ROWS MOST_ROWS
-COPIES(pair_steps, MOST_ROWS)
+COPIES(pair_steps, MOST_ROWS, FLOAT_PANELS)
 #endif
-COPIES(float_steps, MOST_ROWS)
-COPIES(int8_steps, MOST_FIXED_ROWS)
-COPIES(int4_steps, MOST_FIXED_ROWS)
+COPIES(float_steps, MOST_ROWS, FLOAT_PANELS)
+COPIES(int8_steps, MOST_FIXED_ROWS, WHOLE_PANELS)
+COPIES(int4_steps, MOST_FIXED_ROWS, WHOLE_PANELS)
 #if QUAD_BITS >= 8
-COPIES(int8_quads, MOST_FIXED_ROWS)
+COPIES(int8_quads, MOST_QUAD_ROWS, WHOLE_PANELS)
 #endif
 #if QUAD_BITS >= 4
-COPIES(int4_quads, MOST_FIXED_ROWS)
+COPIES(int4_quads, MOST_QUAD_ROWS, WHOLE_PANELS)
 #endif
 #if FEW_ROWS
-TILE_COPIES(int8_split, FEW_ROWS)
-TILE_COPIES(int4_split, FEW_ROWS / 2)
+TILE_COPIES(int8_split, FEW_ROWS, WHOLE_PANELS)
+TILE_COPIES(int4_split, FEW_ROWS / 2, WHOLE_PANELS)
 #endif
 
 // How a layer's weights are walked through.
@@ -289,11 +313,11 @@ static int few_rows_of(int bits) {
 static walk walk_of(const ft_linear *layer) {
 #if QUAD_BITS >= 8
     if (layer->weight_type == FT_WEIGHT_INT8 && layer->x_bits == 8)
-        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1, FEW(8)};
+        return (walk){int8_quads_tile, int8_quads_panel, MOST_QUAD_ROWS, 4, 1, FEW(8)};
 #endif
 #if QUAD_BITS >= 4
     if (layer->weight_type == FT_WEIGHT_INT4 && layer->x_bits == 8)
-        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1, FEW(4)};
+        return (walk){int4_quads_tile, int4_quads_panel, MOST_QUAD_ROWS, 8, 1, FEW(4)};
 #endif
     switch (layer->weight_type) {
         case FT_WEIGHT_FLOAT32:

@@ -151,15 +151,26 @@ static inline float vf_peak(vf x) {
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 static inline vf vf_load_n(const float *p, int n) { return _mm256_maskload_ps(p, vf_tail(n)); }
-static inline void vf_store_n(float *p, vf x, int n) { _mm256_maskstore_ps(p, vf_tail(n), x); }
+/* A masked store is slow on AMD. */
+static inline void vf_store_n(float *p, vf x, int n) {
+    if (n >= W)
+        vf_store(p, x);
+    else
+        _mm256_maskstore_ps(p, vf_tail(n), x);
+}
 static inline vf vf_load_bf16(const bf16 *p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 static inline void vf_store_bf16(bf16 *p, vf x) {
-    float lanes[W];
-    vf_store(lanes, x);
-    for (int i = 0; i < W; i++) p[i] = float_to_bf16(lanes[i]);
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, nan), 16);
+    const __m128i low = _mm256_castsi256_si128(upper), high = _mm256_extracti128_si256(upper, 1);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(low, high));
 }
 static inline vf vf_within(vf x, int base, int low, int high, vf other) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -360,6 +371,16 @@ static inline vf vf_scale(vf x, vf power) {
 
 #endif
 
+/* vf_fma(a, b, *sum) where it was. */
+static inline void vf_add_product(vf *sum, vf a, vf b) {
+#if W == 8
+    // As assembly, because GCC 12 overwrites factors with sums, and keeps both in memory for it.
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+#else
+    *sum = vf_fma(a, b, *sum);
+#endif
+}
+
 #if W != 16 && !defined(NEON)
 static inline vf vf_load_int8_n(const int8_t *p, int n) {
     float lanes[W] = {0};
@@ -372,15 +393,21 @@ static inline void vf_store_int8_n(int8_t *p, vf x, int n) {
     vf_store(lanes, x);
     for (int i = 0; i < W && i < n; i++) p[i] = (int8_t)lanes[i];
 }
+/* Whole vectors first: a copy of a length that is not known is a call. */
 static inline vf vf_load_bf16_n(const bf16 *p, int n) {
+    if (n >= W) return vf_load_bf16(p);
     bf16 lanes[W] = {0};
-    memcpy(lanes, p, (size_t)(n > W ? W : n) * sizeof(bf16));
+    memcpy(lanes, p, (size_t)n * sizeof(bf16));
     return vf_load_bf16(lanes);
 }
 static inline void vf_store_bf16_n(bf16 *p, vf x, int n) {
+    if (n >= W) {
+        vf_store_bf16(p, x);
+        return;
+    }
     bf16 lanes[W];
     vf_store_bf16(lanes, x);
-    memcpy(p, lanes, (size_t)(n > W ? W : n) * sizeof(bf16));
+    memcpy(p, lanes, (size_t)n * sizeof(bf16));
 }
 #endif
 

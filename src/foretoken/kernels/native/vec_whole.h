@@ -77,13 +77,16 @@ static inline vi vi_odd_or_even_bytes(vi x, const int odd) {
     return _mm256_srai_epi16(odd ? x : _mm256_slli_epi16(x, 8), 8);
 }
 #else
+// As assembly, because GCC 12 makes all products before it adds the first, and spills the sums for them.
 static inline void vi_add_products(vi *sum, vi a, vi b) {
-    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+    vi products;
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(*sum), "=&x"(products) : "x"(a), "x"(b));
 }
 #define QUAD_BITS 4
 #define HALF_STEPS 4
 static inline void vi_add_quads(vi *sum, vi a, vi b) {
-    *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, b));
+    vi products;
+    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(*sum), "=&x"(products) : "x"(a), "x"(b));
 }
 #endif
 
