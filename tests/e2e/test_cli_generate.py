@@ -47,9 +47,9 @@ def test_auto_writes_the_same(expected: str, way: list[str]) -> None:
 def test_where_a_draft_may_change_a_token_nothing_drafts_by_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    settings: dict[str, Any] = {"model": "demo", "dtype": "float32"}
+    settings: dict[str, Any] = {"model": "demo", "dtype": "float16"}
     assert default_speculation(EngineConfig.from_kwargs(**settings)) is None
-    assert "float32" in caplog.text and "--speculative-config auto" in caplog.text
+    assert "float16" in caplog.text and "--speculative-config auto" in caplog.text
     exact = EngineConfig.from_kwargs(**settings, batch_invariant=True)
     assert default_speculation(exact) == {"method": "auto"}
 

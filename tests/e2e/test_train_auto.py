@@ -84,7 +84,7 @@ def test_a_killed_run_goes_on(target: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "foretoken", "train", "auto", str(target), str(prompts)]
     for part in ("rates", "data"):
         process = subprocess.Popen(
-            [*command, "--hours", str(HOURS), "--out", str(out)],
+            [*command, "--hours", str(2 * HOURS), "--out", str(out)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=dict(os.environ),
@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on(target: Path, tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-    asked = Assignment(target=str(target), prompts=str(prompts), hours=HOURS, out=out)
+    asked = Assignment(target=str(target), prompts=str(prompts), hours=2 * HOURS, out=out)
     outcome = AutoRun(asked, silent).run()
     done = parts(out)
     assert len(done) == len(set(done)) and done[-1] == "worth"

@@ -61,6 +61,13 @@ class _Member:
     """Whether it may be chosen: it answered when it was asked last."""
     given: dict[int, int] = field(default_factory=dict)
     """Prompt tokens to compute of requests that it was given since it reported, by a number."""
+    open: set[int] = field(default_factory=set)
+    """Requests that it has not ended."""
+    reported: set[int] = field(default_factory=set)
+    """Those among them that it had when it reported."""
+    ended: int = 0
+    """How many of those have ended since. Without it whoever asks again at once finds a replica
+    busy with the answer that he has just read."""
     well_at: float = field(default_factory=time.monotonic)
     listeners: set[Callable[[], None]] = field(default_factory=set)
     """Called when it is lost."""
@@ -69,10 +76,24 @@ class _Member:
         """As it reported, with what it was given since; None: it is not to be chosen just now."""
         if self.report is None or not self.well:
             return None
-        view = self.report.view(self.place.replica_id, all_paces.of(self.report))
+        view = self.report.view(self.place.replica_id, all_paces.of(self.report), self.ended)
         for missing_tokens in self.given.values():
             view = view.given(missing_tokens)
         return view
+
+    def take(self, report: Report) -> None:
+        """It answered: what it was given until now is in what it says."""
+        self.report, self.well_at, self.well = report, time.monotonic(), True
+        self.given.clear()
+        self.reported, self.ended = set(self.open), 0
+
+    def end(self, number: int) -> None:
+        """A request has ended, or was never begun. More than once is fine."""
+        self.given.pop(number, None)
+        self.open.discard(number)
+        if number in self.reported:
+            self.reported.remove(number)
+            self.ended += 1
 
 
 @final
@@ -83,6 +104,8 @@ class Assigned(NamedTuple):
     settle: Callable[[], None]
     """To be called when it has begun to answer, or will not: then it is no load beyond what the
     replica reports. More than once is fine."""
+    end: Callable[[], None]
+    """To be called when the replica has nothing more to do with it. More than once is fine."""
     refuse: Callable[[], None]
     """To be called when it was refused for its own fault: its prompt was not computed."""
 
@@ -128,14 +151,18 @@ class Members:
         """A replica for a request, which counts as given to it until that is settled."""
         route = choose(prompt, self.views, self._index, needs)
         if route.replica is None:
-            return Assigned(route, lambda: None, lambda: None)
+            return Assigned(route, _nothing, _nothing, _nothing)
         replica_id = route.replica.replica_id
         new = prompt.names[self._index.known(prompt.names).get(replica_id, 0) :]
         self._index.store(replica_id, prompt.names)
-        given, number = self._members[replica_id].given, next(self._numbers)
-        given[number] = prompt.tokens - route.hit_tokens
+        member, number = self._members[replica_id], next(self._numbers)
+        member.given[number] = prompt.tokens - route.hit_tokens
+        member.open.add(number)
         return Assigned(
-            route, lambda: _forget(given, number), lambda: self._index.remove(replica_id, new)
+            route,
+            settle=lambda: _forget(member.given, number),
+            end=lambda: member.end(number),
+            refuse=lambda: self._index.remove(replica_id, new),
         )
 
     def anyone(self, without: frozenset[str]) -> ReplicaView | None:
@@ -214,9 +241,7 @@ class Members:
         if member.report is None:
             logger.info("replica %s is there", replica_id)
             self._index.add(replica_id)
-        member.report, member.well_at = report, time.monotonic()
-        member.well = True
-        member.given.clear()
+        member.take(report)
         self._heard.set()
         self._heard = asyncio.Event()
 
@@ -226,6 +251,10 @@ class Members:
             return Report.model_validate_json(answer.content) if answer.is_success else None
         except (httpx.HTTPError, ValidationError):
             return None
+
+
+def _nothing() -> None:
+    """Nobody was assigned."""
 
 
 def _forget(given: dict[int, int], number: int) -> None:

@@ -7,7 +7,7 @@ replica sent after its last mark goes to nobody; every request to a replica is c
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, final
 import httpx
 
 from foretoken.replicas.front_metrics import FrontMetrics
-from foretoken.replicas.members import Members
+from foretoken.replicas.members import Assigned, Members
 from foretoken.replicas.upstream import Marked, ReplicaFailed, Unmarked, Upstream
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.relay import Relay, RelayedRequest
@@ -106,10 +106,8 @@ class RelayedAnswer:
         self._seek = self._relay.begin()
         self._upstream: Upstream | None = None
         self._replica_id = ""
-        self._settle: Callable[[], None] = lambda: None
-        """Says that the replica has begun to answer, or will not."""
-        self._refuse: Callable[[], None] = lambda: None
-        """Says that it has refused the request."""
+        self._assigned: Assigned | None = None
+        """The replica of the attempt."""
         self._gained = [0] * asked.choices
         """Tokens of each choice that were delivered."""
         self._finished: set[int] = set()
@@ -127,7 +125,9 @@ class RelayedAnswer:
         while True:
             upstream = await self._accepted()
             try:
-                return await upstream.whole()
+                answer = await upstream.whole()
+                self._leave()
+                return answer
             except ReplicaFailed as failure:
                 await self._fail(str(failure))
 
@@ -154,6 +154,7 @@ class RelayedAnswer:
                             self._take(part.gained)
                         else:
                             self._check_end(part)
+                            self._leave()
                         if part.events:
                             yield part.events
                         if isinstance(part, Unmarked):
@@ -174,10 +175,15 @@ class RelayedAnswer:
 
     async def close(self) -> None:
         """Nothing more is wanted."""
-        self._settle()
+        self._leave()
         self._around.requests.drop(self)
         if self._upstream is not None:
             await self._upstream.close()
+
+    def _leave(self) -> None:
+        """The replica has nothing more to do with it."""
+        if self._assigned is not None:
+            self._assigned.end()
 
     async def _accepted(self) -> Upstream:
         """Send it to replicas until one takes it."""
@@ -194,7 +200,8 @@ class RelayedAnswer:
                 await self._fail(str(failure))
                 continue
             if response.status_code not in AGAIN:
-                self._refuse()
+                assert self._assigned is not None, "asked somebody"
+                self._assigned.refuse()
                 raise refusal
             self._refusal = refusal
             await self._fail(f"it answered {response.status_code}")
@@ -214,10 +221,11 @@ class RelayedAnswer:
         seek, members = self._seek, self._around.members
         until = min(asyncio.get_running_loop().time() + _RETURN_S, self._asked.deadline)
         waits = seek.restart is not Restart.FIRST and self._refusal is None
-        route, self._settle, self._refuse = members.choose(self._asked.prompt, seek.needs)
-        while route.replica is None and waits and not self._ending:
+        assigned = members.choose(self._asked.prompt, seek.needs)
+        while assigned.route.replica is None and waits and not self._ending:
             waits = await members.changed(until)
-            route, self._settle, self._refuse = members.choose(self._asked.prompt, seek.needs)
+            assigned = members.choose(self._asked.prompt, seek.needs)
+        self._assigned, route = assigned, assigned.route
         for action in self._relay.handle(Routed(seek.attempt, route.replica, route.why), _now()):
             assert isinstance(action, End), action
             self._give_up(action)
@@ -243,7 +251,8 @@ class RelayedAnswer:
 
     def _take(self, gained: list[StreamProgress]) -> None:
         """What the client is about to be sent."""
-        self._settle()
+        assert self._assigned is not None, "somebody sent it"
+        self._assigned.settle()
         for one in gained:
             if not 0 <= one.choice < len(self._gained) or one.choice in self._finished:
                 raise ReplicaFailed(f"it sent something of choice {one.choice}")
@@ -272,7 +281,7 @@ class RelayedAnswer:
             Problem: nothing can be done.
         """
         assert self._upstream is not None, "sent to somebody"
-        self._settle()
+        self._leave()
         await self._upstream.close()
         if self._ending:
             raise draining()

@@ -152,6 +152,25 @@ def test_what_was_given_counts_until_it_is_settled_or_reported() -> None:
     told.watched(work)
 
 
+def test_a_report_from_the_middle_of_an_answer_is_not_believed_after_its_end() -> None:
+    """Whoever asks again at once goes to the replica that has the conversation, which is idle."""
+    told = Told(backlog=Backlog(open=2, unread_tokens=50, turns=0.0))
+
+    async def work() -> None:
+        members = told.members
+        first = members.choose(prompt(range(100)), RouteNeeds())
+        second = members.choose(prompt(range(50)), RouteNeeds())
+        await told.until(lambda: members.views[0].queued == 0)
+        busy_s = members.views[0].queue_s
+        first.end()
+        first.end()
+        half_s = members.views[0].queue_s
+        second.end()
+        assert busy_s > half_s > members.views[0].queue_s == 0.0
+
+    told.watched(work)
+
+
 def test_a_refused_prompt_leaves_nothing_behind() -> None:
     """Else whoever sends what is refused at no cost makes the front forget what others have."""
     told = Told()

@@ -52,6 +52,12 @@ class Backlog(NamedTuple):
     turns: float
     """How many whole requests it would wait for: those too many, over those that run at once."""
 
+    def without(self, ended: int) -> "Backlog":
+        """What is left where so many of the requests have ended since, like the others in size."""
+        left = max(self.open - ended, 0)
+        share = left / self.open if self.open else 0.0
+        return Backlog(left, round(share * self.unread_tokens), share * self.turns)
+
     def seconds(self, paces: Paces) -> float:
         """Until it would be begun."""
         if not self.open:

@@ -42,15 +42,16 @@ class Report(BaseModel):
     speculation: str
     """Drafters and their lengths, in words."""
 
-    def view(self, replica_id: str, paces: Paces) -> ReplicaView:
-        """As the router sees it, at these paces; one whose engine is lost takes nothing more."""
+    def view(self, replica_id: str, paces: Paces, ended: int = 0) -> ReplicaView:
+        """As the router sees it, at these paces, where so many of its requests have ended since;
+        one whose engine is lost takes nothing more."""
         return ReplicaView(
             replica_id=replica_id,
             fingerprint=Fingerprint(*self.fingerprint),
             queued=self.queued,
             running=self.running,
             kv_use=self.kv_use,
-            queue_s=self.backlog.seconds(paces),
+            queue_s=self.backlog.without(ended).seconds(paces),
             prefill_token_s=paces.prefill_token_s,
             draining=self.draining or not self.alive,
         )
