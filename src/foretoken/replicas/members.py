@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import fmean
 from typing import NamedTuple, final
@@ -63,11 +64,9 @@ class _Member:
     """Prompt tokens to compute of requests that it was given since it reported, by a number."""
     open: set[int] = field(default_factory=set)
     """Requests that it has not ended."""
-    reported: set[int] = field(default_factory=set)
-    """Those among them that it had when it reported."""
-    ended: int = 0
-    """How many of those have ended since. Without it whoever asks again at once finds a replica
-    busy with the answer that he has just read."""
+    reported: frozenset[int] = frozenset()
+    """Those that it had when it reported. Some may have ended since: else whoever asks again at
+    once would find a replica busy with the answer that he has just read."""
     well_at: float = field(default_factory=time.monotonic)
     listeners: set[Callable[[], None]] = field(default_factory=set)
     """Called when it is lost."""
@@ -76,7 +75,8 @@ class _Member:
         """As it reported, with what it was given since; None: it is not to be chosen just now."""
         if self.report is None or not self.well:
             return None
-        view = self.report.view(self.place.replica_id, all_paces.of(self.report), self.ended)
+        ended = len(self.reported - self.open)
+        view = self.report.view(self.place.replica_id, all_paces.of(self.report), ended)
         for missing_tokens in self.given.values():
             view = view.given(missing_tokens)
         return view
@@ -85,15 +85,16 @@ class _Member:
         """It answered: what it was given until now is in what it says."""
         self.report, self.well_at, self.well = report, time.monotonic(), True
         self.given.clear()
-        self.reported, self.ended = set(self.open), 0
+        self.reported = frozenset(self.open)
+
+    def settle(self, number: int) -> None:
+        """A request has been begun, or will not be."""
+        self.given.pop(number, None)
 
     def end(self, number: int) -> None:
-        """A request has ended, or was never begun. More than once is fine."""
-        self.given.pop(number, None)
+        """A request has ended, or was never begun."""
+        self.settle(number)
         self.open.discard(number)
-        if number in self.reported:
-            self.reported.remove(number)
-            self.ended += 1
 
 
 @final
@@ -160,9 +161,9 @@ class Members:
         member.open.add(number)
         return Assigned(
             route,
-            settle=lambda: _forget(member.given, number),
-            end=lambda: member.end(number),
-            refuse=lambda: self._index.remove(replica_id, new),
+            settle=partial(member.settle, number),
+            end=partial(member.end, number),
+            refuse=partial(self._index.remove, replica_id, new),
         )
 
     def anyone(self, without: frozenset[str]) -> ReplicaView | None:
@@ -255,10 +256,6 @@ class Members:
 
 def _nothing() -> None:
     """Nobody was assigned."""
-
-
-def _forget(given: dict[int, int], number: int) -> None:
-    given.pop(number, None)
 
 
 @final

@@ -3,7 +3,6 @@
 #if defined(__AVX2__) && defined(__FMA__)
 #define NAME ft_linear_avx2
 #define MOST_ROWS 6
-#define FLOAT_PANELS(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 #define MOST_FIXED_ROWS 6
 #define MOST_QUAD_ROWS 4
 #define FIXED_PANELS 4

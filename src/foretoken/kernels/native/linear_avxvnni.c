@@ -3,7 +3,6 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__AVXVNNI__)
 #define NAME ft_linear_avxvnni
 #define MOST_ROWS 6
-#define FLOAT_PANELS(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 #define MOST_FIXED_ROWS 6
 #define FIXED_PANELS 4
 #define PANELS_OF(rows, bits) ((rows) == 1 ? 4 : (bits) == 8 && (rows) <= 3 ? 2 : 1)

@@ -162,17 +162,20 @@ ALWAYS void add_pairs(const chunk *c, const int rows, const int panels, const in
 
 #endif
 
-#if !defined(TILES) && !(defined(PAIRS) && defined(NEON))
-ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
-    group_sums sum;
-    load_sums(c, rows, panels, sum);
-    if (c->fetch_near)
-        add_pairs(c, rows, panels, 1, sum);
-    else
-        add_pairs(c, rows, panels, 0, sum);
-    store_sums(c, rows, panels, sum);
-}
+// A kernel of a chunk's floating sums out of what adds its steps to them.
+#define FLOATING(kernel, add_steps)                                       \
+    ALWAYS void kernel(const chunk *c, const int rows, const int panels) { \
+        group_sums sum;                                                   \
+        load_sums(c, rows, panels, sum);                                  \
+        if (c->fetch_near)                                                \
+            add_steps(c, rows, panels, 1, sum);                           \
+        else                                                              \
+            add_steps(c, rows, panels, 0, sum);                           \
+        store_sums(c, rows, panels, sum);                                 \
+    }
 
+#if !defined(TILES) && !(defined(PAIRS) && defined(NEON))
+FLOATING(pair_steps, add_pairs)
 #endif
 
 ALWAYS void add_floats(const chunk *c, const int rows, const int panels, const int near,
@@ -191,15 +194,7 @@ ALWAYS void add_floats(const chunk *c, const int rows, const int panels, const i
     }
 }
 
-ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
-    group_sums sum;
-    load_sums(c, rows, panels, sum);
-    if (c->fetch_near)
-        add_floats(c, rows, panels, 1, sum);
-    else
-        add_floats(c, rows, panels, 0, sum);
-    store_sums(c, rows, panels, sum);
-}
+FLOATING(float_steps, add_floats)
 
 // Rows of quads: sums of 16 bits beside those of 32 leave registers for fewer.
 #if !defined(MOST_QUAD_ROWS)
@@ -227,10 +222,12 @@ static inline chunk part_of(const chunk *c, int panel) {
 // Registers of four sums: a panel's take four for each row.
 #define FLOAT_PANELS(rows) ((rows) > 2 ? 1 : (rows) == 2 ? 2 : FT_TILE)
 #define WHOLE_PANELS FLOAT_PANELS
+#elif W == 8
+// Sixteen registers: sums of at most twelve vectors.
+#define FLOAT_PANELS(rows) ((rows) == 1 ? FT_TILE : (rows) <= 3 ? 2 : 1)
+#define WHOLE_PANELS(rows) FT_TILE
 #else
-#if !defined(FLOAT_PANELS)
 #define FLOAT_PANELS(rows) FT_TILE
-#endif
 #define WHOLE_PANELS(rows) FT_TILE
 #endif
 #define RUN(kernel, rows, panels, at_once)                                 \

@@ -42,7 +42,7 @@ class Report(BaseModel):
     speculation: str
     """Drafters and their lengths, in words."""
 
-    def view(self, replica_id: str, paces: Paces, ended: int = 0) -> ReplicaView:
+    def view(self, replica_id: str, paces: Paces, ended: int) -> ReplicaView:
         """As the router sees it, at these paces, where so many of its requests have ended since;
         one whose engine is lost takes nothing more."""
         return ReplicaView(
