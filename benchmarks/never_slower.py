@@ -58,80 +58,90 @@ def deciding(bench: Bench) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be measured, and how fast it goes here."""
+
+    given: argparse.Namespace
+    pair: Pair
+    rows_per_s: float
+    """Tokens read and written per second in a batch."""
+
+    def rounds_s(self, loads: Sequence[int], each: int, tokens: float = 0.0) -> float:
+        """`each` rounds at every load, of requests of so many tokens (0: the pair's); those of high
+        loads last longer than rounds are to last."""
+        mean = tokens or self.pair.prompt_tokens + sum(self.pair.tokens) / 2
+        many = self.pair.fewest * mean / self.rows_per_s
+        return sum(each * max(float(self.given.round_s), load * many) for load in loads)
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A case, and about how many seconds it takes."""
 
     run: Callable[[Bench], dict[str, Any]]
-    seconds: Callable[[argparse.Namespace, Pair], float]
+    seconds: Callable[[Job], float]
 
 
-def _rounds_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int], each: int) -> float:
-    """`each` rounds at every load; those of high loads last longer than rounds are to last."""
-    mean = pair.prompt_tokens + sum(pair.tokens) / 2
-    least = float(given.round_s)
-    many = pair.fewest * mean / pair.rows_per_s
-    return sum(each * max(least, load * many) for load in loads)
-
-
-def _steady_s(given: argparse.Namespace, pair: Pair) -> float:
+def _steady_s(job: Job) -> float:
+    given = job.given
     each = 4 * given.repeats + len(given.lengths) * given.choosing_rounds
-    each += (1 + pair.second_off) * given.warm_up_rounds + 3
-    return _rounds_s(given, pair, given.loads, each)
+    each += (1 + job.pair.second_off) * given.warm_up_rounds + 3
+    return job.rounds_s(given.loads, each)
 
 
-def _three_arms_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int]) -> float:
-    return _rounds_s(given, pair, loads, 3 * given.repeats + given.warm_up_rounds + 1) + 10
+def _three_arms_s(job: Job, loads: Sequence[int]) -> float:
+    each = (2 + job.pair.second_off) * job.given.repeats + job.given.warm_up_rounds + 3
+    return job.rounds_s(loads, each) + 10
 
 
-def _retrieval_s(given: argparse.Namespace, pair: Pair) -> float:
-    length = min(int(given.retrieval_tokens), pair.context - 34) + 32
-    each = 3 * int(given.repeats) + int(given.warm_up_rounds) + 2
-    loads: list[int] = given.retrieval_loads
-    least = float(given.round_s)
-    many = pair.fewest * length / pair.rows_per_s
-    return float(sum(each * max(least, load * many) for load in loads))
+def _retrieval_s(job: Job) -> float:
+    length = min(int(job.given.retrieval_tokens), job.pair.context - 34) + 32
+    each = 3 * int(job.given.repeats) + int(job.given.warm_up_rounds) + 2
+    return job.rounds_s(job.given.retrieval_loads, each, length)
 
 
-def _mix_s(given: argparse.Namespace, pair: Pair) -> float:
+def _mix_s(job: Job) -> float:
+    given = job.given
     each = 3 * given.repeats + given.warm_up_rounds + 1
     each += (1 + len(given.lengths)) * given.choosing_rounds + given.repeats
-    return _rounds_s(given, pair, [given.mix_load], each) + 10
+    return job.rounds_s([given.mix_load], each) + 10
 
 
-def _drift_s(given: argparse.Namespace, pair: Pair) -> float:
+def _drift_s(job: Job) -> float:
+    given = job.given
     each = 5 * given.repeats + 2 * len(given.lengths) * given.choosing_rounds + 3
     tokens, loads = each * 3 * int(given.drift_tokens), given.drift_loads
-    # Small batches read the weights for few tokens: four at once are taken to use all the speed.
-    return float(sum(tokens * max(load, 4) / pair.rows_per_s for load in loads)) + 20
+    # Small batches read the weights for few tokens: eight at once are taken to use all the speed.
+    return float(sum(tokens * max(load, 8) / job.rows_per_s for load in loads)) + 20
 
 
-def _simulated_s(given: argparse.Namespace, pair: Pair) -> float:
-    each = (len(given.lengths) + 5) * int(given.repeats) + 2
-    return _rounds_s(given, pair, given.simulated_loads, each) + 20
+def _simulated_s(job: Job) -> float:
+    each = (len(job.given.lengths) + 5) * int(job.given.repeats) + 2
+    return job.rounds_s(job.given.simulated_loads, each) + 20
 
 
-def _ramp_s(given: argparse.Namespace, pair: Pair) -> float:
-    return float(9 * (given.window_repeats + 0.2) * (given.window_s + 0.2))
+def _ramp_s(job: Job) -> float:
+    return float(9 * (job.given.window_repeats + 0.2) * (job.given.window_s + 0.2))
 
 
-def _contexts_s(given: argparse.Namespace, pair: Pair) -> float:
-    arms = 2 + pair.second_off
-    reading = arms * max(given.context_loads) * min(given.context_tokens, pair.context)
+def _contexts_s(job: Job) -> float:
+    given, arms = job.given, 2 + job.pair.second_off
+    reading = arms * max(given.context_loads) * min(given.context_tokens, job.pair.context)
     windows = len(given.context_loads) * (3 * given.window_repeats + 2)
-    return float(reading / pair.rows_per_s + windows * given.window_s) + 20
+    return float(reading / job.rows_per_s + windows * given.window_s) + 20
 
 
 CASES: dict[str, Case] = {
     "steady": Case(cases.steady, _steady_s),
     "retrieval": Case(cases.retrieval, _retrieval_s),
     "mix": Case(steered.mix, _mix_s),
-    "useless": Case(steered.useless, lambda g, p: _three_arms_s(g, p, g.useless_loads)),
+    "useless": Case(steered.useless, lambda job: _three_arms_s(job, job.given.useless_loads)),
     "drift": Case(steered.drift, _drift_s),
-    "json": Case(cases.all_json, lambda g, p: _three_arms_s(g, p, g.json_loads)),
+    "json": Case(cases.all_json, lambda job: _three_arms_s(job, job.given.json_loads)),
     "ramp": Case(cases.ramp, _ramp_s),
     "contexts": Case(cases.contexts, _contexts_s),
-    "resting": Case(cases.resting, lambda g, p: _three_arms_s(g, p, g.resting_loads) + 10),
-    "deciding": Case(deciding, lambda g, p: 20.0),
+    "resting": Case(cases.resting, lambda job: _three_arms_s(job, job.given.resting_loads) + 10),
+    "deciding": Case(deciding, lambda _: 20.0),
     "simulated": Case(simulated.simulated, _simulated_s),
 }
 USUAL: dict[bool, dict[str, Any]] = {
@@ -218,18 +228,22 @@ def quickened(given: argparse.Namespace) -> argparse.Namespace:
     return given
 
 
-def estimate(given: argparse.Namespace, pair: Pair) -> None:
-    """Print about how long each case will take."""
-    seconds = {name: CASES[name].seconds(given, pair) for name in given.cases}
+def estimate(bench: Bench) -> None:
+    """Measure the speed of this machine, and print about how long each case will take."""
+    given, pair = bench.given, bench.pair
+    job = Job(given, pair, bench.rows_per_s())
+    seconds = {name: CASES[name].seconds(job) for name in given.cases}
     parts = ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items())
     total = (sum(seconds.values()) + pair.start_s) / 60
-    print(f"about {total:.0f} minutes on two quiet cores: {parts}", flush=True)
+    print(f"about {total:.0f} minutes at {job.rows_per_s:.0f} tokens/s, read and written: {parts}",
+          flush=True)  # fmt: skip
 
 
 def measure(given: argparse.Namespace, pair: Pair, scratch: Path) -> tuple[Bench, dict[str, Any]]:
     results: dict[str, Any] = {"seconds": {}}
     with Servers(pair) as servers:
         bench = Bench(given=given, pair=pair, servers=servers, scratch=scratch)
+        estimate(bench)
         for name in given.cases:
             began = time.monotonic()
             results[name] = CASES[name].run(bench)
@@ -268,7 +282,6 @@ def main() -> int:
             print(
                 f"{pair.most_servers} servers at once: `off again` is the same server, asked twice"
             )
-        estimate(given, pair)
         bench, results = measure(given, pair, scratch)
     print(f"\nclients took {bench.client_share():.2f} of a core, waiting servers at most "
           f"{results['idle_servers_share_of_a_core']:.3f}; {bench.num_answers} answers compared, "

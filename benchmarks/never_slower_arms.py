@@ -87,10 +87,8 @@ class Pair:
     most_servers: int
     fewest: float
     """Requests of a round for each one in flight, at least."""
-    rows_per_s: float
-    """Tokens read and written per second in large batches, for the estimate of the time."""
     start_s: float
-    """To start all servers, for the same."""
+    """To start all servers, for the estimate of the time."""
     temperatures: tuple[float, ...] = (0.8,)
     """Of requests, in turns: more than one are classes that differ in what they accept."""
 
@@ -139,7 +137,6 @@ def demo_pair() -> Pair:
         tokens=(32, 96),
         most_servers=6,
         fewest=2.0,
-        rows_per_s=9000.0,
         start_s=40.0,
     )
 
@@ -161,7 +158,6 @@ def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
         tokens=(24, 64),
         most_servers=3,
         fewest=1.5,
-        rows_per_s=350.0,
         start_s=120.0,
         temperatures=(0.8, 0.0),
     )  # fmt: skip

@@ -17,6 +17,8 @@ from foretoken.lab.stats.repeats import in_turn
 
 CHOOSING, MEASURED, TAUGHT, LONG = (half * 1_000_000 for half in range(4))
 """First numbers of prompts: what a length is chosen on is not what is measured."""
+ESTIMATED = 16
+"""Requests by which it is estimated how long a run takes."""
 CACHED, UNCACHED = "--enable-prefix-caching", "--no-enable-prefix-caching"
 Asks = Callable[[int, int], list[Ask]]
 """Requests from a first number, and how many."""
@@ -120,6 +122,15 @@ class Bench:
         for turn in range(self.given.warm_up_rounds):
             for arm in arms:
                 self.ask(arm, make(turn))
+
+    def rows_per_s(self) -> float:
+        """Tokens that are read and written per second without drafts, 16 requests in flight."""
+        off, _ = self.off()
+        for first in (0, ESTIMATED):  # the first round warms up
+            asks = self.asks(TAUGHT + first, ESTIMATED)
+            found = self.servers.ask(off, [Crowd(asks, ESTIMATED)])
+        lasted = max(reply.at_s[-1] for reply in found.replies) - found.began_s
+        return sum(len(ask.body["prompt"]) + ask.body["max_tokens"] for ask in asks) / lasted
 
     def best_length(
         self, fixed: Arm, make: Turns, speed: Callable[[Sequence[Round]], float]
