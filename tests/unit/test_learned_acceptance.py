@@ -1,5 +1,6 @@
 """The learnt model of acceptance: planted chances, few trials, changes, classes, memory."""
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -75,6 +76,28 @@ def test_few_trials_are_drawn_to_the_class_and_the_class_to_the_usual() -> None:
     assert first(found, "next") < 0.05
     # A class of which nothing is known is taken for the others, as far as they were tried.
     assert first(found, "next") < first(found, "stranger") < 0.3
+
+
+def test_doubt_is_large_where_requests_differ_and_falls_with_what_one_shows() -> None:
+    def after(*chances: float) -> LearnedAcceptance:
+        """Requests of these chances have ended; one of the same class has just begun."""
+        model, draw = LearnedAcceptance({"draft": 0.6}), random.Random(1)
+        for number, chance in enumerate(chances * 20):
+            model.begin(str(number), "")
+            for _ in range(40):
+                model.observe(str(number), "draft", 1, int(draw.random() < chance))
+            model.release(str(number))
+        model.begin("new", "")
+        return model
+
+    alike, apart = after(0.6), after(0.2, 0.95)
+    ids = ["new"]
+    assert alike.doubt(ids, "draft")[0] > 0.8
+    assert apart.doubt(ids, "draft")[0] < 0.65
+    before = apart.doubt(ids, "draft")[0]
+    for accepted in [1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1]:
+        apart.observe("new", "draft", 1, accepted)
+    assert apart.doubt(ids, "draft")[0] > before + 0.1
 
 
 def test_a_request_that_is_better_early_is_taken_to_be_so_deeper() -> None:

@@ -155,6 +155,24 @@ def test_two_classes_and_neither_loses(clients: int) -> None:
         assert compare(control, off, kind, skip=clients).tpot_p50 > 0.94
 
 
+def test_two_kinds_of_requests_that_nobody_can_tell_apart() -> None:
+    """Of one class, on a machine where rows cost from the second on: whoever is new may be of the
+    kind that loses by drafts, and each that does shows it at the cost of a step."""
+    rows = ((1, 0.0016), (8, 0.0067), (16, 0.0093), (40, 0.016), (128, 0.045), (2048, 0.7))
+    cheap = SimulatedDrafter(name="draft", passes=TableCost(((1, 1e-4), (2048, 1e-3))), call_s=1e-4)
+    machine = SimulatedMachine(target=TableCost(rows), drafters=(cheap,), host_s=2e-4)
+    law = {"good": DraftChance(chance=0.95), "poor": DraftChance(chance=0.2)}
+    kinds = tuple(
+        requests(0.0, name=name, prompt=64, output=64, chances={"draft": chance})
+        for name, chance in law.items()
+    )
+    traffic = Traffic(classes=kinds, requests=400, clients=8)
+    off, _, control = runs(machine, traffic, limits=replace(LIMITS, noise=0.05))
+    poor, good = (compare(control, off, name, skip=60) for name in ("poor", "good"))
+    assert poor.tpot_p99 > 0.93
+    assert good.tpot_p50 > 1.0
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_acceptance_that_collapses_and_comes_back(clients: int) -> None:
     law = DraftChance(chance=0.9, later=((400, 0.0), (800, 0.9)))

@@ -124,7 +124,7 @@ class Planner:
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
         allowed_s = AT_ONCE * left_s
         outputs = OutputTokens(left_N, tokens_N)
-        scene = self._scene(tracked, shape, times, outputs, allowed_s, views)
+        scene = self._scene(tracked, shape, times, outputs, left_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
@@ -364,9 +364,10 @@ class Planner:
         shape: StepShape,
         times: PlainTimes,
         outputs: OutputTokens,
-        allowed_s: Floats,
+        left_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
+        allowed_s = AT_ONCE * left_s
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         plain_s, prompt_s = times
@@ -385,6 +386,7 @@ class Planner:
             outputs=outputs,
             bound_s=plain_s + allowed_s,
             token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
+            left_s=left_s,
             plain_s=plain_s,
             prompt_s=prompt_s,
             rows_s=plain_s + more_s,

@@ -133,6 +133,23 @@ class LearnedAcceptance(AcceptanceModel):
         )
         return found[:, buckets]
 
+    def doubt(self, request_ids: Sequence[str], drafter: str) -> NDArray[np.float64]:
+        """[N]: the part of the chance of a first draft that each request may well have instead: one
+        standard deviation less, by what it showed itself and by how much requests of its class
+        differ. 1 where nothing is in doubt."""
+        owner, cells = self._owner(drafter), self._rows.cells
+        chances = self.chances(request_ids, drafter, 1)[:, 0]
+        known = []
+        for request_id in request_ids:
+            track = owner.tracks.get(request_id)
+            if track is None:
+                known.append(self._class(owner, request_id).spread.weight)
+            else:
+                known.append(cells[track.row + BUCKETS] + cells[track.row + 2 * BUCKETS])
+        deviation = np.sqrt(chances * (1.0 - chances) / (1.0 + np.array(known)))
+        doubt: NDArray[np.float64] = np.maximum(chances - deviation, 0.0) / chances
+        return doubt
+
     def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
         """Products of the chances."""
         chances = self.chances([request_id], drafter, num_drafts)[0]
