@@ -46,7 +46,7 @@ class Distillation:
     def __init__(self, draft: Llama, target: Llama, data: TrainingData, pool: SamplePool) -> None:
         self.draft, self.target, self.data, self.pool = draft, target, data, pool
         self.device = target.embed.weight.device
-        self.on_policy_share, self.tv_share, self.precision = 0.5, 0.5, "bfloat16"
+        self.on_policy_share, self.tv_share, self.precision = 0.5, 0.5, "auto"
         self.runs: list[GreedyRun] = []
 
     def _tokens(self, index: int, tokens: int, length: int) -> Tensor:

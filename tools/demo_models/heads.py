@@ -50,7 +50,7 @@ class CaptureSource:
         *,
         points: tuple[int, ...],
         on_policy_share: float,
-        precision: str = "bfloat16",
+        precision: str = "auto",
     ) -> None:
         """Read hidden states at `points`; `on_policy_share` of the rows are the target's own."""
         self._target, self._data, self._pool = target, data, pool

@@ -78,7 +78,7 @@ class LanguageModelling:
 
     def __init__(self, model: Llama, data: TrainingData, held_out: Batch, per_token: float) -> None:
         self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
-        self.device, self.precision = next(model.parameters()).device, "bfloat16"
+        self.device, self.precision = next(model.parameters()).device, "auto"
 
     def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         """Mean cross entropy of part `index`, in nats a token."""

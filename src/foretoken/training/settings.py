@@ -171,8 +171,9 @@ class Settings:
     """Between held-out measurements."""
     compile: bool = True
     """Whether draft models are compiled."""
-    precision: Annotated[str, words("bfloat16", "float32")] = "bfloat16"
-    """The type of products, `bfloat16` or `float32`; weights are float32."""
+    precision: Annotated[str, words("auto", "bfloat16", "float32")] = "auto"
+    """The type of products: `bfloat16`, `float32`, or `auto`, the first where the device multiplies
+    it, else the second. Weights are float32."""
     schedule: Annotated[str, words(*SCHEDULES)] = "wsd"
     """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
     clip_norm: Annotated[float, _POSITIVE] = 1.0

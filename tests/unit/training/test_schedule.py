@@ -1,8 +1,11 @@
 """The schedule warms up, stays and decays, in steps or in minutes."""
 
 import pytest
+import torch
 
 from foretoken.errors import ConfigError
+from foretoken.hardware import Hardware
+from foretoken.training import loop
 from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
 from tests.unit.training.tiny import tiny_settings
 
@@ -50,3 +53,21 @@ def test_a_longer_budget_leaves_the_decay() -> None:
 def test_stages() -> None:
     stages = (Stage(until=0.5, length=256), Stage(until=0.9, length=512))
     assert [current_stage(stages, share).length for share in (0.0, 0.5, 0.95)] == [256, 512, 512]
+
+
+@pytest.mark.parametrize("flags", [frozenset({"avx2"}), frozenset({"avx512_bf16"})])
+def test_products_are_narrow_where_the_processor_multiplies_them(
+    flags: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the instruction they would take many times as long."""
+    machine = Hardware(cpu_name="", num_cores=2, free_memory=1, cpu_flags=flags)
+    monkeypatch.setattr("foretoken.training.loop.Hardware.detect", lambda: machine)
+    loop._cpu_multiplies_bfloat16.cache_clear()
+    try:
+        found = {}
+        for precision in ("auto", "bfloat16", "float32"):
+            with loop.autocast(torch.device("cpu"), precision):
+                found[precision] = torch.is_autocast_enabled("cpu")
+    finally:
+        loop._cpu_multiplies_bfloat16.cache_clear()
+    assert found == {"auto": "avx512_bf16" in flags, "bfloat16": True, "float32": False}
