@@ -75,6 +75,29 @@ static void set_weight(char *weight, const ft_linear *l, int64_t panel, int64_t 
     }
 }
 
+// The bits of a float16 below 2^(exponents - 7) in size, below its normal numbers too.
+static uint16_t half_bits(uint32_t exponents) {
+    const uint32_t exponent = draw(8) ? 8 + draw(exponents) : 0;
+    return (uint16_t)(draw(2) << 15 | exponent << 10 | draw(1024));
+}
+
+static double of_half(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, part = bits & 1023;
+    const double size = exponent ? ldexp(1024 + part, exponent - 25) : ldexp(part, -24);
+    return bits >> 15 ? -size : size;
+}
+
+// Scales or zero points as the layer has them: `values`, or halves, which `values` are then made of.
+static void *of_groups(const ft_linear *l, float *values, int64_t count, uint32_t exponents) {
+    if (!l->halves) return values;
+    uint16_t *halves = memory((size_t)count * 2);
+    for (int64_t i = 0; i < count; i++) {
+        halves[i] = half_bits(exponents);
+        values[i] = (float)of_half(halves[i]);
+    }
+    return halves;
+}
+
 static example make(void) {
     static const int bits[] = {32, 16, 8, 4};
     example e = {.layer = {.weight_type = (int)draw(4), .gated = draw(4) == 0}};
@@ -90,6 +113,7 @@ static example make(void) {
     if (l->weight_type == FT_WEIGHT_INT4 || (l->weight_type == FT_WEIGHT_INT8 && draw(2))) {
         l->group = 32 << draw(3);
         l->inputs = ft_round_up(l->inputs, l->group);
+        l->halves = (int)draw(2);
     }
     const int64_t padded = ft_padded_inputs(l), panels = ft_panels(l);
     const int64_t groups = l->group ? padded / l->group : 1;
@@ -99,8 +123,16 @@ static example make(void) {
     e.matrix = memory((size_t)(e.padded_outputs * l->inputs) * 4);
     // Scales that make dequantized weights about 1 in size, like the others.
     const float steps = l->weight_type == FT_WEIGHT_INT8 ? 128 : 12;
-    if (l->weight_type >= FT_WEIGHT_INT8) l->scale = numbers(e.padded_outputs * groups, 1 / steps);
-    if (l->weight_type == FT_WEIGHT_INT4 && draw(2)) l->zero = numbers(e.padded_outputs * groups, 9);
+    const int64_t count = e.padded_outputs * groups;
+    float *scale = NULL, *zero = NULL;
+    if (l->weight_type >= FT_WEIGHT_INT8) {
+        scale = numbers(count, 1 / steps);
+        l->scale = of_groups(l, scale, count, 5);
+    }
+    if (l->weight_type == FT_WEIGHT_INT4 && draw(2)) {
+        zero = numbers(count, 9);
+        l->zero = of_groups(l, zero, count, 10);
+    }
     if (draw(2)) l->bias = numbers(e.padded_outputs, 1);
     if (draw(4) == 0) l->norm = numbers(l->inputs, 1), l->norm_eps = 1e-5f;
     for (int64_t panel = 0; panel < panels; panel++)
@@ -112,9 +144,10 @@ static example make(void) {
                 if (l->weight_type < FT_WEIGHT_INT8) continue;
                 const int64_t group = l->group ? k / l->group : 0;
                 const int64_t at = (panel * groups + group) * FT_PANEL + n;
-                const float middle = l->weight_type == FT_WEIGHT_INT8 ? 0 : l->zero ? l->zero[at] : 8;
-                *is = (*is - middle) * l->scale[at];
+                const float middle = l->weight_type == FT_WEIGHT_INT8 ? 0 : zero ? zero[at] : 8;
+                *is = (*is - middle) * scale[at];
             }
+    if (l->halves) free(scale), free(zero);
     l->weight = weight;
     return e;
 }

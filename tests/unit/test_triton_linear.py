@@ -153,8 +153,8 @@ def test_bias_residual_and_strides(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scheme", [INT8, SCHEMES[1], SCHEMES[2]])
 def test_it_keeps_the_bytes_of_the_formula(scheme: Scheme) -> None:
     linear = TritonLinear(round_weights(normal(0, 48, 256), scheme), dtype=torch.bfloat16)
-    scales = 48 if not scheme.group else 48 * 8 * (2 if scheme.asymmetric else 1)
-    assert linear.packed.num_bytes == 48 * 256 * scheme.bits // 8 + 4 * scales
+    scales = 4 * 48 if not scheme.group else 2 * 48 * 8 * (2 if scheme.asymmetric else 1)
+    assert linear.packed.num_bytes == 48 * 256 * scheme.bits // 8 + scales
 
 
 @runs
@@ -193,7 +193,8 @@ def test_it_compiles_for_gpus(
     kernel: Any = importlib.import_module("foretoken.kernels.triton_linear")._linear
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("x", "bias", "residual", "y"), f"*{kind}")
-    types |= {"values": "*u8" if scheme.bits == 4 else "*i8", "scale": "*fp32", "zero": "*fp32"}
+    numbers = "*fp16" if scheme.group else "*fp32"
+    types |= {"values": "*u8" if scheme.bits == 4 else "*i8", "scale": numbers, "zero": numbers}
     constants: dict[str, Any] = {
         "BITS": scheme.bits,
         "GROUP": scheme.group,

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.kernels.library import Library
 from foretoken.kernels.structures import FtLinear, FtLinearRows
 
@@ -33,9 +34,10 @@ class Packed:
     gated: bool = False
     group: int = 0
     scale: Tensor | None = None
-    """float32: int8 [N padded]; in groups [panels, groups, 16]."""
+    """Of int8 float32 [N padded]; in groups [panels, groups, 16], float16 if that holds all scales
+    and zero points exactly, else float32."""
     zero: Tensor | None = None
-    """float32 [panels, groups, 16], in steps of the weights; None: the middle, 8 or 128."""
+    """Like the scale, in steps of the weights; None: the middle, 8 or 128."""
     x_bits: int = 16
     """Of activations in fixed point, which integers are multiplied with: 16 or 8."""
 
@@ -44,6 +46,11 @@ class Packed:
         """Bytes of everything that is read for a row."""
         parts = (self.weight, self.scale, self.zero)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def halves(self) -> bool:
+        """Whether scales and zero points are float16."""
+        return self.scale is not None and self.scale.dtype == torch.float16
 
 
 def interleave_panels(rows_NX: Tensor) -> Tensor:
@@ -63,6 +70,19 @@ def _in_panels(rows_NX: Tensor, *, gated: bool) -> Tensor:
     rows = interleave_panels(rows_NX) if gated else _pad_rows(rows_NX)
     panels: Tensor = rows.unflatten(0, (-1, PANEL))
     return panels
+
+
+def _numbers_in_panels(
+    scale_NG: Tensor, zero_NG: Tensor | None, *, gated: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Scales and zero points of groups, [panels, groups, 16]."""
+    numbers = in_few_bits(scale_NG, zero_NG)
+    scale, zero = (
+        None if given is None else _in_panels(given, gated=gated).transpose(1, 2).contiguous()
+        for given in numbers
+    )
+    assert scale is not None, "it was given"
+    return scale, zero
 
 
 def empty_packed(library: Library, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -110,7 +130,10 @@ def pack_int8(
     quads = (padded ^ -128).contiguous().view(torch.int32)
     packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
     packed.copy_(quads.transpose(1, 2))
-    scale = _in_panels(scale_NG.float(), gated=gated).transpose(1, 2).contiguous()
+    if group:
+        scale, _ = _numbers_in_panels(scale_NG, None, gated=gated)
+    else:
+        scale = _in_panels(scale_NG.float(), gated=gated).transpose(1, 2).contiguous()
     return Packed(
         weight_type=INT8,
         weight=packed,
@@ -147,10 +170,7 @@ def pack_int4(
     quads = (low | high << 4).flatten(2).contiguous().view(torch.int32)
     packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
     packed.copy_(quads.transpose(1, 2))
-
-    def grouped(values_NG: Tensor) -> Tensor:
-        return _in_panels(values_NG.float(), gated=gated).transpose(1, 2).contiguous()
-
+    scale, zero = _numbers_in_panels(scale_NG, zero_NG, gated=gated)
     return Packed(
         weight_type=INT4,
         weight=packed,
@@ -158,8 +178,8 @@ def pack_int4(
         inputs=inputs,
         gated=gated,
         group=group,
-        scale=grouped(scale_NG),
-        zero=None if zero_NG is None else grouped(zero_NG),
+        scale=scale,
+        zero=zero,
     )
 
 
@@ -178,6 +198,9 @@ def stack_packed(library: Library, pieces: Iterable[Packed], outputs: int) -> Pa
             part = getattr(last, name)
             if part is None:
                 continue
+            if name in parts and parts[name].dtype != part.dtype:
+                # Scales or zero points of one piece need more bits than those of another.
+                parts[name], part = parts[name].float(), part.float()
             if name not in parts:
                 shape = (-(-outputs // PANEL), *part.shape[1:])
                 parts[name] = empty_packed(library, shape, part.dtype)
@@ -242,6 +265,7 @@ class PackedLayer:
             gated=packed.gated,
             group=packed.group,
             x_bits=packed.x_bits,
+            halves=packed.halves,
             norm_eps=norm[1] if norm is not None else 0.0,
             outputs=packed.outputs,
             inputs=packed.inputs,

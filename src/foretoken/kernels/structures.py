@@ -37,7 +37,7 @@ class FtLinear(ctypes.Structure):
     """A linear layer over packed weights (linear.h)."""
 
     _fields_ = [
-        *_fields(_I32, "weight_type x_type y_type gated group x_bits"),
+        *_fields(_I32, "weight_type x_type y_type gated group x_bits halves"),
         ("norm_eps", _F32),
         *_fields(_I64, "outputs inputs"),
         *_fields(_PTR, "weight scale zero bias norm"),

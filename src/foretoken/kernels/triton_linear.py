@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foretoken.kernels.group_numbers import in_few_bits
+
 TILE_ROWS: Final = 16
 TILE_OUTPUTS: Final = 64
 BLOCK: Final = 64
@@ -29,9 +31,9 @@ class GpuPacked:
     values_KN: Tensor
     """int8 [K, N padded]; 4 bits: uint8 [K / 2, N padded], a group's first half in the low bits."""
     scale_GN: Tensor
-    """float32 [groups, N padded]."""
+    """[groups, N padded]; of groups float16, if that holds all scales and zero points."""
     zero_GN: Tensor | None
-    """float32, 4 bits only; None: 8."""
+    """Of the scale's type, 4 bits only; None: 8."""
     bits: int
     outputs: int
     inputs: int
@@ -63,6 +65,8 @@ def pack_for_gpu(
     if bits == 4:
         low, high = values_NK.unflatten(1, (groups, 2, group // 2)).unbind(2)
         values_NK = (low | high << 4).flatten(1)
+    if group:
+        scale_NG, zero_NG = in_few_bits(scale_NG, zero_NG)
     return GpuPacked(
         values_KN=_turned(values_NK),
         scale_GN=_turned(scale_NG),
@@ -168,9 +172,9 @@ def _linear(
         if GROUP:
             of_group = at // STEP * padded + n
             if zero is not None:
-                offset = 8.0 - tl.load(zero + of_group, mask=n_there, other=8.0)
+                offset = 8.0 - tl.load(zero + of_group, mask=n_there, other=8.0).to(tl.float32)
                 part += offset * _sums(x_rows + at, m < rows, kind, STEP, TILE_N)
-            part *= tl.load(scale + of_group, mask=n_there, other=0.0)
+            part *= tl.load(scale + of_group, mask=n_there, other=0.0).to(tl.float32)
         total += part
     if not GROUP:
         total *= tl.load(scale + n, mask=n_there, other=0.0)

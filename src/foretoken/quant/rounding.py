@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from foretoken.quant.weights import IntWeights, Scheme
+from foretoken.quant.weights import IntWeights, Scheme, short_scale
 
 _PIECE = 1 << 22
 
@@ -36,13 +36,14 @@ def _round(weight_NK: Tensor, scheme: Scheme) -> IntWeights:
         return IntWeights(bits=8, values_NK=values.flatten(1), scale_NG=scale_NG)
     if scheme.asymmetric:
         low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
-        scale_NG = (high - low) / 15
+        scale_NG = short_scale((high - low) / 15)
         zero_NG = torch.where(scale_NG > 0, -low / scale_NG, 0.0).round_()
         centre = zero_NG[..., None]
     else:
         # The largest weight, whatever its sign, becomes -8: all sixteen steps are used.
         largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-        scale_NG, zero_NG, centre = largest[..., 0] / -8, None, torch.full((), 8.0)
+        scale_NG, zero_NG = short_scale(largest[..., 0] / -8), None
+        centre = torch.full((), 8.0)
     values = _steps(groups, scale_NG).add_(centre).round_().clamp_(0, 15).to(torch.uint8)
     return IntWeights(bits=4, values_NK=values.flatten(1), scale_NG=scale_NG, zero_NG=zero_NG)
 

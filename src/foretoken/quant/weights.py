@@ -38,6 +38,11 @@ class Scheme:
         return _SCHEMES["int8"] if self.bits < 8 else self
 
 
+_LEAST_HALF, _MOST_HALF = 2.0**-20, 65504.0
+"""Between these a scale of 4-bit weights is rounded to float16: kernels then read half the bytes of
+it. Below, where float16 has few bits left, it stays as it is; so a group's weights do not depend on
+what other groups are."""
+
 _SCHEMES = {
     "int8": Scheme(name="int8", bits=8, group=0),
     "int4": Scheme(name="int4", bits=4, group=32),
@@ -47,6 +52,13 @@ _SCHEMES = {
 def scheme_of(name: str) -> Scheme:
     """The scheme of a name of `config.quantization.QUANTIZATIONS`."""
     return _SCHEMES[name]
+
+
+def short_scale(scale: Tensor) -> Tensor:
+    """The nearest scale, float32, that float16 holds too; see `_LEAST_HALF` for which."""
+    size = scale.abs()
+    fits = (size >= _LEAST_HALF) & (size <= _MOST_HALF)
+    return torch.where(fits, scale.half().float(), scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ _SIZES = {
 _HELD = {
     "Q8_0": Held(1.0, 8, 32),
     "Q4_0": Held(1.0, 4, 32),
-    "Q4_1": Held(1.0, 4, 32, True),
-    "Q4_K": Held(1.0, 4, 32, True),
+    "Q4_1": Held(1.0, 4, 32, True, 4),
+    "Q4_K": Held(1.0, 4, 32, True, 4),
 }
 """What kernels make of ggml's types; all others are multiplied out (quant/formats/gguf_blocks)."""
 _LLAMA3 = {

@@ -50,8 +50,8 @@ class Storage(NamedTuple):
     per_head_output: float = 0.0
 
 
-SCALE_BYTES = 4
-"""Bytes of a float32 scale, and of a zero point."""
+SCALE_BYTES, GROUP_NUMBER_BYTES = 4, 2
+"""Bytes of the float32 scale of an output, and of the float16 scale or zero point of a group."""
 
 
 def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
@@ -59,8 +59,8 @@ def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
 
     Args:
         dtype_bytes: of the model's type.
-        quantization: None, `int8` (a float32 scale per output) or `int4` (one per 32 inputs; the
-            head is int8 then).
+        quantization: None, `int8` (a float32 scale per output) or `int4` (a float16 one per 32
+            inputs; the head is int8 then).
     """
     if quantization is None:
         return Storage(dtype_bytes, dtype_bytes, dtype_bytes, dtype_bytes)
@@ -68,7 +68,8 @@ def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
     if quantization == "int8":
         return Storage(dtype_bytes, 1.0, 1.0, dtype_bytes, per_output=scale, per_head_output=scale)
     assert quantization == "int4", quantization
-    return Storage(dtype_bytes, 1.0, 0.5 + scale / 32, dtype_bytes, per_head_output=scale)
+    matrix = 0.5 + GROUP_NUMBER_BYTES / 32
+    return Storage(dtype_bytes, 1.0, matrix, dtype_bytes, per_head_output=scale)
 
 
 class Held(NamedTuple):
@@ -82,6 +83,8 @@ class Held(NamedTuple):
     """Inputs that share a scale; 0: all of them."""
     asymmetric: bool = False
     """Whether a group has a zero point."""
+    number_bytes: int = GROUP_NUMBER_BYTES
+    """Of a group's scale or zero point; 4 where float16 does not hold them."""
 
 
 def held_storage(
@@ -109,10 +112,10 @@ def held_storage(
 
 def _number_bytes(held: Held) -> tuple[float, float]:
     """Bytes of an integer with its share of the group's numbers, and of the scale of an output."""
-    scales = SCALE_BYTES * (2 if held.asymmetric else 1)
     if held.group:
-        return held.bits / 8 + scales / held.group, 0.0
-    return held.bits / 8, scales
+        numbers = held.number_bytes * (2 if held.asymmetric else 1)
+        return held.bits / 8 + numbers / held.group, 0.0
+    return held.bits / 8, SCALE_BYTES * (2 if held.asymmetric else 1)
 
 
 def weight_bytes(counts: WeightCounts, storage: Storage) -> float:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kernels.library import LEVELS, Library, find_library
-from foretoken.kernels.linear import Packed, pack_float, pack_int4, pack_int8
+from foretoken.kernels.linear import Packed, pack_float, pack_int4, pack_int8, stack_packed
 from foretoken.ops.linear import KernelLinear
 
 SHAPES = [(1, 1), (16, 32), (17, 33), (64, 64), (100, 70), (130, 257), (192, 192), (333, 1031)]
@@ -200,11 +200,16 @@ def exact_sum(
 
 
 def integer_weights(
-    library: Library, bits: int, group: int, asymmetric: bool, gated: bool
+    library: Library, bits: int, group: int, asymmetric: bool, gated: bool, halves: bool = False
 ) -> tuple[Packed, tuple[Tensor, Tensor, Tensor | None, int]]:
+    """With `halves` scales and zero points are such that float16 holds them."""
     outputs, inputs = 86 * (1 + gated), group * 5 if group else 333
     generator = torch.Generator().manual_seed(bits + group)
     scale_NG = torch.rand(outputs, inputs // group if group else 1, generator=generator) / 50
+    if halves:
+        scale_NG[::7] *= 2.0**-14  # below its normal numbers
+        scale_NG = scale_NG.half().float()
+        scale_NG[5], scale_NG[6] = 0.0, -scale_NG[6]
     if bits == 8:
         values = torch.randint(-128, 128, (outputs, inputs), generator=generator)
         packed = pack_int8(library, values.to(torch.int8), scale_NG, gated=gated)
@@ -226,19 +231,41 @@ def integer_weights(
 def test_integer_weights_bit_for_bit(
     library: Library, bits: int, group: int, asymmetric: bool, gated: bool, x_bits: int
 ) -> None:
-    packed, (values, scale, zero, middle) = integer_weights(library, bits, group, asymmetric, gated)
-    packed = replace(packed, x_bits=x_bits)
+    for halves in (False, True) if group else (False,):
+        packed, matrix = integer_weights(library, bits, group, asymmetric, gated, halves)
+        assert packed.halves == halves
+        assert_bit_for_bit(replace(packed, x_bits=x_bits), matrix, library)
+
+
+def assert_bit_for_bit(
+    packed: Packed, matrix: tuple[Tensor, Tensor, Tensor | None, int], library: Library
+) -> None:
+    values, scale, zero, middle = matrix
     x_TK = randn(29, packed.inputs) * torch.logspace(-3, 3, 29)[:, None]
     x_TK[3] = 0
     linear = KernelLinear(library, packed, dtype=torch.float32)
-    expected = exact_sum(x_TK, values, scale, zero, middle, x_bits)
+    expected = exact_sum(x_TK, values, scale, zero, middle, packed.x_bits)
     residual_TN = torch.zeros(29, 86)
-    if gated:
+    if packed.gated:
         gate, up = expected.chunk(2, dim=1)
         torch.testing.assert_close(linear(x_TK), F.silu(gate) * up, rtol=1e-5, atol=1e-5)
     else:
         assert torch.equal(linear(x_TK), expected)
     assert_rows_are_their_own(linear, x_TK, residual_TN)
+
+
+def test_pieces_that_need_more_bits_for_their_scales(library: Library) -> None:
+    """Whichever comes first: the whole has those of the piece that needs most."""
+    values = torch.randint(0, 16, (48, 64)).to(torch.uint8)
+    scale_NG = (torch.rand(48, 2) / 50).half().float()
+    scale_NG[20, 1] = 1e-3 / 3
+    whole = pack_int4(library, values, scale_NG)
+    pieces = [pack_int4(library, values[i : i + 16], scale_NG[i : i + 16]) for i in (0, 16, 32)]
+    assert [piece.halves for piece in pieces] == [True, False, True] and not whole.halves
+    for order in ((0, 1, 2), (1, 0, 2)):
+        stacked = stack_packed(library, (pieces[i] for i in order), 48)
+        assert whole.scale is not None and stacked.scale is not None and not stacked.halves
+        assert torch.equal(stacked.scale, whole.scale[list(order)])
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -33,12 +33,13 @@ typedef struct {
     int32_t gated;       // y = silu(gate) * up: half as many columns as outputs
     int32_t group;       // int4: 32, 64 or 128 inputs; else 0
     int32_t x_bits;      // integer weights: 8 for activations of 8 bits, else 16
+    int32_t halves;      // scale and zero of groups are float16, else float32
     float norm_eps;
     int64_t outputs;     // of the matrix, without padding
     int64_t inputs;
     const void *weight;
-    const float *scale;  // int8: [panels * 16]; int4: [panel][group][16]
-    const float *zero;   // int4, or null for 8: [panel][group][16], whole or not
+    const void *scale;   // of groups [panel][group][16]; else, for int8, float32 [panels * 16]
+    const void *zero;    // int4, or null for 8: [panel][group][16], whole or not
     const float *bias;   // [panels * 16] in panel order, or null
     const float *norm;   // weights of an RMSNorm over x before, [inputs], or null
 } ft_linear;

@@ -44,9 +44,10 @@ typedef struct {
     const float *x_scale;  // of the chunk's first block in the group's first row
     const int32_t *x_sum;  // of the chunk's parts in the group's first row
     int64_t blocks, parts;
-    const float *scale, *zero;  // of the chunk's first group in the first panel, or null
-    int64_t group_stride;       // floats from panel to panel of these
-    const float *fetch_scale;   // where, in the first panel, they are brought nearer, or null
+    const char *scale, *zero;  // of the chunk's first group in the first panel, or null
+    int64_t group_stride;      // numbers from panel to panel of these
+    int64_t scales_ahead;      // numbers from these to the ones that are brought nearer, or 0
+    int halves;                // whether the numbers are float16
 } chunk;
 
 // `near` is known where it can be: asked in every step, it costs six rows up to a sixth.
@@ -60,6 +61,9 @@ ALWAYS void fetch_ahead(const chunk *c, const int panel, const int panels, int s
             __builtin_prefetch(at, 0, 2);
     }
 }
+
+// Bytes of so many scales or zero points of groups.
+ALWAYS int64_t number_bytes(const chunk *c, int64_t count) { return count << (c->halves ? 1 : 2); }
 
 typedef vf group_sums[6][FT_TILE][HALVES];
 
@@ -211,8 +215,8 @@ static inline chunk part_of(const chunk *c, int panel) {
     chunk part = *c;
     part.weight += panel * c->panel_stride;
     part.sums += panel * FT_PANEL;
-    if (part.scale) part.scale += panel * c->group_stride;
-    if (part.zero) part.zero += panel * c->group_stride;
+    if (part.scale) part.scale += number_bytes(c, panel * c->group_stride);
+    if (part.zero) part.zero += number_bytes(c, panel * c->group_stride);
     for (int p = 0; p + panel < FT_TILE; p++) part.fetch[p] = c->fetch[p + panel];
     return part;
 }
@@ -349,7 +353,7 @@ static inline void store_row(void *at, int type, int64_t index, vf value, int co
 static inline vf scaled(const ft_linear *layer, const float *sums, int64_t output) {
     vf value = vf_load(sums);
     if (layer->weight_type == FT_WEIGHT_INT8 && !layer->group)
-        value = vf_mul(value, vf_load(layer->scale + output));
+        value = vf_mul(value, vf_load((const float *)layer->scale + output));
     if (layer->bias) value = vf_add(value, vf_load(layer->bias + output));
     return value;
 }
@@ -397,7 +401,7 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
         c->sums = start.sums + row * SUM_STRIDE;
         c->x_scale = start.x_scale + row * start.blocks;
         c->x_sum = start.x_sum + row * start.parts;
-        c->fetch_scale = g ? 0 : start.fetch_scale;
+        c->scales_ahead = g ? 0 : start.scales_ahead;
         if (panels == FT_TILE) {
             // The groups share the fetching of the next chunk.
             for (int p = 0; p < FT_TILE; p++) {
@@ -470,6 +474,7 @@ static void start_chunks(const plan *p, chunk *c) {
                  .blocks = x->blocks,
                  .parts = x->parts,
                  .group_stride = p->groups * FT_PANEL,
+                 .halves = p->job->layer->halves,
                  .fetch_step = STEP_BYTES,
                  .fetch_near = ft_fetches_near()};
 }
@@ -485,15 +490,16 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
     c->x_sum = x->sums + row * x->parts + block * (FT_BLOCK / 32);
     if (layer->group) {
         const int64_t group = block * (FT_BLOCK / layer->group);
-        c->scale = layer->scale + (panel * p->groups + group) * FT_PANEL;
-        if (layer->zero) c->zero = layer->zero + (panel * p->groups + group) * FT_PANEL;
+        const int64_t first = number_bytes(c, (panel * p->groups + group) * FT_PANEL);
+        c->scale = (const char *)layer->scale + first;
+        if (layer->zero) c->zero = (const char *)layer->zero + first;
     }
     const distance far = ahead(step, p->steps, p->next);
     for (int i = 0; i < FT_TILE; i++)
         c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * STEP_BYTES;
     if (!layer->group) return;
     const int64_t groups = far.steps * p->how.inputs_per_step / layer->group;
-    c->fetch_scale = c->scale + far.panels * c->group_stride + groups * FT_PANEL;
+    c->scales_ahead = far.panels * c->group_stride + groups * FT_PANEL;
 }
 
 // Tiles of rows [row, row + count), chunk by chunk; `sums` holds those of the tiles one after another.

@@ -93,12 +93,23 @@ typedef struct {
 } place;
 
 ALWAYS void fetch_scales(const chunk *c, const int panels, const place *at) {
-    const int64_t ahead = c->fetch_scale - c->scale + at->panel * c->group_stride + at->number * FT_PANEL;
-    UNROLL for (int p = 0; p < panels; p++)
-        __builtin_prefetch(c->scale + ahead + p * c->group_stride, 0, 2);
+    const int64_t first = c->scales_ahead + at->panel * c->group_stride + at->number * FT_PANEL;
+    const char *const scale = c->scale + number_bytes(c, first);
+    const int64_t stride = number_bytes(c, c->group_stride);
+    UNROLL for (int p = 0; p < panels; p++) __builtin_prefetch(scale + p * stride, 0, 2);
     if (!c->zero) return;
+    const char *const zero = c->zero + number_bytes(c, first);
+    UNROLL for (int p = 0; p < panels; p++) __builtin_prefetch(zero + p * stride, 0, 2);
+}
+
+typedef vf group_numbers[FIXED_PANELS][HALVES];
+
+// Scales or zero points as floats, once for all rows.
+ALWAYS void widen(const char *halves, int64_t first, int64_t stride, const int panels,
+                  group_numbers wide) {
     UNROLL for (int p = 0; p < panels; p++)
-        __builtin_prefetch(c->zero + ahead + p * c->group_stride, 0, 2);
+        UNROLL for (int h = 0; h < HALVES; h++)
+            wide[p][h] = vf_load_half((const uint16_t *)halves + first + p * stride + h * W);
 }
 
 ALWAYS void start_group(const chunk *c, const int rows, const int panels, const int middle,
@@ -112,12 +123,15 @@ ALWAYS void start_group(const chunk *c, const int rows, const int panels, const 
 
 // Add whole sums of a group, times the scales of activations and weights.
 ALWAYS void end_group(const chunk *c, const int rows, const int panels, const place *at,
-                      const int32_t *excess, whole_sums sum, const int with_zero) {
-    const int64_t group = c->layer->group, first = at->panel * c->group_stride;
+                      const int32_t *excess, whole_sums sum, const int with_zero, const int halves) {
+    const int64_t group = c->layer->group, stride = c->group_stride;
     const int64_t block = group ? at->number * group / FT_BLOCK : at->number;
-    const float *scales = c->scale ? c->scale + first + at->number * FT_PANEL : 0;
-    const float *zeros = with_zero ? c->zero + first + at->number * FT_PANEL : 0;
-    const int64_t stride = c->group_stride;
+    const int64_t first = at->panel * stride + at->number * FT_PANEL;
+    const float *scales = c->scale ? (const float *)c->scale + first : 0;
+    const float *zeros = with_zero ? (const float *)c->zero + first : 0;
+    group_numbers wide_scales, wide_zeros;
+    if (halves) widen(c->scale, first, stride, panels, wide_scales);
+    if (halves && with_zero) widen(c->zero, first, stride, panels, wide_zeros);
     float *const sums = c->sums + at->panel * FT_PANEL;
     UNROLL for (int r = 0; r < rows; r++) {
         const vf x_scale = vf_set1(c->x_scale[r * c->blocks + block]), off = vf_set1((float)excess[r]);
@@ -125,11 +139,14 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
             UNROLL for (int h = 0; h < HALVES; h++) {
                 vf whole = vf_of_vi(sum[r][p][h]);
                 if (with_zero) {
-                    const vf zero = vf_load(zeros + p * stride + h * W);
+                    const vf zero = halves ? wide_zeros[p][h] : vf_load(zeros + p * stride + h * W);
                     whole = vf_sub(whole, vf_mul(zero, off));
                 }
                 vf term = vf_mul(whole, x_scale);
-                if (scales) term = vf_mul(term, vf_load(scales + p * stride + h * W));
+                if (halves)
+                    term = vf_mul(term, wide_scales[p][h]);
+                else if (scales)
+                    term = vf_mul(term, vf_load(scales + p * stride + h * W));
                 float *total = sums + r * SUM_STRIDE + p * FT_PANEL + h * W;
                 vf_store(total, vf_add(vf_load(total), term));
             }
@@ -256,7 +273,7 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
     int32_t excess[MOST_FIXED_ROWS];
     whole_sums sum;
-    if (c->fetch_scale) fetch_scales(c, panels, at);
+    if (c->scales_ahead) fetch_scales(c, panels, at);
     for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
     start_group(c, rows, panels, bits == 8 ? MIDDLE_OF_8 : 8, excess, sum);
 #if defined(NEON)
@@ -268,10 +285,15 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     else
         add_steps(c, bits, x_bits, split, rows, panels, at, 0, sum);
 #endif
-    if (bits == 4 && c->zero)
-        end_group(c, rows, panels, at, excess, sum, 1);
+    const int with_zero = bits == 4 && c->zero;
+    if (with_zero && c->halves)
+        end_group(c, rows, panels, at, excess, sum, 1, 1);
+    else if (with_zero)
+        end_group(c, rows, panels, at, excess, sum, 1, 0);
+    else if (c->halves)
+        end_group(c, rows, panels, at, excess, sum, 0, 1);
     else
-        end_group(c, rows, panels, at, excess, sum, 0);
+        end_group(c, rows, panels, at, excess, sum, 0, 0);
 }
 
 ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int split,

@@ -28,6 +28,19 @@ static inline float bf16_to_float(bf16 value) {
     return result;
 }
 
+/* A float16, exactly. What is below its normal numbers is made of whole ones: as a float's own bits it
+ * would be one that some processors take for zero. */
+static inline float half_to_float(uint16_t value) {
+    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, rest = value & 0x7fff;
+    const float tiny = (float)rest * 0x1p-24f;
+    uint32_t bits = (rest << 13) + ((rest >= 0x7c00 ? 224u : 112u) << 23);
+    if (rest < 0x400) memcpy(&bits, &tiny, 4);
+    bits |= sign;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
 /* Round to nearest, ties to even; NaN stays NaN. */
 static inline bf16 float_to_bf16(float value) {
     uint32_t bits;
@@ -82,6 +95,9 @@ static inline vf vf_load_bf16(const bf16 *p) {
 }
 static inline vf vf_load_bf16_n(const bf16 *p, int n) {
     return vf_of_bf16(_mm256_maskz_loadu_epi16(vf_tail(n), p));
+}
+static inline vf vf_load_half(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 static inline void vf_store_bf16(bf16 *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, vf_to_bf16(x));
@@ -161,6 +177,9 @@ static inline void vf_store_n(float *p, vf x, int n) {
 static inline vf vf_load_bf16(const bf16 *p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline vf vf_load_half(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 static inline void vf_store_bf16(bf16 *p, vf x) {
     const __m256i bits = _mm256_castps_si256(x);
@@ -248,6 +267,9 @@ static inline uint16x4_t vf_to_bf16(vf x) {
 #endif
 }
 static inline vf vf_load_bf16(const bf16 *p) { return vf_of_bf16(vld1_u16(p)); }
+static inline vf vf_load_half(const uint16_t *p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
 static inline void vf_store_bf16(bf16 *p, vf x) { vst1_u16(p, vf_to_bf16(x)); }
 static inline vf vf_load_bf16_n(const bf16 *p, int n) {
     bf16 lanes[W] = {0};
@@ -342,6 +364,11 @@ static inline void vf_store_n(float *p, vf x, int n) {
 static inline vf vf_load_bf16(const bf16 *p) {
     vf x;
     for (int i = 0; i < W; i++) x[i] = bf16_to_float(p[i]);
+    return x;
+}
+static inline vf vf_load_half(const uint16_t *p) {
+    vf x;
+    for (int i = 0; i < W; i++) x[i] = half_to_float(p[i]);
     return x;
 }
 static inline void vf_store_bf16(bf16 *p, vf x) {

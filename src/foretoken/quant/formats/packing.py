@@ -1,7 +1,7 @@
 """Integer weights as the tensors of a compressed-tensors checkpoint, format `pack-quantized`.
 
-The inverse of `compressed` for what our kernels hold. Scales stay float32, so that a checkpoint
-means the same weights to the bit.
+The inverse of `compressed` for what our kernels hold. Scales are float32, or float16 where that is
+the same, so that a checkpoint means the same weights to the bit.
 """
 
 import torch
@@ -13,14 +13,14 @@ from foretoken.quant.weights import IntWeights, Scheme
 def packed_tensors(module: str, weights: IntWeights) -> dict[str, Tensor]:
     """The tensors of a module [N, K].
 
-    `weight_packed` int32 [N, K * bits / 32], `weight_scale` float32 [N, G], `weight_shape` int64
+    `weight_packed` int32 [N, K * bits / 32], `weight_scale` float32 or float16 [N, G], `weight_shape` int64
     [2], and with zero points `weight_zero_point` int32 [N * bits / 32, G], rounded up.
     """
     bits, values_NK = weights.bits, weights.values_NK
     unsigned_NK = values_NK if bits == 4 else values_NK.view(torch.uint8) ^ 128
     tensors = {
         f"{module}.weight_packed": _packed(unsigned_NK, bits),
-        f"{module}.weight_scale": weights.scale_NG.float().contiguous(),
+        f"{module}.weight_scale": _shortest(weights.scale_NG).contiguous(),
         f"{module}.weight_shape": torch.tensor(weights.shape, dtype=torch.int64),
     }
     if weights.zero_NG is not None:
@@ -58,6 +58,13 @@ def packed_config(scheme: Scheme, unquantized: list[str]) -> dict[str, object]:
         "ignore": unquantized,
         "kv_cache_scheme": None,
     }
+
+
+def _shortest(scale_NG: Tensor) -> Tensor:
+    """The scales of groups as float16, if that is exact; else, and of outputs, float32."""
+    halves_NG = scale_NG.half()
+    exact = scale_NG.shape[1] > 1 and torch.equal(halves_NG.float(), scale_NG.float())
+    return halves_NG if exact else scale_NG.float()
 
 
 def _packed(values_XY: Tensor, bits: int) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.quant.weights import IntWeights, Scheme
+from foretoken.quant.weights import IntWeights, Scheme, short_scale
 
 _SHRINKS = tuple(1.0 - 0.03125 * step for step in range(14))
 """Parts of the full range that are tried: cutting off the largest weights makes finer steps."""
@@ -98,7 +98,7 @@ def _candidates(groups_NGk: Tensor, scheme: Scheme) -> Iterator[Grid]:
     if scheme.asymmetric:
         low_NG, high_NG = groups_NGk.amin(2).clamp_(max=0), groups_NGk.amax(2).clamp_(min=0)
         for shrink in _SHRINKS:
-            scale_NG = (high_NG - low_NG) * (shrink / 15)
+            scale_NG = short_scale((high_NG - low_NG) * (shrink / 15))
             zero_NG = torch.where(scale_NG > 0, -low_NG * shrink / scale_NG, 0.0).round_()
             yield Grid(scale_NG=scale_NG, zero_NG=zero_NG, low=0, high=15)
         return
@@ -112,7 +112,7 @@ def _candidates(groups_NGk: Tensor, scheme: Scheme) -> Iterator[Grid]:
     zero_NG = torch.full_like(largest, 8.0)
     for shrink in _SHRINKS:
         for reach in (-8, 7):
-            scale_NG = largest * (shrink / reach)
+            scale_NG = short_scale(largest * (shrink / reach))
             yield Grid(scale_NG=scale_NG, zero_NG=zero_NG, low=0, high=15)
 
 
