@@ -1,7 +1,7 @@
 """Scales and zero points of groups in as few bits as hold all of them exactly.
 
-They are read beside the weights at every token: with 4-bit weights in groups of 32, float32 ones are
-a fifth of all bytes. Knows no layout.
+They are read beside the weights at every token: with 4-bit weights in groups of 32, float32 ones
+are a fifth of all bytes. Knows no layout.
 """
 
 from typing import NamedTuple

@@ -13,8 +13,9 @@ from foretoken.quant.weights import IntWeights, Scheme
 def packed_tensors(module: str, weights: IntWeights) -> dict[str, Tensor]:
     """The tensors of a module [N, K].
 
-    `weight_packed` int32 [N, K * bits / 32], `weight_scale` float32 or float16 [N, G], `weight_shape` int64
-    [2], and with zero points `weight_zero_point` int32 [N * bits / 32, G], rounded up.
+    `weight_packed` int32 [N, K * bits / 32], `weight_scale` float32 or float16 [N, G],
+    `weight_shape` int64 [2], and with zero points `weight_zero_point` int32 [N * bits / 32, G],
+    rounded up.
     """
     bits, values_NK = weights.bits, weights.values_NK
     unsigned_NK = values_NK if bits == 4 else values_NK.view(torch.uint8) ^ 128
