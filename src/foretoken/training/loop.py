@@ -106,8 +106,8 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Products in bfloat16 with float32 weights for precision `bfloat16`, and for `auto` where the
-    device multiplies them: a processor that does not takes up to sixteen times as long for them as
-    for `float32`."""
+    device multiplies them: a processor that does not takes a dozen times as long for them as for
+    `float32`."""
     narrow = precision == "bfloat16"
     if precision == "auto":
         narrow = device.type != "cpu" or _cpu_multiplies_bfloat16()

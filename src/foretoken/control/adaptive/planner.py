@@ -367,10 +367,9 @@ class Planner:
         left_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
-        allowed_s = AT_ONCE * left_s
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
-        plain_s, prompt_s = times
+        (plain_s, prompt_s), allowed_s = times, AT_ONCE * left_s
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.

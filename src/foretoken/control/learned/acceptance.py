@@ -23,6 +23,7 @@ from foretoken.control.learned.classes import (
     DrafterAcceptance,
     RequestTrack,
 )
+from foretoken.control.learned.spread import likely_part
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
     BUCKETS,
@@ -125,30 +126,22 @@ class LearnedAcceptance(AcceptanceModel):
                 parents.append(own.row if own.new == 0.0 else self._refreshed(own))
         own_rows = self._rows.read(rows)
         prior = self._rows.read(parents)[:, :BUCKETS]
-        found = chances_of_rows(
-            own_rows[:, :BUCKETS],
-            own_rows[:, BUCKETS : 2 * BUCKETS],
-            prior,
-            own_rows[:, 2 * BUCKETS : 2 * BUCKETS + 1],
-        )
-        return found[:, buckets]
+        accepted, trials = own_rows[:, :BUCKETS], own_rows[:, BUCKETS : 2 * BUCKETS]
+        weight = own_rows[:, 2 * BUCKETS : 2 * BUCKETS + 1]
+        return chances_of_rows(accepted, trials, prior, weight)[:, buckets]
 
     def doubt(self, request_ids: Sequence[str], drafter: str) -> NDArray[np.float64]:
-        """[N]: the part of the chance of a first draft that each request may well have instead: one
-        standard deviation less, by what it showed itself and by how much requests of its class
-        differ. 1 where nothing is in doubt."""
-        owner, cells = self._owner(drafter), self._rows.cells
-        chances = self.chances(request_ids, drafter, 1)[:, 0]
-        known = []
-        for request_id in request_ids:
-            track = owner.tracks.get(request_id)
-            if track is None:
-                known.append(self._class(owner, request_id).spread.weight)
-            else:
-                known.append(cells[track.row + BUCKETS] + cells[track.row + 2 * BUCKETS])
-        deviation = np.sqrt(chances * (1.0 - chances) / (1.0 + np.array(known)))
-        doubt: NDArray[np.float64] = np.maximum(chances - deviation, 0.0) / chances
-        return doubt
+        """[N]: the part of its chance of a first draft that each request may well have instead: one
+        standard deviation less. 1 where nothing is in doubt."""
+        owner, chances = self._owner(drafter), self.chances(request_ids, drafter, 1)[:, 0]
+        return likely_part(chances, [self._known(owner, one) for one in request_ids])
+
+    def _known(self, owner: DrafterAcceptance, request_id: str) -> float:
+        """Trials that a request's chance rests on, with those that its class counts for."""
+        track, cells = owner.tracks.get(request_id), self._rows.cells
+        if track is None:
+            return self._class(owner, request_id).spread.weight
+        return cells[track.row + BUCKETS] + cells[track.row + 2 * BUCKETS]
 
     def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
         """Products of the chances."""

@@ -4,7 +4,11 @@ Where they are alike, what one shows in its first trials is luck, and its class 
 they differ, its own trials do. Knows numbers of trials only.
 """
 
+from collections.abc import Sequence
 from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.control.learned.trials import FADE
 
@@ -63,3 +67,11 @@ class Spread:
         self._requests = _KEEPS * self._requests + 1.0
         self._single = _KEEPS * self._single + single
         self._beyond = _KEEPS * self._beyond + seen
+
+
+def likely_part(chances_N: NDArray[np.float64], known_N: Sequence[float]) -> NDArray[np.float64]:
+    """The part of each chance that is left one standard deviation below it, [N], if it rests on so
+    many trials: that of a beta distribution."""
+    deviation_N = np.sqrt(chances_N * (1.0 - chances_N) / (1.0 + np.array(known_N)))
+    part_N: NDArray[np.float64] = np.maximum(chances_N - deviation_N, 0.0) / chances_N
+    return part_N
