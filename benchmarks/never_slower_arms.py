@@ -232,8 +232,7 @@ class Servers:
             state = "runs" if code is None else f"ended with {code}"
             raise SystemExit(f"the server of `{arm.name}`, which {state}: {error}") from error
         taken = sum(map(processor_seconds, waiting)) - before
-        lasted = max(reply.at_s[-1] for reply in found.replies) - found.began_s
-        self.idle_share = max(self.idle_share, taken / max(lasted, 0.5))
+        self.idle_share = max(self.idle_share, taken / max(found.lasted_s, 0.5))
         return found
 
     def set_speculation(self, spec: ServerSpec, policy: Mapping[str, Any]) -> None:

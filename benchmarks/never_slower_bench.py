@@ -98,12 +98,11 @@ class Bench:
         """Requests of a round that lasts as long as rounds are to last, if those are enough."""
         count = fewest = int(self.pair.fewest * load)
         trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
-        lasted = max(one.at_s[-1] for one in trial.replies) - trial.began_s
-        if lasted < self.given.round_s / 2:  # connections and a single request count for much
-            count = min(1000, int(count * self.given.round_s / lasted))
+        if trial.lasted_s < self.given.round_s / 2:
+            # Connections and a single request count for much.
+            count = min(1000, int(count * self.given.round_s / trial.lasted_s))
             trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
-            lasted = max(one.at_s[-1] for one in trial.replies) - trial.began_s
-        return max(fewest, int(count * self.given.round_s / lasted))
+        return max(fewest, int(count * self.given.round_s / trial.lasted_s))
 
     def in_turns(
         self, arms: Sequence[Arm], make: Turns, repeats: int | None = None
@@ -129,8 +128,8 @@ class Bench:
         for first in (0, ESTIMATED):  # the first round warms up
             asks = self.asks(TAUGHT + first, ESTIMATED)
             found = self.servers.ask(off, [Crowd(asks, ESTIMATED)])
-        lasted = max(reply.at_s[-1] for reply in found.replies) - found.began_s
-        return sum(len(ask.body["prompt"]) + ask.body["max_tokens"] for ask in asks) / lasted
+        rows = sum(len(ask.body["prompt"]) + ask.body["max_tokens"] for ask in asks)
+        return rows / found.lasted_s
 
     def best_length(
         self, fixed: Arm, make: Turns, speed: Callable[[Sequence[Round]], float]

@@ -86,6 +86,11 @@ class Round:
         return seen / (self.full_until_s - self.began_s)
 
     @property
+    def lasted_s(self) -> float:
+        """Until the last token of all."""
+        return max(one.at_s[-1] for one in self.replies) - self.began_s
+
+    @property
     def together_per_s(self) -> float:
         """Tokens per second between the last first token and the first last one: decoding only."""
         begin = max(one.at_s[0] for one in self.replies)

@@ -135,7 +135,7 @@ def _teach(bench: Bench, seen: _Seen, arm: Arm, crowds: Sequence[Crowd]) -> None
     def grown(name: str) -> float:
         return sum(counters(after, name).values()) - sum(counters(before, name).values())
 
-    ended_s = max(reply.at_s[-1] for reply in found.replies)
+    ended_s = found.began_s + found.lasted_s
     load = sum(crowd.clients for crowd in crowds)
     seen.spans.setdefault(load, []).append((found.began_s, ended_s))
     alone = len(found.replies) if load == 1 else 0

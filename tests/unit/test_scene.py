@@ -31,8 +31,8 @@ def test_every_length_is_priced_as_it_was_learnt(count: int, length: int) -> Non
         acceptance.begin(request_id, "")
     scene = Scene(
         ids=ids, classes=[""] * count, context=0.0, outputs=OutputTokens(tokens_N, tokens_N),
-        bound_s=np.full(count, 1.0), token_s=np.full(count, 1.0), left_s=np.zeros(count),
-        plain_s=1.0, prompt_s=0.0, rows_s=np.full(4 * count + 1, 1.0), acceptance=acceptance,
+        left_s=np.zeros(count), plain_s=1.0, prompt_s=0.0,
+        rows_s=np.full(4 * count + 1, 1.0), acceptance=acceptance,
     )  # fmt: skip
     [option] = scene.options([view])
     priced = option.depth_s[length] + option.slot_s * count * length + option.start_s.sum()

@@ -72,17 +72,9 @@ def _in_panels(rows_NX: Tensor, *, gated: bool) -> Tensor:
     return panels
 
 
-def _numbers_in_panels(
-    scale_NG: Tensor, zero_NG: Tensor | None, *, gated: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Scales and zero points of groups, [panels, groups, 16]."""
-    numbers = in_few_bits(scale_NG, zero_NG)
-    scale, zero = (
-        None if given is None else _in_panels(given, gated=gated).transpose(1, 2).contiguous()
-        for given in numbers
-    )
-    assert scale is not None, "it was given"
-    return scale, zero
+def _by_panels(numbers_NG: Tensor, *, gated: bool) -> Tensor:
+    """Numbers of outputs or groups, [panels, groups, 16]."""
+    return _in_panels(numbers_NG, gated=gated).transpose(1, 2).contiguous()
 
 
 def empty_packed(library: Library, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -130,10 +122,7 @@ def pack_int8(
     quads = (padded ^ -128).contiguous().view(torch.int32)
     packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
     packed.copy_(quads.transpose(1, 2))
-    if group:
-        scale, _ = _numbers_in_panels(scale_NG, None, gated=gated)
-    else:
-        scale = _in_panels(scale_NG.float(), gated=gated).transpose(1, 2).contiguous()
+    numbers_NG = in_few_bits(scale_NG, None).scale if group else scale_NG.float()
     return Packed(
         weight_type=INT8,
         weight=packed,
@@ -141,7 +130,7 @@ def pack_int8(
         inputs=inputs,
         gated=gated,
         group=group,
-        scale=scale,
+        scale=_by_panels(numbers_NG, gated=gated),
     )
 
 
@@ -170,7 +159,7 @@ def pack_int4(
     quads = (low | high << 4).flatten(2).contiguous().view(torch.int32)
     packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
     packed.copy_(quads.transpose(1, 2))
-    scale, zero = _numbers_in_panels(scale_NG, zero_NG, gated=gated)
+    numbers = in_few_bits(scale_NG, zero_NG)
     return Packed(
         weight_type=INT4,
         weight=packed,
@@ -178,8 +167,8 @@ def pack_int4(
         inputs=inputs,
         gated=gated,
         group=group,
-        scale=scale,
-        zero=zero,
+        scale=_by_panels(numbers.scale, gated=gated),
+        zero=None if numbers.zero is None else _by_panels(numbers.zero, gated=gated),
     )
 
 

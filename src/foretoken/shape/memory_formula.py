@@ -112,10 +112,10 @@ def held_storage(
 
 def _number_bytes(held: Held) -> tuple[float, float]:
     """Bytes of an integer with its share of the group's numbers, and of the scale of an output."""
+    numbers = 2 if held.asymmetric else 1
     if held.group:
-        numbers = held.number_bytes * (2 if held.asymmetric else 1)
-        return held.bits / 8 + numbers / held.group, 0.0
-    return held.bits / 8, SCALE_BYTES * (2 if held.asymmetric else 1)
+        return held.bits / 8 + numbers * held.number_bytes / held.group, 0.0
+    return held.bits / 8, numbers * SCALE_BYTES
 
 
 def weight_bytes(counts: WeightCounts, storage: Storage) -> float:

@@ -114,6 +114,23 @@ class Allocation:
         return self.tokens / self.seconds
 
 
+def accepted_drafts(found: Allocation, options: Seq[DraftOption]) -> Floats:
+    """How many drafts of each sequence are expected to be accepted, [N], by what `options` say of
+    those that `found` chose."""
+    count = len(found.drafts_N)
+    accepted_N = np.zeros(count)
+    for index in sorted(set(found.drafter_N.tolist()) - {-1}):
+        survival_NK = options[index].survival_NK
+        if found.slots is None:
+            taken_NK = np.arange(survival_NK.shape[1]) < found.drafts_N[:, None]
+        else:
+            taken_NK = np.zeros(survival_NK.shape, np.bool_)
+            taken_NK[found.slots % count, found.slots // count] = True
+        own_N = found.drafter_N == index
+        accepted_N[own_N] = (survival_NK * taken_NK).sum(axis=1)[own_N]
+    return accepted_N
+
+
 Search: TypeAlias = Callable[[StepOptions, Seq[DraftOption]], Allocation]
 """`allocate`, or what finds the same faster."""
 

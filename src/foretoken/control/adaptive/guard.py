@@ -2,7 +2,7 @@
 
 A sequence gains when it gets tokens faster than plain steps would have given them, and loses when
 it waits for the drafts of others. The loss that a request may have at its end is a share of what
-all its tokens take in plain steps; an eighth of what is left of that may be lost in one step.
+all its tokens take in plain steps; a part of what is left of that may be lost in one step.
 Knows seconds and tokens only.
 """
 
@@ -13,9 +13,6 @@ import numpy as np
 
 from foretoken.control.adaptive.exploring import TRIAL_SHARE
 from foretoken.control.learned.regression import Floats
-
-AT_ONCE = 1.0 / 8.0
-"""Share of what is left to lose that one step may take."""
 
 
 @final

@@ -22,7 +22,7 @@ from foretoken.control.adaptive.exploring import (
     pick_trial,
     surprises,
 )
-from foretoken.control.adaptive.guard import AT_ONCE, Ledger
+from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
     CATCHING_UP,
@@ -52,9 +52,6 @@ _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
 _POOR = 0.02
 """Part of a plain step below which a sequence has next to nothing to lose."""
-_BENEFIT = 1.15
-"""A sequence that may still lose something gets the benefit of the doubt: of many estimates that
-are all a little wrong, the lowest would decide for everybody."""
 
 
 @final
@@ -122,7 +119,6 @@ class Planner:
         guard_N = np.array([one.guard(self._caps) for one in tracked])
         tokens_N = counted.outputs_N + left_N
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
-        allowed_s = AT_ONCE * left_s
         outputs = OutputTokens(left_N, tokens_N)
         scene = self._scene(tracked, shape, times, outputs, left_s, views)
         alone = count == 1 and not load.num_prompt_tokens
@@ -132,7 +128,7 @@ class Planner:
         reading, wanted = chosen.reading, chosen.wanted
         rows = int(wanted.drafts_N.sum())
         held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(allowed_s < _POOR * times.plain_s) if held_back else ()
+        poor_N = np.flatnonzero(scene.allowed_s < _POOR * times.plain_s) if held_back else ()
         made = MadePlan(
             plan=plan,
             held=held_by(ids, plan, chosen),
@@ -369,7 +365,7 @@ class Planner:
     ) -> Scene:
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
-        (plain_s, prompt_s), allowed_s = times, AT_ONCE * left_s
+        plain_s, prompt_s = times
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.
@@ -383,8 +379,6 @@ class Planner:
             classes=[one.class_key for one in tracked],
             context=shape.context,
             outputs=outputs,
-            bound_s=plain_s + allowed_s,
-            token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             left_s=left_s,
             plain_s=plain_s,
             prompt_s=prompt_s,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, accepted_drafts
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
@@ -109,7 +109,8 @@ def surplus(
     found: Allocation, options: Seq[DraftOption], forecast: StepForecast
 ) -> tuple[float, ...]:
     """Tokens that the drafts of each sequence bring beyond what they cost at the step's price."""
-    chosen = zip(_accepted(found, options), found.drafter_N.tolist(), strict=True)
+    accepted_N = accepted_drafts(found, options)
+    chosen = zip(accepted_N.tolist(), found.drafter_N.tolist(), strict=True)
     values = []
     for place, (accepted, index) in enumerate(chosen):
         slot_s = options[index].slot_s if index >= 0 else 0.0
@@ -125,7 +126,8 @@ def may_lose(
     drafts. `left_s` [N]: what its guard leaves of each."""
     if not found.drafts_N.any():
         return {}
-    each = zip(ids, left_s.tolist(), _accepted(found, options), strict=True)
+    accepted_N = accepted_drafts(found, options)
+    each = zip(ids, left_s.tolist(), accepted_N.tolist(), strict=True)
     return {
         request_id: most_behind(one_s, plain_s, gains=plain_s * (1.0 + accepted) >= found.seconds)
         for request_id, one_s, accepted in each
@@ -155,20 +157,3 @@ def chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
         if chosen >= 0:
             chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
     return min(max(chance, 0.01), 0.99)
-
-
-def _accepted(found: Allocation, options: Seq[DraftOption]) -> list[float]:
-    """Drafts of each sequence that are expected to be accepted in a step."""
-    each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
-    return [
-        float(_best(options[index], place, found.depth)[:length].sum()) if index >= 0 else 0.0
-        for place, (index, length) in enumerate(each)
-    ]
-
-
-def _best(option: DraftOption, place: int, depth: int) -> Floats:
-    """What the drafts of a sequence are worth within so many passes, the best first."""
-    survival_K: Floats = option.survival_NK[place]
-    if option.levels_K is not None:
-        survival_K = np.sort(survival_K[option.levels_K <= depth])[::-1]
-    return survival_K

@@ -20,6 +20,7 @@ from foretoken.control.adaptive.allocation import (
     DraftOption,
     Search,
     StepOptions,
+    accepted_drafts,
     allocate,
 )
 from foretoken.control.adaptive.tree_nodes import TreeNodes
@@ -30,6 +31,11 @@ from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
+_AT_ONCE = 1.0 / 8.0
+"""Share of what is left to lose that one step may take."""
+_BENEFIT = 1.15
+"""A sequence that may still lose something gets the benefit of the doubt: of many estimates that
+are all a little wrong, the lowest would decide for everybody."""
 _KNOWN = 0.75
 """A sequence whose drafts may well have this part of their chance, but hardly less, is known: what
 it still loses is bad luck."""
@@ -89,10 +95,6 @@ class Scene:
     context: float
     """Tokens of a sequence, on average."""
     outputs: OutputTokens
-    bound_s: Floats
-    """Seconds that the step may take if a sequence gets one token, [N]."""
-    token_s: Floats
-    """What each further expected token of a sequence adds to that, [N]."""
     left_s: Floats
     """Seconds by which each may be slower than plain steps in all that is to come, [N]."""
     plain_s: float
@@ -105,6 +107,21 @@ class Scene:
     margin: float = MARGIN
     """What drafting has to bring beyond not drafting, as a share."""
     search: Search = allocate
+
+    @property
+    def allowed_s(self) -> Floats:
+        """Seconds by which the step may make each sequence slower, [N]."""
+        return _AT_ONCE * self.left_s
+
+    @property
+    def bound_s(self) -> Floats:
+        """Seconds that the step may take if a sequence gets one token, [N]."""
+        return self.plain_s + self.allowed_s
+
+    @property
+    def token_s(self) -> Floats:
+        """What each further expected token of a sequence adds to that, [N]."""
+        return self.plain_s * np.where(self.allowed_s > 0.0, _BENEFIT, 1.0)
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
@@ -144,41 +161,28 @@ class Scene:
         """A plan by a step of which nobody loses more than it may, though its drafts be as poor as
         they may well be: where requests of a class differ much, what is expected of a new one is
         true of none of them."""
-        accepted_N, poor_N = self._accepted(found, options)
+        poor = [self._poor(option) for option in options]
+        accepted_N, poor_N = accepted_drafts(found, options), accepted_drafts(found, poor)
         most_s = self.plain_s + self.left_s
         risky_N = (poor_N < accepted_N) & (most_s + self.plain_s * poor_N < found.seconds)
         if not risky_N.any():
             return found
-        token_s = np.where(
-            risky_N, self.plain_s * poor_N / np.maximum(accepted_N, 1e-9), self.token_s
-        )
-        careful = found
+        poor_s = self.plain_s * poor_N / np.maximum(accepted_N, 1e-9)
+        token_s = np.where(risky_N, poor_s, self.token_s)
         for bound_s in (np.where(risky_N, most_s, self.bound_s), self.bound_s):
             # Either all that is left at once, for what is likely to come back, or a part of it.
             careful = self.search(replace(step, bound_s=bound_s, token_s=token_s), options)
-            accepted_N, _ = self._accepted(careful, options)
+            accepted_N = accepted_drafts(careful, options)
             if (self.bound_s + self.token_s * accepted_N >= careful.seconds).all():
                 break
         return replace(careful, unguarded=max(found.unguarded, careful.unguarded))
 
-    def _accepted(self, found: Allocation, options: Seq[DraftOption]) -> tuple[Floats, Floats]:
-        """Drafts of each sequence that are expected to be accepted, [N], and how many they are if
-        its chances are as poor as they may well be."""
-        accepted_N, poor_N = np.zeros(len(self.ids)), np.zeros(len(self.ids))
-        for index in sorted(set(found.drafter_N.tolist()) - {-1}):
-            option, own_N = options[index], found.drafter_N == index
-            taken_NK = np.arange(option.survival_NK.shape[1]) < found.drafts_N[:, None]
-            if found.slots is not None:
-                drafts, sequences = np.divmod(found.slots, len(self.ids))
-                taken_NK = np.zeros_like(taken_NK)
-                taken_NK[sequences, drafts] = True
-            survival_NK = option.survival_NK * taken_NK
-            doubt_N = self.acceptance.doubt(self.ids, option.name)
-            doubt_N[doubt_N >= _KNOWN] = 1.0
-            poor_NK = survival_NK * doubt_N[:, None] ** option.depths_K
-            accepted_N[own_N] = survival_NK.sum(axis=1)[own_N]
-            poor_N[own_N] = poor_NK.sum(axis=1)[own_N]
-        return accepted_N, poor_N
+    def _poor(self, option: DraftOption) -> DraftOption:
+        """The same where the drafts of all who are in doubt are as poor as they may well be."""
+        doubt_N = self.acceptance.doubt(self.ids, option.name)
+        doubt_N[doubt_N >= _KNOWN] = 1.0
+        survival_NK = option.survival_NK * doubt_N[:, None] ** option.depths_K
+        return replace(option, survival_NK=survival_NK)
 
     def could_pay(self, option: DraftOption, chance: float) -> bool:
         """Whether the option would bring anything if each of its drafts had this chance: for one of

@@ -7,6 +7,7 @@ the same, so that a checkpoint means the same weights to the bit.
 import torch
 from torch import Tensor
 
+from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.quant.weights import IntWeights, Scheme
 
 
@@ -19,9 +20,13 @@ def packed_tensors(module: str, weights: IntWeights) -> dict[str, Tensor]:
     """
     bits, values_NK = weights.bits, weights.values_NK
     unsigned_NK = values_NK if bits == 4 else values_NK.view(torch.uint8) ^ 128
+    # Scales of outputs stay float32, as kernels have them.
+    scale_NG = weights.scale_NG.float()
+    if weights.group:
+        scale_NG = in_few_bits(scale_NG, None).scale
     tensors = {
         f"{module}.weight_packed": _packed(unsigned_NK, bits),
-        f"{module}.weight_scale": _shortest(weights.scale_NG).contiguous(),
+        f"{module}.weight_scale": scale_NG.contiguous(),
         f"{module}.weight_shape": torch.tensor(weights.shape, dtype=torch.int64),
     }
     if weights.zero_NG is not None:
@@ -59,13 +64,6 @@ def packed_config(scheme: Scheme, unquantized: list[str]) -> dict[str, object]:
         "ignore": unquantized,
         "kv_cache_scheme": None,
     }
-
-
-def _shortest(scale_NG: Tensor) -> Tensor:
-    """The scales of groups as float16, if that is exact; else, and of outputs, float32."""
-    halves_NG = scale_NG.half()
-    exact = scale_NG.shape[1] > 1 and torch.equal(halves_NG.float(), scale_NG.float())
-    return halves_NG if exact else scale_NG.float()
 
 
 def _packed(values_XY: Tensor, bits: int) -> Tensor:
