@@ -14,8 +14,9 @@ from foretoken.errors import ConfigError
 from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import read_exported
-from foretoken.training.loop import Job, autocast, prepare
+from foretoken.training.loop import Job, prepare
 from foretoken.training.losses import Head, distillation_loss
+from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
 from tools.demo_models.batches import TrainingData

@@ -16,7 +16,8 @@ from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining
 from foretoken.training.llama import Llama
-from foretoken.training.loop import Job, autocast, prepare
+from foretoken.training.loop import Job, prepare
+from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import greedy_runs
 from tools.demo_models.batches import TrainingData

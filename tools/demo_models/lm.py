@@ -22,11 +22,11 @@ from foretoken.training.loop import (
     Job,
     Progress,
     Trainer,
-    autocast,
     pick_device,
     prepare,
     tell_compiling,
 )
+from foretoken.training.precision import autocast
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.hardware import Hardware
 from foretoken.training import run_folder
 from foretoken.training.llama import Llama
 from foretoken.training.optimizer import Optimizer
@@ -97,21 +95,6 @@ def tell_compiling(settings: Settings, report: Callable[[str], None]) -> None:
             "compiling: minutes without a step now, and again before the first measurement "
             "(`compile = false` in the config goes without, and steps take longer)"
         )
-
-
-@cache
-def _cpu_multiplies_bfloat16() -> bool:
-    return Hardware.detect().has_bf16
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Products in bfloat16 with float32 weights for precision `bfloat16`, and for `auto` where the
-    device multiplies them: a processor that does not takes a dozen times as long for them as for
-    `float32`."""
-    narrow = precision == "bfloat16"
-    if precision == "auto":
-        narrow = device.type != "cpu" or _cpu_multiplies_bfloat16()
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow)
 
 
 class _Losses(nn.Module):

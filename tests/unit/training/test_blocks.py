@@ -231,7 +231,7 @@ def test_hidden_matrices_alone_are_trained_as_such() -> None:
     """Short embeddings, what they add to logits and the judgement are AdamW's."""
     head = fresh("dspark", draft_vocab_size=FEW)
     optimizer = Optimizer(head.net, settings_of("dspark"))
-    hidden = {id(p) for group in optimizer._parts[1].param_groups for p in group["params"]}
+    hidden = {id(matrix) for matrix in optimizer._matrices}
     names = {name for name, p in head.net.named_parameters() if id(p) in hidden}
     assert "fc.weight" in names and "layers.1.self_attn.q_proj.weight" in names
     assert not [name for name in names if name.startswith(("markov", "confidence", "lm_head"))]

@@ -5,7 +5,7 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
-from foretoken.training import loop
+from foretoken.training import precision
 from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
 from tests.unit.training.tiny import tiny_settings
 
@@ -61,13 +61,13 @@ def test_products_are_narrow_where_the_processor_multiplies_them(
 ) -> None:
     """Without the instruction they would take many times as long."""
     machine = Hardware(cpu_name="", num_cores=2, free_memory=1, cpu_flags=flags)
-    monkeypatch.setattr("foretoken.training.loop.Hardware.detect", lambda: machine)
-    loop._cpu_multiplies_bfloat16.cache_clear()
+    monkeypatch.setattr("foretoken.training.precision.Hardware.detect", lambda: machine)
+    precision._cpu_multiplies_bfloat16.cache_clear()
     try:
         found = {}
-        for precision in ("auto", "bfloat16", "float32"):
-            with loop.autocast(torch.device("cpu"), precision):
-                found[precision] = torch.is_autocast_enabled("cpu")
+        for asked in ("auto", "bfloat16", "float32"):
+            with precision.autocast(torch.device("cpu"), asked):
+                found[asked] = torch.is_autocast_enabled("cpu")
     finally:
-        loop._cpu_multiplies_bfloat16.cache_clear()
+        precision._cpu_multiplies_bfloat16.cache_clear()
     assert found == {"auto": "avx512_bf16" in flags, "bfloat16": True, "float32": False}

@@ -16,8 +16,8 @@ from torch import Tensor
 from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead
 from foretoken.training.heads.target import Captured
-from foretoken.training.loop import autocast
 from foretoken.training.losses import Head, distance, head_loss
+from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import HeadSettings, Settings
 
