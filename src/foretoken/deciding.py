@@ -25,8 +25,9 @@ from foretoken.control.report.reasons import by_plan, by_settings, by_trial, wit
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
-from foretoken.proposers.costs import EngineCosts, Timed, find_costs, seconds_for_timing
+from foretoken.proposers.costs import EngineCosts, find_costs, seconds_for_timing
 from foretoken.proposers.method import FoundDrafter
+from foretoken.proposers.timing import Timed
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verification

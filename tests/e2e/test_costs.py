@@ -17,7 +17,8 @@ from foretoken.control.learned import keeping
 from foretoken.engine import Engine
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.costs import Timed, find_costs
+from foretoken.proposers.costs import find_costs
+from foretoken.proposers.timing import Timed
 from foretoken.types import SamplingParams
 
 DRAFTERS: list[dict[str, Any]] = [
@@ -103,6 +104,13 @@ def test_what_is_timed_are_drafts(
     )
     assert drafted
     assert all(drafted)
+
+
+def test_reading_is_timed_however_short_the_time(tmp_path: Path) -> None:
+    """A drafter whose smallest case takes all there is: unknown, reading would pass for free."""
+    costs = find_costs(timed(build(DRAFTERS[0])), folder=tmp_path, most_seconds=1e-6)
+    reading_s = costs.drafters["draft_model"].feeding(1000, 500.0)
+    assert reading_s > costs.drafters["draft_model"].drafting(1, 1, 500.0)[1]
 
 
 def test_no_time_and_no_file_is_a_data_sheet(tmp_path: Path) -> None:

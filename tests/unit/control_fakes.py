@@ -106,8 +106,8 @@ class Batch:
         deciding_s: float = 0.0,
     ) -> None:
         """`chance`: of a draft of a sequence in a step, given that all before it were accepted.
-        `believed`: what was timed at the start, where that was wrong. `deciding_s`: what a plan
-        takes; the dearer it is, the longer it is kept."""
+        `believed`: what was timed at the start, where that was wrong; reading was not if its rows
+        take nothing. `deciding_s`: what a plan takes; the dearer it is, the longer it is kept."""
         timed = believed or world
         self.floor = floor
         self.world, self.chance, self.most = world, chance, most
@@ -120,7 +120,7 @@ class Batch:
         known = [
             (s, timed.draft_s(s.passes, s.rows, s.fed_rows))
             for s in shapes
-            if s.passes or s.fed_rows
+            if (s.passes or s.fed_rows) and (timed.feed_row_s or not s.fed_rows)
         ]
         costs = {"draft": DrafterCost(known, sd=0.1, machine=target)}
         facts = DrafterFacts(

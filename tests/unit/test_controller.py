@@ -213,6 +213,28 @@ def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None
     assert (batch.plain - plain) / (batch.clock - clock) >= 0.98
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_reading_that_was_never_timed_is_not_free_for_long(count: int) -> None:
+    """On a slow machine there may have been no time for it at the start. A prompt that is read at
+    once, in the first step with drafts, tells what it takes."""
+    never_timed = World(feed_row_s=0.0)
+    batch = Batch(
+        World(feed_row_s=0.03, cold=1.3), lambda sequence, step: 0.8, believed=never_timed
+    )
+    drafts = []
+    for round in range(8):
+        sequences = [running(f"{round}-{i}", prompt=2000, most=32) for i in range(count)]
+        before = len(batch.lengths)
+        while sequences:
+            batch.step(sequences)
+            for sequence in [s for s in sequences if s.num_output >= 32]:
+                batch.control.release(sequence.request.request_id)
+                sequences.remove(sequence)
+        drafts.append(sum(map(sum, batch.lengths[before:])))
+    assert drafts[0], "who believes that reading is free reads"
+    assert sum(drafts[3:]) == 0, drafts
+
+
 def test_long_answers_are_worth_reading_the_prompt() -> None:
     world = World(feed_row_s=0.002)
     batch = Batch(world, lambda sequence, step: 0.9)

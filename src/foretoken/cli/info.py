@@ -211,7 +211,8 @@ def _show_costs(config: EngineConfig, *, as_json: bool) -> None:
 
 def _find_costs(config: EngineConfig) -> "EngineCosts":
     from foretoken.assembly import build_engine
-    from foretoken.proposers.costs import Timed, find_costs, seconds_for_timing
+    from foretoken.proposers.costs import find_costs, seconds_for_timing
+    from foretoken.proposers.timing import Timed
 
     parts = build_engine(config).parts
     if parts.deciding.costs is not None:

@@ -73,8 +73,7 @@ class _PastStep(NamedTuple):
     deciding_s: float
     """What deciding took of it."""
     is_usual: bool
-    """Whether it is no change from plain steps to drafts or back: what did not run just before is
-    slow at first, and what is seldom done would seem dear for that alone."""
+    """Whether it is no change from plain steps to drafts or back."""
     is_settled: bool
     """Whether nobody ended just before."""
 
@@ -180,7 +179,7 @@ class AdaptiveControl:
             # Nothing was planned for this step: all that it tells is what it took.
             self._unplanned_s += stats.busy_s
             if not stats.num_prefilled and not stats.num_draft_tokens:
-                self._times.add(plan.load, stats, {}, aside_s, settled=settled)
+                self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
         elif plan is made.plan:
             is_usual = had_drafted == bool(stats.drafters)
             past = _PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
@@ -212,8 +211,7 @@ class AdaptiveControl:
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
                 self._charge(made, forecast, min(stats.busy_s, forecast.seconds), accepted)
-            if is_usual:
-                self._times.add(plan.load, stats, missing, aside_s, settled=settled)
+            self._times.add(plan.load, stats, missing, aside_s, settled=settled, is_usual=is_usual)
         self._waiting.clear()
         if made.is_spent or made.below_floor != self._planner.below_floor:
             self._steps_left, self._is_broken = 0, made.is_spent

@@ -17,7 +17,8 @@ _FAR = 1.35
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 _CHANGED = 2.0
 """Times as long from which on it is the machine that changed."""
-
+_MUCH_READ = 64
+"""Tokens of which reading takes longer than what else is slow in a first step with drafts."""
 _SETTLES = 3
 """Steps after which a server is done with a request that ended."""
 
@@ -83,9 +84,17 @@ class RecentTimes:
         deciding_s: float,
         *,
         settled: bool,
+        is_usual: bool,
     ) -> None:
         """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
-        `missing` in it. `settled`: nobody ended just before."""
+        `missing` in it. `settled`: nobody ended just before. `is_usual`: it is no change from plain
+        steps to drafts or back. What did not run just before is slow at first, and what is seldom
+        done would seem dear for that alone."""
+        if not is_usual:
+            if sum(missing.values()) >= _MUCH_READ:
+                # Nearly all of that is reading, and what is read at once is read in no other step.
+                self._add_drafting(stats, missing)
+            return
         self.count += 1
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         # What was really computed of prompts may differ from what was foreseen.
@@ -98,9 +107,7 @@ class RecentTimes:
             self._target[key].append(seconds)
         else:
             self._target[key] = [seconds]
-        for name, sequences, depth, num_drafts, took in stats.drafters:
-            drafting = DraftingKind(name, sequences, depth, num_drafts, missing.get(name, 0))
-            self._drafters.setdefault(drafting, []).append(took)
+        self._add_drafting(stats, missing)
 
     def teach(
         self,
@@ -127,6 +134,11 @@ class RecentTimes:
             for one, times in _counted(seconds, apart=apart):
                 drafters[drafting.name].cost.observe(drafting.shape(context), one, times=times)
         self.clear()
+
+    def _add_drafting(self, stats: StepStats, missing: Mapping[str, int]) -> None:
+        for name, sequences, depth, num_drafts, took in stats.drafters:
+            drafting = DraftingKind(name, sequences, depth, num_drafts, missing.get(name, 0))
+            self._drafters.setdefault(drafting, []).append(took)
 
     def clear(self) -> None:
         """Begin anew."""

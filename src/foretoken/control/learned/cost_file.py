@@ -22,7 +22,7 @@ from foretoken.hardware import user_caches
 
 logger = logging.getLogger("foretoken")
 
-_FORMAT = 2
+_FORMAT = 3
 _LEFT_S = 60.0
 """Age from which on a file that was not renamed belongs to a process that was killed."""
 
