@@ -90,13 +90,13 @@ class RecentTimes:
         `missing` in it. `settled`: nobody ended just before. `is_usual`: it is no change from plain
         steps to drafts or back. What did not run just before is slow at first, and what is seldom
         done would seem dear for that alone."""
+        drafted, decoding = stats.num_draft_tokens, load.num_decoding
         if not is_usual:
-            if sum(missing.values()) >= _MUCH_READ:
-                # Nearly all of that is reading, and what is read at once is read in no other step.
+            if decoding == 1 and sum(missing.values()) >= _MUCH_READ:
+                # Nearly all of that is reading, and who is alone is read in no other step.
                 self._add_drafting(stats, missing)
             return
         self.count += 1
-        drafted, decoding = stats.num_draft_tokens, load.num_decoding
         # What was really computed of prompts may differ from what was foreseen.
         prompt = stats.num_tokens - drafted - decoding
         key = decoding, load.num_prefilling, prompt, drafted, settled
