@@ -215,7 +215,7 @@ def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_reading_that_was_never_timed_is_not_free_for_long(count: int) -> None:
-    """Whoever is alone is read at once, in the first step with drafts, and that tells what it takes;
+    """Whoever is alone is read at once, in the first step with drafts, which tells what it takes;
     several are read in chunks."""
     never_timed = World(feed_row_s=0.0)
     batch = Batch(
