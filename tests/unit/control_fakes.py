@@ -210,3 +210,12 @@ class Batch:
         for _ in range(steps):
             self.step(sequences)
         return (self.plain - plain) / (self.clock - clock)
+
+    def answer(self, sequences: list[Running]) -> None:
+        """Steps until each has written all that it may; whoever has is released."""
+        left = list(sequences)
+        while left:
+            self.step(left)
+            for one in [s for s in left if s.num_output >= s.request.max_tokens]:
+                self.control.release(one.request.request_id)
+                left.remove(one)

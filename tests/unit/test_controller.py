@@ -203,11 +203,7 @@ def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None
     batch = Batch(world, lambda sequence, step: 0.8)
     for round in range(60):
         sequences = [running(f"{round}-{i}", prompt=2000, most=32) for i in range(4)]
-        while sequences:
-            batch.step(sequences)
-            for sequence in [s for s in sequences if s.num_output >= 32]:
-                batch.control.release(sequence.request.request_id)
-                sequences.remove(sequence)
+        batch.answer(sequences)
         if round == 9:
             clock, plain = batch.clock, batch.plain
     assert (batch.plain - plain) / (batch.clock - clock) >= 0.98
@@ -225,11 +221,7 @@ def test_reading_that_was_never_timed_is_not_free_for_long(count: int) -> None:
     for round in range(8):
         sequences = [running(f"{round}-{i}", prompt=2000, most=32) for i in range(count)]
         before = len(batch.lengths)
-        while sequences:
-            batch.step(sequences)
-            for sequence in [s for s in sequences if s.num_output >= 32]:
-                batch.control.release(sequence.request.request_id)
-                sequences.remove(sequence)
+        batch.answer(sequences)
         drafts.append(sum(map(sum, batch.lengths[before:])))
     assert drafts[0], "who believes that reading is free reads"
     assert sum(drafts[3:]) == 0, drafts

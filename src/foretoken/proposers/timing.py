@@ -12,7 +12,7 @@ from typing import final
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.calibration import PROMISED_SD, TIMED_SD, draft_lengths
+from foretoken.control.learned.calibration import LONG, PROMISED_SD, SHORT, TIMED_SD, draft_lengths
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.kv.pool import PagePool
@@ -24,14 +24,12 @@ from foretoken.runtime.runner import Runner
 from foretoken.runtime.sequence import Sequence as RunningSequence
 from foretoken.types import Request, SamplingParams
 
-PLAIN = StepShape(1, 1, 32)
+PLAIN = StepShape(1, 1, SHORT)
 """The step of one sequence without drafts."""
 _MOST_TOKENS = 8192
 """Tokens whose pages are used at once; longer batches share pages."""
 _DRAFT_BATCHES = (1, 4, 16)
-_DRAFT_CONTEXTS = (32, 512)
-_LONG = 1024
-"""A long context, in tokens."""
+_DRAFT_CONTEXTS = (SHORT, 512)
 _REPEATS = 3
 _CACHED_S = 0.02
 """Steps that take less may find their weights in the caches."""
@@ -141,7 +139,7 @@ def _with_long_reading(found: Sequence[tuple[DraftShape, float]]) -> list[tuple[
     longest = max((shape.context for shape, _ in reading), default=0.0)
     kept = [one for one in found if not one[0].fed_rows or one[0].context == longest]
     if longest < _DRAFT_CONTEXTS[-1] / 2:
-        kept += [(shape._replace(context=float(_LONG)), took) for shape, took in reading]
+        kept += [(shape._replace(context=float(LONG)), took) for shape, took in reading]
     return kept
 
 

@@ -161,7 +161,11 @@ class Scene:
         """A plan by a step of which nobody loses more than it may, though its drafts be as poor as
         they may well be: where requests of a class differ much, what is expected of a new one is
         true of none of them."""
-        poor = [self._poor(option) for option in options]
+        chosen = set(found.drafter_N.tolist())
+        poor = [
+            self._poor(option) if index in chosen else option
+            for index, option in enumerate(options)
+        ]
         accepted_N, poor_N = accepted_drafts(found, options), accepted_drafts(found, poor)
         most_s = self.plain_s + self.left_s
         risky_N = (poor_N < accepted_N) & (most_s + self.plain_s * poor_N < found.seconds)
