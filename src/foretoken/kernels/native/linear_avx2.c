@@ -4,7 +4,6 @@
 #define NAME ft_linear_avx2
 #define MOST_ROWS 6
 #define MOST_FIXED_ROWS 6
-#define MOST_QUAD_ROWS 4
 #define FIXED_PANELS 4
 #define PANELS_OF(rows, bits) ((rows) == 1 ? 4 : (bits) == 8 && (rows) <= 3 ? 2 : 1)
 #include "linear_body.h"

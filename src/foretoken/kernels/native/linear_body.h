@@ -200,10 +200,6 @@ ALWAYS void add_floats(const chunk *c, const int rows, const int panels, const i
 
 FLOATING(float_steps, add_floats)
 
-// Rows of quads: sums of 16 bits beside those of 32 leave registers for fewer.
-#if !defined(MOST_QUAD_ROWS)
-#define MOST_QUAD_ROWS MOST_FIXED_ROWS
-#endif
 // Panels whose integer sums are kept at once.
 #if !defined(PANELS_OF)
 #define PANELS_OF(rows, bits) FIXED_PANELS
@@ -276,10 +272,10 @@ COPIES(float_steps, MOST_ROWS, FLOAT_PANELS)
 COPIES(int8_steps, MOST_FIXED_ROWS, WHOLE_PANELS)
 COPIES(int4_steps, MOST_FIXED_ROWS, WHOLE_PANELS)
 #if QUAD_BITS >= 8
-COPIES(int8_quads, MOST_QUAD_ROWS, WHOLE_PANELS)
+COPIES(int8_quads, MOST_FIXED_ROWS, WHOLE_PANELS)
 #endif
 #if QUAD_BITS >= 4
-COPIES(int4_quads, MOST_QUAD_ROWS, WHOLE_PANELS)
+COPIES(int4_quads, MOST_FIXED_ROWS, WHOLE_PANELS)
 #endif
 #if FEW_ROWS
 TILE_COPIES(int8_split, FEW_ROWS, WHOLE_PANELS)
@@ -314,11 +310,11 @@ static int few_rows_of(int bits) {
 static walk walk_of(const ft_linear *layer) {
 #if QUAD_BITS >= 8
     if (layer->weight_type == FT_WEIGHT_INT8 && layer->x_bits == 8)
-        return (walk){int8_quads_tile, int8_quads_panel, MOST_QUAD_ROWS, 4, 1, FEW(8)};
+        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1, FEW(8)};
 #endif
 #if QUAD_BITS >= 4
     if (layer->weight_type == FT_WEIGHT_INT4 && layer->x_bits == 8)
-        return (walk){int4_quads_tile, int4_quads_panel, MOST_QUAD_ROWS, 8, 1, FEW(4)};
+        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1, FEW(4)};
 #endif
     switch (layer->weight_type) {
         case FT_WEIGHT_FLOAT32:

@@ -67,12 +67,27 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
 #endif
 }
 
-// Sum of q over `parts` parts from `part` on.
-ALWAYS int32_t sum_of(const chunk *c, int row, int part, int parts) {
-    int32_t sum = 0;
-    for (int i = 0; i < parts; i++) sum += c->x_sum[row * c->parts + part + i];
+// Of a group's rows, the same for all panels: what whole sums start from, and what makes floats of them.
+typedef struct {
+    int32_t start[MOST_FIXED_ROWS];
+    float excess[MOST_FIXED_ROWS];  // the sum of q, which a zero point is times
+    float scale[MOST_FIXED_ROWS];   // of the activations
+} group_inputs;
+
+enum { MOST_GROUPS = CHUNK_STEPS / 4 };  // of a chunk: of 32 inputs of 4 bits
+
+#ifdef HALF_STEPS
+#define ONES 0x00010001
+#define ONE_BY_ONE _Pragma("GCC unroll 1")
+// Two sums of 16 bits each, and what the group starts from.
+ALWAYS vi added_up(int32_t start, vi narrow) {
+    vi sum = vi_set1(start);
+    vi_add_products(&sum, narrow, vi_set1(ONES));
     return sum;
 }
+#else
+#define added_up(start, sum) (sum)
+#endif
 
 typedef vi whole_sums[MOST_FIXED_ROWS][FIXED_PANELS][HALVES];
 
@@ -112,20 +127,18 @@ ALWAYS void widen(const char *halves, int64_t first, int64_t stride, const int p
             wide[p][h] = vf_load_half((const uint16_t *)halves + first + p * stride + h * W);
 }
 
-ALWAYS void start_group(const chunk *c, const int rows, const int panels, const int middle,
-                        const int32_t *excess, whole_sums sum) {
-    UNROLL for (int r = 0; r < rows; r++) {
-        const vi start = vi_set1(middle == 8 && c->zero ? 0 : (int32_t)(0u - (uint32_t)excess[r] * (uint32_t)middle));
+ALWAYS void start_group(const group_inputs *in, const int rows, const int panels, whole_sums sum) {
+    UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int h = 0; h < HALVES; h++) sum[r][p][h] = start;
-    }
+            UNROLL for (int h = 0; h < HALVES; h++) sum[r][p][h] = vi_set1(in->start[r]);
 }
 
-// Add whole sums of a group, times the scales of activations and weights.
+// Add whole sums of a group, times the scales of activations and weights. `narrow`: they have 16 bits, and
+// are first added up to what the group starts from.
 ALWAYS void end_group(const chunk *c, const int rows, const int panels, const place *at,
-                      const int32_t *excess, whole_sums sum, const int with_zero, const int halves) {
-    const int64_t group = c->layer->group, stride = c->group_stride;
-    const int64_t block = group ? at->number * group / FT_BLOCK : at->number;
+                      const group_inputs *in, whole_sums sum, const int narrow,
+                      const int with_zero, const int halves) {
+    const int64_t stride = c->group_stride;
     const int64_t first = at->panel * stride + at->number * FT_PANEL;
     const float *scales = c->scale ? (const float *)c->scale + first : 0;
     const float *zeros = with_zero ? (const float *)c->zero + first : 0;
@@ -134,13 +147,13 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
     if (halves && with_zero) widen(c->zero, first, stride, panels, wide_zeros);
     float *const sums = c->sums + at->panel * FT_PANEL;
     UNROLL for (int r = 0; r < rows; r++) {
-        const vf x_scale = vf_set1(c->x_scale[r * c->blocks + block]), off = vf_set1((float)excess[r]);
+        const vf x_scale = vf_set1(in->scale[r]);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
-                vf whole = vf_of_vi(sum[r][p][h]);
+                vf whole = vf_of_vi(narrow ? added_up(in->start[r], sum[r][p][h]) : sum[r][p][h]);
                 if (with_zero) {
                     const vf zero = halves ? wide_zeros[p][h] : vf_load(zeros + p * stride + h * W);
-                    whole = vf_sub(whole, vf_mul(zero, off));
+                    whole = vf_sub(whole, vf_mul(zero, vf_set1(in->excess[r])));
                 }
                 vf term = vf_mul(whole, x_scale);
                 if (halves)
@@ -151,6 +164,21 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
                 vf_store(total, vf_add(vf_load(total), term));
             }
     }
+}
+
+// The same, by how the layer has its scales.
+ALWAYS void end_any_group(const chunk *c, const int bits, const int rows, const int panels,
+                          const place *at, const group_inputs *in, whole_sums sum,
+                          const int narrow) {
+    const int with_zero = bits == 4 && c->zero;
+    if (with_zero && c->halves)
+        end_group(c, rows, panels, at, in, sum, narrow, 1, 1);
+    else if (with_zero)
+        end_group(c, rows, panels, at, in, sum, narrow, 1, 0);
+    else if (c->halves)
+        end_group(c, rows, panels, at, in, sum, narrow, 0, 1);
+    else
+        end_group(c, rows, panels, at, in, sum, narrow, 0, 0);
 }
 
 #if defined(NEON)
@@ -243,67 +271,101 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
 
 #define MIDDLE_OF_8 128
 
-// A group's steps.
 ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const int split,
                       const int rows, const int panels, const place *at, const int near, whole_sums sum) {
-#ifdef HALF_STEPS
-    if (x_bits == 8) {
-        for (int i = at->step; i < at->end; i += HALF_STEPS) {
-            whole_sums halves;
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int p = 0; p < panels; p++)
-                    UNROLL for (int h = 0; h < HALVES; h++) halves[r][p][h] = vi_set1(0);
-            UNROLL for (int j = 0; j < HALF_STEPS; j++)
-                add_step(c, bits, x_bits, split, rows, panels, at, near, i + j, halves);
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int p = 0; p < panels; p++)
-                    UNROLL for (int h = 0; h < HALVES; h++)
-                        vi_add_products(&sum[r][p][h], halves[r][p][h], vi_set1(0x00010001));
-        }
-        return;
-    }
-#endif
     for (int i = at->step; i < at->end; i++)
         add_step(c, bits, x_bits, split, rows, panels, at, near, i, sum);
 }
-#endif
 
-ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int split,
-                      const int rows, const int panels, const place *at) {
-    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
-    int32_t excess[MOST_FIXED_ROWS];
-    whole_sums sum;
-    if (c->scales_ahead) fetch_scales(c, panels, at);
-    for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
-    start_group(c, rows, panels, bits == 8 ? MIDDLE_OF_8 : 8, excess, sum);
-#if defined(NEON)
-    (void)split;
-    add_group(c, bits, x_bits, rows, panels, at, sum);
-#else
+ALWAYS void add_group(const chunk *c, const int bits, const int x_bits, const int split,
+                      const int rows, const int panels, const place *at, whole_sums sum) {
     if (c->fetch_near)
         add_steps(c, bits, x_bits, split, rows, panels, at, 1, sum);
     else
         add_steps(c, bits, x_bits, split, rows, panels, at, 0, sum);
+}
 #endif
-    const int with_zero = bits == 4 && c->zero;
-    if (with_zero && c->halves)
-        end_group(c, rows, panels, at, excess, sum, 1, 1);
-    else if (with_zero)
-        end_group(c, rows, panels, at, excess, sum, 1, 0);
-    else if (c->halves)
-        end_group(c, rows, panels, at, excess, sum, 0, 1);
+
+#ifdef HALF_STEPS
+// Sums of 16 bits of the quads of HALF_STEPS steps.
+ALWAYS void add_narrow(const chunk *c, const int rows, const int panels, const place *at, whole_sums narrow) {
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) narrow[r][p][h] = vi_set1(0);
+    if (c->fetch_near)
+        ONE_BY_ONE for (int i = 0; i < HALF_STEPS; i++)
+            add_step(c, 4, 8, 0, rows, panels, at, 1, at->step + i, narrow);
     else
-        end_group(c, rows, panels, at, excess, sum, 0, 0);
+        ONE_BY_ONE for (int i = 0; i < HALF_STEPS; i++)
+            add_step(c, 4, 8, 0, rows, panels, at, 0, at->step + i, narrow);
 }
 
-ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int split,
+ALWAYS void run_quads(const chunk *c, const int rows, const int panels, const place *at,
+                      const group_inputs *in) {
+    whole_sums narrow;
+    if (at->end - at->step == HALF_STEPS) {
+        add_narrow(c, rows, panels, at, narrow);
+        end_any_group(c, 4, rows, panels, at, in, narrow, 1);
+        return;
+    }
+    whole_sums sum;
+    start_group(in, rows, panels, sum);
+    for (place part = *at; part.step < at->end; part.step += HALF_STEPS) {
+        add_narrow(c, rows, panels, &part, narrow);
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int p = 0; p < panels; p++)
+                UNROLL for (int h = 0; h < HALVES; h++)
+                    vi_add_products(&sum[r][p][h], narrow[r][p][h], vi_set1(ONES));
+    }
+    end_any_group(c, 4, rows, panels, at, in, sum, 0);
+}
+#endif
+
+ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int split,
+                      const int rows, const int panels, const place *at, const group_inputs *in) {
+    if (c->scales_ahead) fetch_scales(c, panels, at);
+#ifdef HALF_STEPS
+    if (x_bits == 8) {
+        run_quads(c, rows, panels, at, in);
+        return;
+    }
+#endif
+    whole_sums sum;
+    start_group(in, rows, panels, sum);
+#if defined(NEON)
+    (void)split;
+    add_group(c, bits, x_bits, rows, panels, at, sum);
+#else
+    add_group(c, bits, x_bits, split, rows, panels, at, sum);
+#endif
+    end_any_group(c, bits, rows, panels, at, in, sum, 0);
+}
+
+ALWAYS void find_inputs(const chunk *c, const int bits, const int rows, int number, group_inputs *in) {
+    const int group = c->layer->group, parts = (group ? group : FT_BLOCK) / 32;
+    const int64_t block = group ? number * group / FT_BLOCK : number;
+    const int middle = bits == 8 ? MIDDLE_OF_8 : c->zero ? 0 : 8;
+    for (int r = 0; r < rows; r++) {
+        int32_t excess = 0;
+        for (int i = 0; i < parts; i++) excess += c->x_sum[r * c->parts + number * parts + i];
+        in->start[r] = (int32_t)(0u - (uint32_t)excess * (uint32_t)middle);
+        in->excess[r] = (float)excess;
+        in->scale[r] = c->x_scale[r * c->blocks + block];
+    }
+}
+
+ALWAYS void fixed_steps(const chunk *given, const int bits, const int x_bits, const int split,
                         const int rows, const int panels) {
+    // Sums are stored while it is read: of a copy, the compiler knows that they leave it as it is.
+    const chunk copy = *given, *const c = &copy;
     const int most = PANELS_OF(rows, bits), at_once = panels < most ? panels : most;
     const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
+    group_inputs inputs[MOST_GROUPS];
+    for (int i = 0; i * steps < c->steps; i++) find_inputs(c, bits, rows, i, &inputs[i]);
     for (int panel = 0; panel < panels; panel += at_once)
         for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
             const place at = {panel, group, i, i + steps < c->steps ? i + steps : c->steps};
-            run_group(c, bits, x_bits, split, rows, at_once, &at);
+            run_group(c, bits, x_bits, split, rows, at_once, &at, &inputs[group]);
         }
 }
 
