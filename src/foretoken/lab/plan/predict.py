@@ -8,7 +8,7 @@ which speculation is slower than plain decoding.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from foretoken.control.cost import CostModel, StepShape, speculative_step
 from foretoken.lab.plan.heads import head_of, stage_of
@@ -141,6 +141,10 @@ class StepCosts:
     """Whether all drafts of a step come of one pass, a row each."""
     most_drafts: int = MOST_K
     """Most drafts per step that are looked at."""
+    _known: dict[tuple[bool, int, int], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Seconds by model, rows and requests: each length of draft asks for the plain step again."""
 
     def plain_s(self, requests: int) -> float:
         """Seconds of a step without drafts."""
@@ -159,7 +163,11 @@ class StepCosts:
         return pass_s / rows / self.plain_s(requests)
 
     def _seconds(self, model: CostModel, rows: int, requests: int) -> float:
-        return model.seconds(StepShape(rows, sequences=requests, context=self.context)).seconds
+        key = model is self.target, rows, requests
+        if key not in self._known:
+            shape = StepShape(rows, sequences=requests, context=self.context)
+            self._known[key] = model.seconds(shape).seconds
+        return self._known[key]
 
 
 def step_costs(setup: Setup) -> StepCosts:
