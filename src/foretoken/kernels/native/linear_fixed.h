@@ -77,16 +77,13 @@ typedef struct {
 enum { MOST_GROUPS = CHUNK_STEPS / 4 };  // of a chunk: of 32 inputs of 4 bits
 
 #ifdef HALF_STEPS
-#define ONES 0x00010001
-#define ONE_BY_ONE _Pragma("GCC unroll 1")
-// Two sums of 16 bits each, and what the group starts from.
-ALWAYS vi added_up(int32_t start, vi narrow) {
-    vi sum = vi_set1(start);
-    vi_add_products(&sum, narrow, vi_set1(ONES));
+// Sums of 32 bits and the pairs of sums of 16 bits.
+ALWAYS vi added_up(vi sum, vi narrow) {
+    vi_add_products(&sum, narrow, vi_set1(0x00010001));
     return sum;
 }
 #else
-#define added_up(start, sum) (sum)
+#define added_up(sum, narrow) (narrow)  // never asked for
 #endif
 
 typedef vi whole_sums[MOST_FIXED_ROWS][FIXED_PANELS][HALVES];
@@ -150,7 +147,7 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
         const vf x_scale = vf_set1(in->scale[r]);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
-                vf whole = vf_of_vi(narrow ? added_up(in->start[r], sum[r][p][h]) : sum[r][p][h]);
+                vf whole = vf_of_vi(narrow ? added_up(vi_set1(in->start[r]), sum[r][p][h]) : sum[r][p][h]);
                 if (with_zero) {
                     const vf zero = halves ? wide_zeros[p][h] : vf_load(zeros + p * stride + h * W);
                     whole = vf_sub(whole, vf_mul(zero, vf_set1(in->excess[r])));
@@ -273,7 +270,8 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
 
 ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const int split,
                       const int rows, const int panels, const place *at, const int near, whole_sums sum) {
-    for (int i = at->step; i < at->end; i++)
+    // Not all steps in one piece, where their number is known: sums would not stay in registers.
+    _Pragma("GCC unroll 1") for (int i = at->step; i < at->end; i++)
         add_step(c, bits, x_bits, split, rows, panels, at, near, i, sum);
 }
 
@@ -287,17 +285,12 @@ ALWAYS void add_group(const chunk *c, const int bits, const int x_bits, const in
 #endif
 
 #ifdef HALF_STEPS
-// Sums of 16 bits of the quads of HALF_STEPS steps.
+// Sums of 16 bits, of the quads of at most HALF_STEPS steps.
 ALWAYS void add_narrow(const chunk *c, const int rows, const int panels, const place *at, whole_sums narrow) {
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) narrow[r][p][h] = vi_set1(0);
-    if (c->fetch_near)
-        ONE_BY_ONE for (int i = 0; i < HALF_STEPS; i++)
-            add_step(c, 4, 8, 0, rows, panels, at, 1, at->step + i, narrow);
-    else
-        ONE_BY_ONE for (int i = 0; i < HALF_STEPS; i++)
-            add_step(c, 4, 8, 0, rows, panels, at, 0, at->step + i, narrow);
+    add_group(c, 4, 8, 0, rows, panels, at, narrow);
 }
 
 ALWAYS void run_quads(const chunk *c, const int rows, const int panels, const place *at,
@@ -310,12 +303,13 @@ ALWAYS void run_quads(const chunk *c, const int rows, const int panels, const pl
     }
     whole_sums sum;
     start_group(in, rows, panels, sum);
-    for (place part = *at; part.step < at->end; part.step += HALF_STEPS) {
+    for (int i = at->step; i < at->end; i += HALF_STEPS) {
+        const place part = {at->panel, at->number, i, i + HALF_STEPS};
         add_narrow(c, rows, panels, &part, narrow);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int p = 0; p < panels; p++)
                 UNROLL for (int h = 0; h < HALVES; h++)
-                    vi_add_products(&sum[r][p][h], narrow[r][p][h], vi_set1(ONES));
+                    sum[r][p][h] = added_up(sum[r][p][h], narrow[r][p][h]);
     }
     end_any_group(c, 4, rows, panels, at, in, sum, 0);
 }
@@ -341,6 +335,7 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     end_any_group(c, bits, rows, panels, at, in, sum, 0);
 }
 
+// What rows bring to group `number`.
 ALWAYS void find_inputs(const chunk *c, const int bits, const int rows, int number, group_inputs *in) {
     const int group = c->layer->group, parts = (group ? group : FT_BLOCK) / 32;
     const int64_t block = group ? number * group / FT_BLOCK : number;
