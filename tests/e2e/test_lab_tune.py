@@ -137,7 +137,7 @@ def test_sglang_is_told_in_its_own_words(tmp_path: Path, workload: str) -> None:
     command = shlex.join([str(program), "serve", "--model-path", "m", "--port", "30000"])
     call = ["lab", "tune", command, "--drafter", "eagle3:org/head", "--workload", workload]
     done = CliRunner().invoke(app, [*call, "--out", str(out), "--loads", "1", "-k", "2",
-                                    "--minutes", "0.4", "--json"])  # fmt: skip
+                                    "--minutes", "2", "--json"])  # fmt: skip
     assert done.exit_code in (0, 1), done.stderr
     found = json.loads(done.stdout)
     assert "--port 30000" in found["command"]
