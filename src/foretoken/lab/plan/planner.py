@@ -23,7 +23,14 @@ from foretoken.lab.plan.memory_plan import (
     plan_memory,
 )
 from foretoken.lab.plan.predict import PlannedSpeed, predict
-from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
+from foretoken.lab.plan.ranking import (
+    Choice,
+    MethodOutlook,
+    WorkloadOutlook,
+    method_outlooks,
+    rank_methods,
+    workload_outlook,
+)
 from foretoken.lab.plan.schedule import DraftSchedule, draft_schedule
 from foretoken.lab.plan.setup import (
     WORKLOADS,
@@ -50,14 +57,6 @@ class DraftOutlook:
     problem: str
     """Why it cannot be used; empty where it can."""
     prediction: PlannedSpeed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOutlook:
-    """All methods on one kind of work, at the usual load."""
-
-    workload: str
-    outlooks: tuple[MethodOutlook, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
         schedule=context.schedule,
         latencies=latencies,
         drafts=drafts,
-        workloads=tuple(_on_workload(setup, workload) for workload in WORKLOADS),
+        workloads=tuple(workload_outlook(setup, workload) for workload in WORKLOADS),
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,
         speculating=context.speculating,
@@ -212,11 +211,6 @@ def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
     """The draft that gains most at a load, among those that can be used."""
     order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
     return order.index(max(order))
-
-
-def _on_workload(setup: Setup, workload: str) -> WorkloadOutlook:
-    other = replace(setup, settings=replace(setup.settings, workload=workload))
-    return WorkloadOutlook(workload=workload, outlooks=method_outlooks(other))
 
 
 def _nominal(setup: Setup) -> tuple[NominalRow, ...]:

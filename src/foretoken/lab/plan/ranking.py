@@ -4,13 +4,13 @@ Lowest latency, no memory, safe at the peak, easiest to set up. Answers come fro
 this target on this device, not from the method's reputation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.lab.commands.engines import refusal
 from foretoken.lab.plan.memory_plan import draft_load
-from foretoken.lab.plan.predict import PlannedSpeed, predict
+from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed, predict, predict_at
 from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
@@ -41,18 +41,23 @@ class MethodOutlook:
     prediction: PlannedSpeed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOutlook:
+    """All methods on one kind of work."""
+
+    workload: str
+    loads: tuple[LoadPrediction, ...]
+    """Of each method at the usual load, in the order of `method_outlooks`."""
+
+
 def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
     """Every method that makes sense for this target, the asked one with its own k."""
     found = []
-    for method in _that_make_sense(setup):
-        name, plan = method.name, _plan_of(method)
-        k = setup.k if name == setup.method else usual_drafts(method)
-        given = setup.settings.acceptance if name == setup.method else ""
-        own = replace(setup, method=name, k=k, settings=replace(setup.settings, acceptance=given))
-        refused = refusal(setup.settings.engine, method)
+    for method, own in _ways(setup):
+        refused, plan = refusal(setup.settings.engine, method), _plan_of(method)
         found.append(
             MethodOutlook(
-                method=name,
+                method=method.name,
                 available=not (refused or (method.drafts_with == "head" and method.own_file)),
                 refused=refused,
                 needs=plan.needs,
@@ -62,6 +67,23 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
             )
         )
     return tuple(found)
+
+
+def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
+    """The same methods with requests of another kind."""
+    other = replace(setup, settings=replace(setup.settings, workload=workload))
+    loads = tuple(predict_at(own, setup.settings.concurrency) for _, own in _ways(other))
+    return WorkloadOutlook(workload=workload, loads=loads)
+
+
+def _ways(setup: Setup) -> Iterator[tuple[DraftingMethod, Setup]]:
+    """Every method that makes sense, and the setup with it in place of the asked one."""
+    for method in _that_make_sense(setup):
+        asked = method.name == setup.method
+        k = setup.k if asked else usual_drafts(method)
+        given = setup.settings.acceptance if asked else ""
+        settings = replace(setup.settings, acceptance=given)
+        yield method, replace(setup, method=method.name, k=k, settings=settings)
 
 
 def _that_make_sense(setup: Setup) -> list[DraftingMethod]:

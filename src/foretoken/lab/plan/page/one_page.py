@@ -156,7 +156,7 @@ def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     requests = plan.setup.settings.concurrency
     rows = []
     for row in plan.workloads:
-        cells = [_cell(outlook.prediction.at(requests)) for outlook in row.outlooks]
+        cells = [_cell(load) for load in row.loads]
         asked = row.workload == plan.setup.settings.workload
         rows.append([f"[bold]{row.workload}[/]" if asked else row.workload, *cells])
     header = ["", *(outlook.method for outlook in plan.outlooks)]
