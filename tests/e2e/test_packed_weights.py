@@ -88,7 +88,7 @@ def test_without_huge_pages_it_is_copied(
 ) -> None:
     first = tokens(model)
     lines(said)
-    monkeypatch.setattr(packed_file, "_comes_in_huge_pages", lambda _: False)
+    monkeypatch.setattr(packed_file, "comes_in_huge_pages", lambda _: False)
     assert tokens(model) == first
     assert "copied" in lines(said)[0]
 

@@ -29,7 +29,14 @@ from foretoken.hardware import user_caches
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library
 from foretoken.models.base import LoadOptions
-from foretoken.models.packed_file import BrokenFileError, PackedFile, PackedWriter, mark_on_disk
+from foretoken.models.huge_pages import bring_back_in_huge_pages
+from foretoken.models.packed_file import (
+    NOT_IN_HUGE_PAGES,
+    BrokenFileError,
+    PackedFile,
+    PackedWriter,
+    mark_on_disk,
+)
 from foretoken.shape import ModelShape
 
 logger = logging.getLogger("foretoken")
@@ -130,6 +137,8 @@ class PackedCache:
                 os.utime(path)  # the least recently used go first
             how = f"copied: {file.why_copied}" if file.why_copied else "mapped"
             logger.info("packed weights of %s: %.1f GB, %s", self.model, file.num_bytes / 1e9, how)
+            if file.why_copied == NOT_IN_HUGE_PAGES:
+                _settle_later(path)
             return file
         return None
 
@@ -237,10 +246,7 @@ class PackedWriting:
             size / 1e9,
             self._target.parent,
         )
-        # Within this boot the file holds without; nobody waits for a disk.
-        threading.Thread(
-            target=mark_on_disk, args=(self._target,), name="packed-weights", daemon=True
-        ).start()
+        _settle_later(self._target)
 
     def __enter__(self) -> Self:
         """The same."""
@@ -258,6 +264,20 @@ class PackedWriting:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
         os.close(self._fd)
+
+
+def _settle_later(path: Path) -> None:
+    """Have a whole file on the disk, and in huge pages for whoever maps it next.
+
+    Within this boot it is believed without the one, and it is copied without the other, so nobody
+    waits for a disk.
+    """
+
+    def settle() -> None:
+        mark_on_disk(path)
+        bring_back_in_huge_pages(path)
+
+    threading.Thread(target=settle, name="packed-weights", daemon=True).start()
 
 
 def _remove_unlocked(temporary: Path) -> None:

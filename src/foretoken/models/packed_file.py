@@ -16,7 +16,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +28,10 @@ from torch import Tensor
 
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import empty_packed
+from foretoken.models.huge_pages import comes_in_huge_pages
 from foretoken.placement import keeps_to_one_node
 
+NOT_IN_HUGE_PAGES: Final = "the system has it in small pages"
 _MAGIC: Final = b"foretoken packed weights 1"
 _PREAMBLE: Final = struct.Struct("<32s40sQQ32s")
 """Magic, boot, offset and length of the contents, SHA-256 of the contents."""
@@ -38,16 +39,9 @@ _BOOT_AT, _BOOT_BYTES = 32, 40
 _ON_DISK: Final = b"on disk"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PAGE: Final = 4096
-_HUGE: Final = 2 << 20
 _PIECE: Final = 32 << 20
 """Bytes that are read or written at once: whole huge pages."""
 _MOST_CONTENTS: Final = 64 << 20
-_POPULATE_READ: Final = 22
-"""Linux: read what is not in memory and map all of it."""
-_TRIED: Final = 16 << 20
-"""Bytes of a mapping by which it shows whether the system has huge pages for it."""
-_MOSTLY: Final = 0.9
-"""Share of a mapping in huge pages from which on it is as fast as memory of its own."""
 _DTYPES: Final = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8)
@@ -240,35 +234,7 @@ def _why_copied(mapped: mmap.mmap) -> str:
     """Why a mapping is not used as it is; empty: it is."""
     if keeps_to_one_node():
         return "it may lie on another NUMA node"
-    return "" if _comes_in_huge_pages(mapped) else "no huge pages for files here"
-
-
-def _comes_in_huge_pages(mapped: mmap.mmap) -> bool:
-    """Bring all of a file into memory, if its first part shows that it can lie in huge pages;
-    whether it then does."""
-    if not hasattr(mapped, "madvise") or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return False
-    size = len(mapped)
-    try:
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-        # The beginning has been read already, in whatever pages that brought in.
-        for start, stop in ((_HUGE, _HUGE + _TRIED), (0, size)):
-            start, stop = min(start, size & -_HUGE), min(stop, size)
-            mapped.madvise(_POPULATE_READ, start, stop - start)
-            if _bytes_in_huge_pages(mapped) < _MOSTLY * (stop - start & -_HUGE):
-                return False
-    except OSError:  # an older system, or one that does not say
-        return False
-    return True
-
-
-def _bytes_in_huge_pages(mapped: mmap.mmap) -> int:
-    """Bytes of a mapping that the page table has in huge pages."""
-    address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
-    maps = "\n" + Path("/proc/self/smaps").read_text()
-    _, _, rest = maps.partition(f"\n{address:08x}-")
-    found = re.search(r"^FilePmdMapped: +(\d+) kB", rest, re.MULTILINE)
-    return 0 if found is None else int(found[1]) << 10
+    return "" if comes_in_huge_pages(mapped) else NOT_IN_HUGE_PAGES
 
 
 def _read_into(memory: Tensor, fd: int) -> None:
