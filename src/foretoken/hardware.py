@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Self
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+_LARGE_BLOCK = 8 << 20
+"""Larger than what packing makes for a piece of a matrix: 4 MiB as floats."""
 """Parameters of glibc's mallopt."""
 
 
@@ -89,7 +91,7 @@ def anonymous_memory(process: int | str = "self") -> int | None:
 
 @contextmanager
 def lean_heap() -> Iterator[None]:
-    """Give every large block that is freed in this `with` block back to the system at once.
+    """Give every block of 8 MiB that is freed in this `with` block back to the system at once.
 
     The C library raises the size from which it does so as large blocks are freed, and the heap
     that it keeps instead fills with holes: packing a model would leave behind half its size. On
@@ -98,7 +100,8 @@ def lean_heap() -> Iterator[None]:
     library = ctypes.CDLL(None) if os.name == "posix" else None
     choose = getattr(library, "mallopt", None)
     if choose is not None:
-        choose(_MMAP_THRESHOLD, 1 << 20)
+        choose(_MMAP_THRESHOLD, _LARGE_BLOCK)
+        choose(_TRIM_THRESHOLD, 64 << 20)
     try:
         yield
     finally:

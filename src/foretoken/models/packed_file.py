@@ -122,7 +122,7 @@ class _Stream:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._piece = bytearray(_PIECE)
+        self._piece = memoryview(bytearray(_PIECE))  # a slice of the array alone is copied twice
         self._first = self._end = 0
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -133,7 +133,7 @@ class _Stream:
 
     def flush(self) -> None:
         """Write what is still here."""
-        waiting = memoryview(self._piece)[: self._end - self._first]
+        waiting = self._piece[: self._end - self._first]
         while waiting:
             written = os.pwrite(self.fd, waiting, self._first)
             waiting, self._first = waiting[written:], self._first + written
