@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Self
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Parameters of glibc's mallopt."""
 _LARGE_BLOCK = 8 << 20
 """Larger than what packing makes for a piece of a matrix: 4 MiB as floats."""
-"""Parameters of glibc's mallopt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
