@@ -4,11 +4,12 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameters of glibc's mallopt."""
@@ -89,6 +90,23 @@ def anonymous_memory(process: int | str = "self") -> int | None:
     return int(found[1]) << 10 if found else None
 
 
+def advise_memory(address: int, num_bytes: int, advice: int) -> None:
+    """Linux's madvise; unlike that of Python's mappings it lets other threads go on meanwhile.
+
+    Raises:
+        OSError: the system refuses, or could not read what it was to bring into memory.
+    """
+    if _madvise()(address, num_bytes, advice) != 0:
+        raise OSError(ctypes.get_errno(), "madvise")
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    function = ctypes.CDLL(None, use_errno=True).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return cast("Callable[[int, int, int], int]", function)
+
+
 @contextmanager
 def lean_heap() -> Iterator[None]:
     """Give every block of 8 MiB that is freed in this `with` block back to the system at once.
@@ -107,7 +125,6 @@ def lean_heap() -> Iterator[None]:
     finally:
         if choose is not None:
             choose(_MMAP_THRESHOLD, 32 << 20)
-            choose(_TRIM_THRESHOLD, 64 << 20)
         trim = getattr(library, "malloc_trim", None)
         if trim is not None:
             trim(0)

@@ -25,7 +25,7 @@ class Memory:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, small: set[int], after: float) -> None:
         self.small, self.after, self.forgotten = small, after, list[int]()
         monkeypatch.setattr(huge_pages, "_PIECE", 8 << 20)
-        monkeypatch.setattr(huge_pages, "_read_in_huge_pages", self.read)
+        monkeypatch.setattr(huge_pages, "_read_piece", self.read)
         monkeypatch.setattr(os, "posix_fadvise", self.forget)
 
     def read(self, fd: int, start: int, length: int) -> int:
@@ -52,6 +52,17 @@ def test_where_there_are_none_it_ends_after_a_little(
     memory = Memory(monkeypatch, set(range(0, 41 << 20, 8 << 20)), after=0.0)
     assert not bring_back_in_huge_pages(file)
     assert memory.forgotten == [0]
+
+
+def test_a_system_that_does_not_know_them_is_asked_for_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, where Python has neither the advice nor a way to forget."""
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    assert not bring_back_in_huge_pages(file)
+    with file.open("rb") as opened:
+        assert not comes_in_huge_pages(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 @needs_linux

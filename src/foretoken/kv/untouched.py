@@ -5,18 +5,17 @@ takes the memory and seconds. The system gives pages of zeros when they are firs
 there are many, huge ones are asked for, through which attention reads faster.
 """
 
-import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor
+
+from foretoken.hardware import advise_memory
 
 _MANY = 64 << 20
 """Bytes of a tensor from which on a huge page, 2 MiB to be zeroed at once, is little of it."""
@@ -54,12 +53,5 @@ def give_back(rows_SX: Tensor, first: int, stop: int) -> None:
     size, page = rows_SX.stride(0) * rows_SX.element_size(), mmap.PAGESIZE
     base = rows_SX.data_ptr()
     begin, end = -(-(base + first * size) // page) * page, (base + stop * size) // page * page
-    if begin < end and _madvise()(begin, end - begin, _MADV_DONTNEED) != 0:
-        raise OSError(ctypes.get_errno(), "madvise")
-
-
-@cache
-def _madvise() -> Callable[[int, int, int], int]:
-    function = ctypes.CDLL(None, use_errno=True).madvise
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return cast("Callable[[int, int, int], int]", function)
+    if begin < end:
+        advise_memory(begin, end - begin, _MADV_DONTNEED)

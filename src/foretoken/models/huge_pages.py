@@ -15,6 +15,8 @@ from typing import Final
 
 import torch
 
+from foretoken.hardware import advise_memory
+
 HUGE: Final = 2 << 20
 _POPULATE_READ: Final = 22
 """Linux: read what is not in memory and map all of it."""
@@ -30,16 +32,14 @@ _PIECE: Final = 256 << 20
 def comes_in_huge_pages(mapped: mmap.mmap) -> bool:
     """Bring all of a file into memory, if its first part shows that it can lie in huge pages;
     whether it then does."""
-    if not hasattr(mapped, "madvise") or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not _are_known():
         return False
     size = len(mapped)
     try:
-        mapped.madvise(mmap.MADV_HUGEPAGE)
         # The beginning has been read already, in whatever pages that brought in.
         for share, start, stop in ((_SOME, HUGE, HUGE + _TRIED), (_MOSTLY, 0, size)):
             start, stop = min(start, size & -HUGE), min(stop, size)
-            mapped.madvise(_POPULATE_READ, start, stop - start)
-            if _bytes_in_huge_pages(mapped) < share * (stop - start & -HUGE):
+            if _read(mapped, start, stop) < share * (stop - start & -HUGE):
                 return False
     except OSError:  # an older system, or one that does not say
         return False
@@ -51,19 +51,25 @@ def bring_back_in_huge_pages(path: Path) -> bool:
 
     Pieces that lie in small ones are forgotten and read from the disk again, the rest is left as it
     is. Ends at the first piece that comes back as it was: there are no such pages for this file, or
-    another process has it mapped. Meant for a thread that nobody waits for: it holds no lock of
-    Python's while it reads.
+    another process has it mapped. Meant for a thread that nobody waits for.
     """
+    if not _are_known():
+        return False
     with suppress(OSError), path.open("rb") as file:
         fd = file.fileno()
         os.fsync(fd)  # What is not on the disk yet is not forgotten.
         for start, length in _pieces(os.fstat(fd).st_size):
-            if _read_in_huge_pages(fd, start, length) < length:
+            if _read_piece(fd, start, length) < length:
                 os.posix_fadvise(fd, start, length, os.POSIX_FADV_DONTNEED)
-                if _read_in_huge_pages(fd, start, length) < _MOSTLY * length:
+                if _read_piece(fd, start, length) < _MOSTLY * length:
                     return False
         return True
     return False
+
+
+def _are_known() -> bool:
+    """Whether this system, and this Python, know of huge pages."""
+    return hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
@@ -76,17 +82,17 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
         start += length
 
 
-def _read_in_huge_pages(fd: int, start: int, length: int) -> int:
-    """Bring a piece into memory, in huge pages if it is not there yet; bytes that lie so."""
-    mapped = mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=start)
-    mapped.madvise(mmap.MADV_HUGEPAGE)
-    torch.frombuffer(mapped, dtype=torch.uint8)[::HUGE].sum()  # touches each, without the GIL
-    return _bytes_in_huge_pages(mapped)
+def _read_piece(fd: int, start: int, length: int) -> int:
+    """Bring a piece of a file into memory; bytes of it that lie in huge pages."""
+    return _read(mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=start), 0, length)
 
 
-def _bytes_in_huge_pages(mapped: mmap.mmap) -> int:
-    """Bytes of a mapping that the page table has in huge pages."""
+def _read(mapped: mmap.mmap, start: int, stop: int) -> int:
+    """Bring a part of a mapping into memory, in huge pages if it is not there yet; bytes of the
+    whole mapping that the page table then has in huge pages."""
     address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    advise_memory(address + start, stop - start, _POPULATE_READ)
     maps = "\n" + Path("/proc/self/smaps").read_text()
     _, _, rest = maps.partition(f"\n{address:08x}-")
     found = re.search(r"^FilePmdMapped: +(\d+) kB", rest, re.MULTILINE)
