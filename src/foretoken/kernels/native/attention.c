@@ -32,6 +32,7 @@ static const ft_attention_kernel *kernel_of(int32_t type) {
 
 // That for many rows, where there is one.
 static const ft_attention_kernel *wide_of(const ft_attention_kernel *kernel) {
+    if (kernel == &ft_attention_avx2) return &ft_attention_wide_avx2;
     if (kernel == &ft_attention_avx512) return &ft_attention_wide_avx512;
     if (kernel == &ft_attention_avx512bf16) return &ft_attention_wide_avx512bf16;
     return kernel;

@@ -87,6 +87,7 @@ typedef struct {
 extern const ft_attention_kernel ft_attention_portable, ft_attention_avx2, ft_attention_avx512,
     ft_attention_avx512bf16, ft_attention_neon, ft_attention_neonbf16;
 // The same bits, faster where a key head has many rows.
-extern const ft_attention_kernel ft_attention_wide_avx512, ft_attention_wide_avx512bf16;
+extern const ft_attention_kernel ft_attention_wide_avx2, ft_attention_wide_avx512,
+    ft_attention_wide_avx512bf16;
 
 #endif

@@ -32,6 +32,11 @@
 #define TILE_ROWS 6
 #define TILE_VECS 4
 #define SCORE_ROWS 24
+#elif W == 8
+// Sixteen registers: twelve sums.
+#define TILE_ROWS 6
+#define TILE_VECS 2
+#define SCORE_ROWS 24
 #else
 #define TILE_ROWS 4
 #define TILE_VECS 2

@@ -53,7 +53,7 @@ static void find_slots(const work *w, int base, int num_keys, int row, const cha
 // ---- Cells ------------------------------------------------------------------------------
 
 #if W == 16
-ALWAYS void transpose_16x16(__m512i r[16]) {
+ALWAYS void transpose(__m512i r[16]) {
     __m512i t[16];
     UNROLL for (int i = 0; i < 8; i++) {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -78,15 +78,45 @@ ALWAYS void transpose_16x16(__m512i r[16]) {
 }
 #endif
 
-#if defined(NEON)
+#if W == 8
+// Eight cells of eight keys.
+ALWAYS void transpose(vf r[8]) {
+    vf t[8];
+    UNROLL for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+        r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+        r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+        r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    UNROLL for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+#endif
+
+#if W == 4
 // Four cells of four keys.
-ALWAYS void transpose_4x4(vf r[4]) {
+ALWAYS void transpose(vf r[4]) {
+#if defined(NEON)
     const float32x4_t a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
     const float32x4_t c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
     r[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
     r[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
     r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
     r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+#else
+    float cells[4][4], turned[4][4];
+    for (int i = 0; i < 4; i++) vf_store(cells[i], r[i]);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) turned[j][i] = cells[i][j];
+    for (int i = 0; i < 4; i++) r[i] = vf_load(turned[i]);
+#endif
 }
 #endif
 
@@ -109,9 +139,11 @@ ALWAYS uint16x8_t pairs(const work *w, const char *row, int first, int count) {
     return vld1q_u16(some);
 }
 
-ALWAYS vf load_cells(const work *w, const char *row, int cell) {
+ALWAYS vf load_cells(const work *w, const int kept, const int whole, const char *row, int cell) {
+    (void)kept, (void)whole;
     return vreinterpretq_f32_u16(pairs(w, row, 2 * cell, w->shape->head_dim));
 }
+#define FOR_EACH_KEPT(function) function(w, head, 0, 0);
 
 // Values of two keys, side by side for every dimension.
 static void pack_values(work *w, int head) {
@@ -223,14 +255,23 @@ static void pack_values(work *w, int head) {
 
 #else
 
+// How numbers are kept: bfloat16, floats, or FT_INT8 that is rounded to `type` or not.
+enum { OF_BF16, OF_FLOATS, OF_INT8, OF_INT8_ROUNDED };
+
+static inline int kept_as(const ft_attention_shape *shape) {
+    const int narrow = shape->type == FT_BFLOAT16;
+    if (shape->kv_type == FT_INT8) return narrow ? OF_INT8_ROUNDED : OF_INT8;
+    return narrow ? OF_BF16 : OF_FLOATS;
+}
+
 // `count` numbers of a head's keys or values, from `first` on.
-static inline vf load_some(const work *w, const char *row, int first, int count) {
-    if (w->shape->kv_type == FT_INT8) {
+ALWAYS vf load_some(const work *w, const int kept, const char *row, int first, int count) {
+    if (kept == OF_INT8 || kept == OF_INT8_ROUNDED) {
         const vf scale = vf_set1(load_float(row + w->shape->head_dim));
         const vf x = vf_mul(vf_load_int8_n((const int8_t *)row + first, count), scale);
-        return w->shape->type == FT_BFLOAT16 ? vf_as_bf16(x) : x;
+        return kept == OF_INT8_ROUNDED ? vf_as_bf16(x) : x;
     }
-    if (w->shape->type == FT_BFLOAT16) {
+    if (kept == OF_BF16) {
         const bf16 *at = (const bf16 *)row + first;
         return count >= W ? vf_load_bf16(at) : vf_load_bf16_n(at, count);
     }
@@ -238,80 +279,101 @@ static inline vf load_some(const work *w, const char *row, int first, int count)
     return count >= W ? vf_load(at) : vf_load_n(at, count);
 }
 
-static void pack_values(work *w, int head) {
-    float *to = w->values;
-    for (int j = 0; j < w->end_key; j++) {
-        for (int d = 0; d < w->width; d += W) {
-            vf x = vf_set1(0.0f);
-            if (j < w->num_keys)
-                x = load_some(w, w->slots[j] + head * w->head_bytes, d, w->shape->head_dim - d);
-            vf_store(to + d, x);
-        }
-        fetch(&w->fetch, w->fetch.per_values);
-        to += w->width;
+// A copy of a function for each way, so that it is not asked for every vector; and for heads of whole
+// vectors, of which none is cut.
+#define COPIES_OF(function, kept)        \
+    if (w->shape->head_dim % W == 0)     \
+        function(w, head, kept, 1);      \
+    else                                 \
+        function(w, head, kept, 0);
+#define FOR_EACH_KEPT(function)                                              \
+    switch (kept_as(w->shape)) {                                             \
+        case OF_BF16: COPIES_OF(function, OF_BF16) break;                    \
+        case OF_FLOATS: COPIES_OF(function, OF_FLOATS) break;                \
+        case OF_INT8: COPIES_OF(function, OF_INT8) break;                    \
+        default: COPIES_OF(function, OF_INT8_ROUNDED)                        \
     }
+
+ALWAYS void pack_kept_values(work *w, int head, const int kept, const int whole) {
+    const int size = w->shape->head_dim, width = w->width, lines = w->fetch.per_values;
+    const int64_t at = head * w->head_bytes;
+    fetcher next = w->fetch;
+    float *to = w->values;
+    for (int key = 0; key < w->num_keys; key++, to += width) {
+        fetch(&next, lines);
+        const char *row = w->slots[key] + at;
+        for (int d = 0; d < size; d += W)
+            vf_store(to + d, load_some(w, kept, row, d, whole ? W : size - d));
+    }
+    memset(to, 0, (size_t)((w->end_key - w->num_keys) * width) * sizeof(float));
+    w->fetch = next;
 }
 
-#if defined(NEON)
-ALWAYS vf load_cells(const work *w, const char *row, int cell) {
-    return load_some(w, row, cell, w->shape->head_dim - cell);
-}
-#elif W == 16
+static void pack_values(work *w, int head) { FOR_EACH_KEPT(pack_kept_values) }
+
+#if W == 16
 ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
     UNROLL for (int i = 0; i < 16; i++) {
         r[i] = _mm512_setzero_si512();
         if (key + i < w->num_keys) {
             const char *row = w->slots[key + i] + head * w->head_bytes;
-            r[i] = _mm512_castps_si512(load_some(w, row, cell, w->shape->head_dim - cell));
+            r[i] = _mm512_castps_si512(
+                load_some(w, kept_as(w->shape), row, cell, w->shape->head_dim - cell));
         }
     }
+}
+#else
+ALWAYS vf load_cells(const work *w, const int kept, const int whole, const char *row, int cell) {
+    return load_some(w, kept, row, cell, whole ? W : w->shape->head_dim - cell);
 }
 #endif
 #endif
 
-static void pack_keys(work *w, int head) {
 #if W == 16
+static void pack_keys(work *w, int head) {
     for (int key = 0; key < w->end_key; key += 16)
         for (int cell = 0; cell < w->steps; cell += 16) {
             __m512i r[16];
             fetch(&w->fetch, w->fetch.per_keys);
             load_cells(w, head, cell, key, r);
-            transpose_16x16(r);
+            transpose(r);
             float *to = w->keys + (int64_t)cell * STRIP + key;
             const int count = w->steps - cell;
             UNROLL for (int i = 0; i < 16; i++)
                 if (i < count) _mm512_storeu_si512(to + (int64_t)i * STRIP, r[i]);
         }
-#elif defined(NEON)
-    const int64_t at = head * w->head_bytes;
-    for (int key = 0; key < w->end_key; key += 4)
-        for (int cell = 0; cell < w->steps; cell += 4) {
-            vf r[4];
-            if (key % 16 == 0 && cell % 16 == 0) fetch(&w->fetch, w->fetch.per_keys);
-            UNROLL for (int i = 0; i < 4; i++)
-                r[i] = key + i < w->num_keys ? load_cells(w, w->slots[key + i] + at, cell)
-                                             : vf_set1(0.0f);
-            transpose_4x4(r);
-            float *to = w->keys + (int64_t)cell * STRIP + key;
-            const int count = w->steps - cell;
-            UNROLL for (int i = 0; i < 4; i++)
-                if (i < count) vf_store(to + (int64_t)i * STRIP, r[i]);
-        }
-#else
-    float row[W];
-    for (int key = 0; key < w->end_key; key++) {
-        for (int d = 0; d < w->steps; d += W) {
-            const int count = least(W, w->steps - d);
-            vf x = vf_set1(0.0f);
-            if (key < w->num_keys)
-                x = load_some(w, w->slots[key] + head * w->head_bytes, d, count);
-            vf_store(row, x);
-            if (key % 16 == 0 && d % 16 == 0) fetch(&w->fetch, w->fetch.per_keys);
-            for (int i = 0; i < count; i++) w->keys[(int64_t)(d + i) * STRIP + key] = row[i];
-        }
-    }
-#endif
 }
+#else
+// W cells of W keys, of which the first `keys` are there.
+ALWAYS void pack_square(const work *w, const int kept, const int whole, const int keys, int64_t at,
+                        int key, int cell) {
+    vf r[W];
+    UNROLL for (int i = 0; i < W; i++)
+        r[i] = i < keys ? load_cells(w, kept, whole, w->slots[key + i] + at, cell) : vf_set1(0.0f);
+    transpose(r);
+    float *to = w->keys + (int64_t)cell * STRIP + key;
+    const int count = whole ? W : w->steps - cell;
+    UNROLL for (int i = 0; i < W; i++)
+        if (i < count) vf_store(to + (int64_t)i * STRIP, r[i]);
+}
+
+ALWAYS void pack_kept_keys(work *w, int head, const int kept, const int whole) {
+    const int num_keys = w->num_keys, end_key = w->end_key, steps = w->steps, lines = w->fetch.per_keys;
+    const int64_t at = head * w->head_bytes;
+    fetcher next = w->fetch;
+    for (int key = 0; key < end_key; key += W)
+        for (int cell = 0; cell < steps; cell += W) {
+            if (key % 16 == 0 && cell % 16 == 0) fetch(&next, lines);
+            if (key + W <= num_keys)
+                pack_square(w, kept, whole, W, at, key, cell);
+            else
+                pack_square(w, kept, whole, num_keys - key, at, key, cell);
+        }
+    w->fetch = next;
+}
+
+static void pack_keys(work *w, int head) { FOR_EACH_KEPT(pack_kept_keys) }
+#endif
 
 // Cells of the query of row m of the unit's head h: [head][m / TILE_ROWS][steps][TILE_ROWS].
 static inline float *query_at(const work *w, int h, int m) {

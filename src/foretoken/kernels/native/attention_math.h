@@ -9,7 +9,8 @@ static inline vf multiply(vf sum, vf a, vf b) {
 #elif defined(PAIRS)
     return _mm512_dpbf16_ps(sum, (__m512bh)b, (__m512bh)a);
 #else
-    return vf_fma(a, b, sum);
+    vf_add_product(&sum, a, b);
+    return sum;
 #endif
 }
 

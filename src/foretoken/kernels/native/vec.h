@@ -410,6 +410,9 @@ static inline void vf_add_product(vf *sum, vf a, vf b) {
 
 #if W != 16 && !defined(NEON)
 static inline vf vf_load_int8_n(const int8_t *p, int n) {
+#if W == 8
+    if (n >= W) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#endif
     float lanes[W] = {0};
     for (int i = 0; i < W && i < n; i++) lanes[i] = p[i];
     return vf_load(lanes);
