@@ -80,7 +80,8 @@ class Search:
         trial = Trial(setting=setting, tokens_per_s=0.0 if note else speed, read_gb_per_s=read,
                       note=note)  # fmt: skip
         self.tried.append(trial)
-        figures = f"{speed:6.1f} tokens/s, {read:.1f} GB/s"
+        shown = f"{1 / speed:6.1f} s" if self._case.prefill and speed else f"{speed:6.1f} tokens/s"
+        figures = f"{shown}, {read:.1f} GB/s"
         print(f"  {self._engine}: {figures}, {describe(setting)} {note}", flush=True)
 
     def _speed(self, timing: Timing) -> float:
