@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -143,7 +144,7 @@ def _objects(files: Sequence[Path], folder: Path, more: tuple[str, ...]) -> list
 
     def one(path: Path) -> Path:
         base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path)]
-        flags = _flags(path, target)
+        flags = _flags(path, command, target)
         digest = hashlib.sha256(repr((command, COMMON, more, flags)).encode())
         for part, content in sorted(_parts(path.resolve(), {}).items()):
             digest.update(part.name.encode() + b"\0" + content)
@@ -151,13 +152,7 @@ def _objects(files: Sequence[Path], folder: Path, more: tuple[str, ...]) -> list
         if result.is_file():
             return result
         with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-            output = ["-o", str(Path(fresh) / result.name)]
-            try:
-                _run([*base, *output, *flags])
-            except BuildError:
-                if not flags:
-                    raise
-                _run([*base, *output])
+            _run([*base, "-o", str(Path(fresh) / result.name), *flags])
             os.replace(Path(fresh) / result.name, result)
         return result
 
@@ -181,13 +176,20 @@ def _target_of(command: str) -> str:
     return architecture(named or platform.machine())
 
 
-def _flags(path: Path, target: str) -> tuple[str, ...]:
+def _flags(path: Path, command: str, target: str) -> tuple[str, ...]:
     """Flags of this file's instruction set. A compiler that does not know them gets none, and the
     guards in the file leave a null table."""
     for suffix, (wanted, *flags) in BY_SUFFIX.items():
         if path.stem.endswith(suffix) and wanted == target:
-            return tuple(flags)
+            return tuple(flags) if _knows(command, tuple(flags)) else ()
     return ()
+
+
+@cache
+def _knows(command: str, flags: tuple[str, ...]) -> bool:
+    """Whether the compiler takes these flags: where it does, a file that fails is at fault."""
+    empty = [command, *flags, "-fsyntax-only", "-x", "c", os.devnull]
+    return subprocess.run(empty, capture_output=True).returncode == 0
 
 
 def _run(command: Sequence[str]) -> None:

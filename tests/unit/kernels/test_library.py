@@ -3,6 +3,7 @@ a mistyped FORETOKEN_KERNELS that silently chooses something."""
 
 import ctypes
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -183,6 +184,7 @@ def test_flags_are_of_what_the_compiler_compiles_for(
     fake, said = tmp_path / "cc", tmp_path / "said"
     fake.write_text(f"""#!/bin/sh
 [ "$1" = -dumpmachine ] && {{ echo {target}; exit; }}
+case "$*" in *-fsyntax-only*) exit 0;; esac
 echo "$@" >> {said}
 while [ "$1" != -o ]; do shift; done
 : > "$2"
@@ -205,6 +207,33 @@ while [ "$1" != -o ]; do shift; done
     assert ("-mavxvnni" in flags("linear_avxvnni")) == (machine == "x86_64")
     assert "-mavxvnni" not in flags("linear_avx2")
     assert ("-mavx512bf16" in flags("rows_avx512bf16")) == (machine == "x86_64")
+
+
+def test_an_older_compiler_leaves_a_set_out_and_an_error_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mistake in code of one instruction set once left that set out without a word."""
+    try:
+        real = build.compiler()
+    except build.BuildError:
+        pytest.skip("no compiler here")
+    if build.architecture(platform.machine()) != "x86_64":
+        pytest.skip("flags of x86")
+    native, older = tmp_path / "native", tmp_path / "cc"
+    native.mkdir()
+    one = native / "one_avx2.c"
+    one.write_text("#ifdef __AVX2__\nint one(void) { return ONE; }\n#endif\n")
+    older.write_text(f"""#!/bin/sh
+case "$*" in *-mavx2*) echo "unknown -mavx2" >&2; exit 1;; esac
+exec {real} "$@"
+""")
+    older.chmod(0o755)
+    monkeypatch.setattr(build, "NATIVE", native)
+    monkeypatch.setattr(build, "BUILT", tmp_path / "lib")
+    with pytest.raises(build.BuildError, match="ONE"):
+        build.build_library()
+    monkeypatch.setenv("CC", str(older))
+    assert build.build_library().is_file()
 
 
 def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
