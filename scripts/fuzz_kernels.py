@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foretoken.kernels.build import BuildError, architecture, build_programs, compiler
+from foretoken.kernels.library import LEVELS, find_library
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "fuzz"
 ACROSS = PROGRAMS / "across.c"
@@ -29,9 +30,20 @@ PROCESSORS = {"max": 3, "cortex-a76": 2, "cortex-a72": 1}
 runs every level; an older one shows that what is chosen there has no newer instruction."""
 
 
-def build(mains: Sequence[Path], folder: Path) -> list[Path]:
+def build(mains: Sequence[Path], folder: Path, without: Sequence[str] = ()) -> list[Path]:
     """Programs of these files, all with the kernels and what the tests share."""
-    return build_programs(mains, sorted(PROGRAMS.glob("helpers/*.c")), folder)
+    return build_programs(mains, sorted(PROGRAMS.glob("helpers/*.c")), folder, without=without)
+
+
+def not_here() -> list[str]:
+    """Endings of files of instruction sets that this machine cannot run. AMX is emulated by the
+    one below it."""
+    library = find_library()
+    assert library is not None, "there is a compiler"
+    able = LEVELS[: library.handle.ft_cpu_level() + 1]
+    if "avx512bf16" in able:
+        return []
+    return [f"_{level}" for level in LEVELS if level not in able]
 
 
 def run(programs: Sequence[Path], prefix: Sequence[str], arguments: Sequence[str]) -> int:
@@ -117,7 +129,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--aarch64"]:
         return emulated(arguments[1:])
     with tempfile.TemporaryDirectory() as folder:
-        return run(build(sorted(PROGRAMS.glob("*.c")), Path(folder)), [], arguments)
+        programs = build(sorted(PROGRAMS.glob("*.c")), Path(folder), not_here())
+        return run(programs, [], arguments)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import copy_tokenizer, read_llama
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
+from foretoken.training.precision import product_type
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from tools.demo_models.batches import TrainingData, read_training_data
@@ -97,7 +98,7 @@ def open_inputs(recipe: Recipe, source: Path, folder: Path) -> Inputs:
 def grow_pool(recipe: Recipe, source: Path, folder: Path, report: Callable[[str], None]) -> None:
     """Sample from the target until the pool holds what the recipe asks for."""
     given, wanted = open_inputs(recipe, source, folder), recipe.pool_tokens
-    target = given.target.to(torch.bfloat16)
+    target = given.target.to(product_type(given.target.embed.weight.device))
     if given.pool.tokens < wanted:
         rows = f"{SAMPLE_ROWS} rows of {SAMPLE_LENGTH} tokens at a time"
         report(f"the target writes what is learned from: {wanted} tokens, {rows}")

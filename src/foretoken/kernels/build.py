@@ -104,6 +104,7 @@ def build_programs(
     helpers: Sequence[Path],
     folder: Path,
     flags: Sequence[str] = SANITIZERS,
+    without: Sequence[str] = (),
 ) -> list[Path]:
     """Compile C programs, each with its main and all with the kernels, by default under sanitizers.
 
@@ -112,6 +113,8 @@ def build_programs(
         helpers: more files that belong to every program.
         folder: where programs and objects go.
         flags: for the compiler and the linker.
+        without: endings of BY_SUFFIX whose instruction sets are left out, as a compiler that does
+            not know them leaves them out: what cannot run here takes most of the time.
 
     Returns:
         The programs, in the order of `mains`.
@@ -119,7 +122,8 @@ def build_programs(
     Raises:
         BuildError: as for `build_library`.
     """
-    objects = _objects([*mains, *helpers, *sources()], folder, tuple(flags))
+    files = [*mains, *helpers, *sources()]
+    objects = _objects(files, folder, tuple(flags), tuple(without))
     programs = [folder / main.stem for main in mains]
     for own, program in zip(objects, programs, strict=False):
         _link([own, *objects[len(mains) :]], program, tuple(flags))
@@ -137,14 +141,16 @@ def _parts(path: Path, seen: dict[Path, bytes]) -> dict[Path, bytes]:
     return seen
 
 
-def _objects(files: Sequence[Path], folder: Path, more: tuple[str, ...]) -> list[Path]:
+def _objects(
+    files: Sequence[Path], folder: Path, more: tuple[str, ...], without: tuple[str, ...] = ()
+) -> list[Path]:
     """Objects of the files, those compiled that `folder` does not have yet."""
     command = compiler()
     target = _target_of(command)
 
     def one(path: Path) -> Path:
         base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path)]
-        flags = _flags(path, command, target)
+        flags = () if path.stem.endswith(without) else _flags(path, command, target)
         digest = hashlib.sha256(repr((command, COMMON, more, flags)).encode())
         for part, content in sorted(_parts(path.resolve(), {}).items()):
             digest.update(part.name.encode() + b"\0" + content)
