@@ -69,7 +69,7 @@ def test_thin_keeps_the_last() -> None:
     assert thin(records[:3]) == records[:3]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mlp", "medusa", "parallel"])
+@pytest.mark.parametrize("kind", ["eagle3", "mlp", "medusa", "parallel", "dflash", "dspark"])
 def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
     record = {**RECORD, "depth_1": 0.712, "depth_2": 0.533}
     progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [record]}
@@ -94,6 +94,16 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
         "0.01 M parameters",
     ):
         assert piece in card, piece
+
+
+def test_cards_of_drafters_that_were_trained_on(tmp_path: Path) -> None:
+    progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
+    run_folder.save(tmp_path, 100, {"progress": progress})
+    settings = {"seed": 0, "name": "demo-draft-on", "start": "models/x", "on_policy_share": 0.6}
+    run_folder.write_provenance(tmp_path, settings, "data")
+    told = " ".join(draft_card(CardInput(run=tmp_path, measured=MEASURED)).split())
+    for piece in ("train demo-draft-on --target", "60% of the rows", "It began with `x` as it was"):
+        assert piece in told, piece
 
 
 def test_a_card_needs_a_run_of_a_head(tmp_path: Path) -> None:

@@ -125,6 +125,18 @@ def notes_of(notes: tuple[str, ...]) -> str:
     return "".join(f"- {note}\n" for note in notes)
 
 
+def drafter_rows(run: Path) -> str:
+    """Whose text a drafter learned from, and what it began with."""
+    settings = settings_of(run)
+    part = f"{settings['on_policy_share']:.0%}" if "on_policy_share" in settings else "Some"
+    begun = settings.get("start") or (settings.get("head") or {}).get("start")
+    first = f" It began with `{Path(begun).name}` as it was for an earlier `demo`." if begun else ""
+    return (
+        f"{part} of the rows are the target's own samples (greedy, temperature 0.8\n"
+        f"and 1.0), the others its training text.{first}"
+    )
+
+
 def _first_run(run: Path) -> str:
     """How the model that a run began with was trained, from that model's card."""
     path = run / START_CARD
@@ -209,21 +221,21 @@ def draft_card(card: CardInput) -> str:
         ("1 - TV at temperature 0.8", f"{plain['overlap']:.3f}", f"{edits['overlap']:.3f}"),
     ]
     table = table_of(("what", "functions to complete", "code to edit"), rows)
+    name = settings_of(card.run).get("name", "demo-draft")
     return f"""# Model card: demo-draft
 
 The draft model of `demo`: the same vocabulary and widths, one layer, 1.93 M parameters in bfloat16
-(3.9 MB). It started from the target's embedding, last norm and last layer, and was distilled from
+(3.9 MB). It first had the target's embedding, last norm and last layer, and was distilled from
 the target's full distributions.
 
 {data_section(card.run)}
 
 ## Training
 
-`python -m tools.demo_models train demo-draft --target DEMO`, {progress["step"]} steps,
+`python -m tools.demo_models train {name} --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {versions()}. The loss is half forward KL divergence and half total variation. About half of
-the rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training
-text.
+cores. {versions()}. The loss is half forward KL divergence and half total variation.
+{drafter_rows(card.run)}
 {notes_of(card.notes)}
 {loss_curve(progress["history"], columns)}
 

@@ -11,8 +11,10 @@ from foretoken.training.run_folder import newest_state
 from tools.demo_models.card import (
     CardInput,
     data_section,
+    drafter_rows,
     loss_curve,
     notes_of,
+    settings_of,
     table_of,
     versions,
 )
@@ -25,6 +27,10 @@ ABOUT = {
     "the target",
     "peagle": "a P-EAGLE head (arXiv 2602.01469): an EAGLE-3 network that guesses all its tokens "
     "in one pass over mask slots",
+    "dflash": "a DFlash head (arXiv 2602.06036): layers over five hidden states of the target, "
+    "which fill in a block of drafts by one pass",
+    "dspark": "a DSpark head (arXiv 2607.05147): a DFlash head whose drafts follow one another, "
+    "and that judges how far they go",
     "mlp": "an MLP speculator (arXiv 2404.19124): one stage for each token ahead, weights tied",
     "medusa": "Medusa heads (arXiv 2401.10774) of low rank over the target's own output head",
     "parallel": "a draft model that guesses all its tokens in one pass over mask tokens, PARD "
@@ -47,7 +53,8 @@ def head_card(card: CardInput, name: str) -> str:
     if kind not in ABOUT:
         raise ConfigError("RUN", kind, f"a run of {', '.join(ABOUT)}")
     parameters = sum(t.numel() for t in state["model"].values() if t.is_floating_point())
-    depth, config = state["head"]["depth"], CONFIGS.get(kind, kind)
+    depth = state["head"]["depth"]
+    config = settings_of(card.run).get("name", f"demo-{CONFIGS.get(kind, kind)}")
     about = ABOUT[kind] + (ANCHORED if state["head"].get("anchored") else "")
     columns = {"loss": "divergence", "tokens_a_step": f"tokens a step, k = {depth}"}
     columns |= {f"depth_{i + 1}": f"depth {i + 1}" for i in range(depth)}
@@ -61,12 +68,11 @@ fast text comes, never which.
 
 ## Training
 
-`python -m tools.demo_models train demo-{config} --target DEMO`, {progress["step"]} steps,
+`python -m tools.demo_models train {config} --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
 cores. {versions()}. A chain in training has {depth} tokens; each depth counts
 {state["head"]["depth_decay"]:g} times the one before. The loss is half forward KL divergence and
-half total variation. About half of the rows are the target's own samples (greedy, temperature 0.8
-and 1.0), the others its training text.
+half total variation. {drafter_rows(card.run)}
 {notes_of(card.notes)}
 Depths are the shares of right greedy guesses, given that all before were right, on the target's
 greedy text after held-out prompts:
