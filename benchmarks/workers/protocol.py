@@ -6,13 +6,18 @@ with the seconds it took, those up to the last prompt's first token, and the new
 the standard library only. Whatever the engine prints goes to standard error.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+SIGNAL_AT_PARENTS_DEATH = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,16 @@ def one_by_one(
     return generate_one
 
 
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends: a killed benchmark would leave
+    engines that finish what they were asked, and take the processor from what is measured next."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
+
+
 def serve(load: Callable[[Job], Loaded]) -> None:
     """Load the engine of the command line and answer until standard input ends."""
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     began = time.perf_counter()

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 
-from protocol import Job, Loaded, one_by_one, serve
+from protocol import Job, Loaded, end_with_parent, one_by_one, serve
 
 SERVER = os.environ["LLAMA_SERVER"]
 START_S = 120.0
@@ -38,7 +38,7 @@ def load(job: Job) -> Loaded:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    process = subprocess.Popen(command(job, port))
+    process = subprocess.Popen(command(job, port), preexec_fn=end_with_parent)
     atexit.register(process.kill)
     url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_S
     while not _ready(url):
