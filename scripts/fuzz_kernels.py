@@ -8,6 +8,7 @@ of three ages, and the bits that `across.c` hashes are compared with this machin
 tools for it, it says which are missing.
 """
 
+import ctypes
 import os
 import platform
 import shutil
@@ -17,8 +18,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from foretoken.kernels.build import BuildError, architecture, build_programs, compiler
-from foretoken.kernels.library import LEVELS, find_library
+from foretoken.kernels.build import (
+    BuildError,
+    architecture,
+    build_library,
+    build_programs,
+    compiler,
+)
+from foretoken.kernels.library import LEVELS
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "fuzz"
 ACROSS = PROGRAMS / "across.c"
@@ -38,9 +45,7 @@ def build(mains: Sequence[Path], folder: Path, without: Sequence[str] = ()) -> l
 def not_here() -> list[str]:
     """Endings of files of instruction sets that this machine cannot run. AMX is emulated by the
     one below it."""
-    library = find_library()
-    assert library is not None, "there is a compiler"
-    able = LEVELS[: library.handle.ft_cpu_level() + 1]
+    able = LEVELS[: ctypes.CDLL(str(build_library())).ft_cpu_level() + 1]
     if "avx512bf16" in able:
         return []
     return [f"_{level}" for level in LEVELS if level not in able]

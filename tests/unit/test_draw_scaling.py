@@ -1,9 +1,7 @@
 """scripts/draw_scaling.py on made-up results: which line is whose, and what stands beside it."""
 
 import json
-import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,14 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from tests.outside import module_outside
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SCRIPTS))
-    yield import_module("draw_scaling")
-    sys.path.remove(str(SCRIPTS))
+    yield from module_outside("scripts", "draw_scaling")
 
 
 def case(replicas: int, users: int, **found: list[float]) -> dict[str, Any]:

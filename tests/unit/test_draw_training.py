@@ -3,22 +3,18 @@
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from foretoken.training import run_folder
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from tests.outside import module_outside
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(SCRIPTS))
-    yield import_module("draw_training")
-    sys.path.remove(str(SCRIPTS))
+    yield from module_outside("scripts", "draw_training")
 
 
 def make_run(folder: Path, lengths: list[float]) -> Path:

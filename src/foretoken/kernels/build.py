@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -150,7 +149,7 @@ def _objects(
 
     def one(path: Path) -> Path:
         base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path)]
-        flags = () if path.stem.endswith(without) else _flags(path, command, target)
+        flags = () if path.stem.endswith(without) else _flags(path, target)
         digest = hashlib.sha256(repr((command, COMMON, more, flags)).encode())
         for part, content in sorted(_parts(path.resolve(), {}).items()):
             digest.update(part.name.encode() + b"\0" + content)
@@ -158,7 +157,13 @@ def _objects(
         if result.is_file():
             return result
         with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-            _run([*base, "-o", str(Path(fresh) / result.name), *flags])
+            output = ["-o", str(Path(fresh) / result.name)]
+            try:
+                _run([*base, *output, *flags])
+            except BuildError:
+                if not flags or _at_fault(command, base, flags):
+                    raise
+                _run([*base, *output])
             os.replace(Path(fresh) / result.name, result)
         return result
 
@@ -182,20 +187,25 @@ def _target_of(command: str) -> str:
     return architecture(named or platform.machine())
 
 
-def _flags(path: Path, command: str, target: str) -> tuple[str, ...]:
-    """Flags of this file's instruction set. A compiler that does not know them gets none, and the
-    guards in the file leave a null table."""
+def _flags(path: Path, target: str) -> tuple[str, ...]:
+    """Flags of this file's instruction set. A file that cannot be compiled with them, because the
+    compiler or its assembler is older than the set, gets none: its guards leave a null table."""
     for suffix, (wanted, *flags) in BY_SUFFIX.items():
         if path.stem.endswith(suffix) and wanted == target:
-            return tuple(flags) if _knows(command, tuple(flags)) else ()
+            return tuple(flags)
     return ()
 
 
-@cache
-def _knows(command: str, flags: tuple[str, ...]) -> bool:
-    """Whether the compiler takes these flags: where it does, a file that fails is at fault."""
-    empty = [command, *flags, "-fsyntax-only", "-x", "c", os.devnull]
-    return subprocess.run(empty, capture_output=True).returncode == 0
+def _at_fault(command: str, base: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether a file that fails is wrong itself: the compiler takes its flags, and yet comes to no
+    assembly. What fails later fails by an older assembler."""
+    knows = _translates([command, *flags, "-x", "c", os.devnull])
+    return knows and not _translates([*base, *flags])
+
+
+def _translates(command: Sequence[str]) -> bool:
+    to_assembly = [*command, "-S", "-o", os.devnull]
+    return subprocess.run(to_assembly, capture_output=True).returncode == 0
 
 
 def _run(command: Sequence[str]) -> None:

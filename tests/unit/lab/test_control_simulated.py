@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from foretoken.control.cost import StepShape
 from foretoken.lab.simulate.drafting import SimulatedDrafting
+from tests.outside import module_outside
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -20,9 +20,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """The benchmark, as a module."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield import_module("control_simulated")
-    sys.path.remove(str(BENCHMARKS))
+    yield from module_outside("benchmarks", "control_simulated")
 
 
 def told(bench: ModuleType, spread: float, seed: int, rows: int) -> float:

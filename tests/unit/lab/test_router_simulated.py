@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.outside import module_outside
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -17,9 +18,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """The benchmark, as a module."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield import_module("router_simulated")
-    sys.path.remove(str(BENCHMARKS))
+    yield from module_outside("benchmarks", "router_simulated")
 
 
 def test_users_say_the_same_whatever_happens(bench: ModuleType) -> None:
