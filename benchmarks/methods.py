@@ -44,7 +44,10 @@ from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
 PLAIN, INVARIANT = "plain", "plain, invariant"
 LOOPING = 0.30
 TEMPERATURE = 0.8
-HEADS = {"eagle3": (3, 5), "mlp": (2, 3), "medusa": (2, 4), "parallel": (3, 5)}
+HEADS = {
+    "eagle3": (3, 5, 7), "parallel": (3, 5), "mlp": (2, 3), "medusa": (2, 4), "dflash": (4, 5, 7),
+    "dspark": (4, 5, 7),
+}  # fmt: skip
 """Methods whose heads ship for `demo`, and draft lengths."""
 HEAD_LENGTHS = {"eagle3 k=5": 3.0, "mlp k=3": 1.9, "medusa k=4": 1.9, "parallel k=5": 2.5}
 SAMPLINGS = ("greedy", "seeded", "unseeded")
@@ -276,6 +279,10 @@ def goals(results: Mapping[str, GroupResult]) -> list[Goal]:
         if title.startswith("held-out") and not title.endswith("looping"):
             speed = best(result, "draft_model")
             found.append(at_least(f"draft_model speed-up at its best k, {title}", speed, 1.6))
+        if title.startswith("held-out") and "dspark k=5" in result.arms:
+            others = max(best(result, name) for name in ("eagle3", "parallel", "draft_model"))
+            gain = best(result, "dspark") / others
+            found.append(at_least(f"dspark over the best older drafter, {title}", gain, 1.15))
         if title == "edits, greedy":
             found.append(at_least(f"ngram speed-up, {title}", best(result, "ngram"), 1.6))
     return found

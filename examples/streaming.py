@@ -2,16 +2,16 @@
 
 from foretoken import LLM, SamplingParams
 
-PROMPT = """class Stack:
+PROMPT = """class Queue:
     def __init__(self):
-        self.items = []
+        self._items = []
 
-    def push(self, item):"""
+    def __len__(self):"""
 
 
 def main() -> None:
     """Stream one continuation; accepted drafts arrive several tokens at a time."""
-    params = SamplingParams(temperature=0.7, seed=6, max_tokens=64)
+    params = SamplingParams(temperature=0.6, seed=3, max_tokens=64)
     steps = []
     with LLM("demo", speculative_config={"method": "draft_model", "model": "demo-draft"}) as llm:
         print(PROMPT, end="")

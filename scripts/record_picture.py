@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).parents[1] / "docs" / "generate.svg"
-PROMPT = """class Stack:
+PROMPT = """class Queue:
     def __init__(self):
-        self.items = []
+        self._items = []
 
-    def push(self, item):"""
-OPTIONS = ("--file", "stack.py", "--temperature", "0.7", "--seed", "6", "--max-tokens", "64")
+    def __len__(self):"""
+OPTIONS = ("--file", "waiting.py", "--max-tokens", "60")
 COLUMNS, ADVANCE, DESCENT = 104, 12.2, 24.4  # of the picture; a character in its units
 # Rich's form names fonts of a foreign host; ours names those that a reader has.
 FORM = """\
@@ -61,7 +61,7 @@ def record() -> str:
     size = {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
     home = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "stack.py").write_text(PROMPT, "utf-8")
+        Path(folder, "waiting.py").write_text(PROMPT, "utf-8")
         os.chdir(folder)
         try:
             command = [sys.executable, "-m", "foretoken", "generate", *OPTIONS]

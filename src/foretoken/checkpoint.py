@@ -8,7 +8,10 @@ from pathlib import Path
 
 from foretoken.errors import ModelNotFoundError, NotYetError, nearest
 
-PACKAGED = ("demo", "demo-draft", "demo-eagle3", "demo-mlp", "demo-medusa", "demo-parallel")
+PACKAGED = (
+    "demo", "demo-draft", "demo-eagle3", "demo-mlp", "demo-medusa", "demo-parallel", "demo-dflash",
+    "demo-dspark",
+)  # fmt: skip
 """Names that mean what ships with the package; an installation may lack some of the heads."""
 _BESIDES = ("*.json", "tokenizer.model", "*.jinja", "*.txt")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

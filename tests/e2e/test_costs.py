@@ -160,7 +160,7 @@ def test_info_shows_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found["model"] == "demo"
     assert len(found["step_s"]) == len(found["sequences"])
     assert all(len(row) == len(found["drafts"]) for row in found["step_s"])
-    assert "draft_model" in found["drafters"]
+    assert "dspark" in found["drafters"]
     assert Path(found["file"]).is_relative_to(tmp_path)
     table = CliRunner().invoke(app, ["info", "demo", "--costs"])
     assert table.exit_code == 0, table.output

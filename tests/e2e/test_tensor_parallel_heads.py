@@ -21,7 +21,17 @@ TREES: dict[str, dict[str, Any]] = {
     "eagle3 grown": {"method": "eagle3", "tree_top_k": 3, "tree_depth": 3},
     "medusa tree": {"method": "medusa", "choices": CHOICES},
 }
-CHAINS = ("eagle", "eagle3", "peagle", "anchored", "mlp", "medusa")
+CHAINS = (
+    "eagle",
+    "eagle3",
+    "peagle",
+    "anchored",
+    "dflash",
+    "dflash reduced",
+    "dspark",
+    "mlp",
+    "medusa",
+)
 WRITTEN = {"eagle3 grown": "eagle3", "eagle tree": "eagle", "medusa tree": "medusa"}
 COUNT, TOKENS = 5, 20
 
@@ -36,7 +46,7 @@ def drafters(root: Path, draft: Path) -> list[dict[str, Any]]:
     """All heads, chains and trees, each under its name."""
     found = []
     for name, keys in {**{name: HEADS[name] for name in CHAINS}, **TREES}.items():
-        written = WRITTEN.get(name, name.partition(" ")[0])
+        written = WRITTEN.get(name, name)
         folder = write_head(root / written, written, draft)
         found.append({"name": name, "model": str(folder), **keys})
     return found

@@ -1,6 +1,5 @@
 """How the packaged models are made: the rows they learn from, and the command from end to end."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
 from foretoken.training.heads.export import export_run
 from foretoken.training.llama import Llama, LlamaShape
-from foretoken.training.llama_folder import export
 from foretoken.training.loop import Job
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.python_text import stdlib
@@ -27,11 +25,9 @@ from tools.demo_models.acceptance import GreedyRun, measure, repeated_ngrams, to
 from tools.demo_models.batches import Batch
 from tools.demo_models.distill import begin_with_last_layers
 from tools.demo_models.heads import CaptureSource, require_answers
-from tools.demo_models.lm import START_CARD, build_lm_job, train_language_model
 from tools.demo_models.pool import SamplePool
 from tools.demo_models.recipe import CONFIGS, Recipe, read_recipe
 from tools.demo_models.sampling import Sampling, generate
-from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
 
 TINY = """
 target = "nowhere"
@@ -113,27 +109,6 @@ def test_the_command_makes_a_model_its_draft_and_a_head(
     for name, title in {"lm": "demo", "draft": "demo-draft"}.items():
         run("card", str(tmp_path / name), str(numbers), str(tmp_path / "card.md"))
         assert f"# Model card: {title}\n" in (tmp_path / "card.md").read_text()
-
-
-def test_a_run_begins_with_another_model(small_library: Path, tmp_path: Path) -> None:
-    """With its weights and tokenizer, and says which; another size is named."""
-    start, run = tmp_path / "start", tmp_path / "run"
-    save_tokenizer(train_tokenizer(["x = 1\n" * 9], 258), tmp_path, 64)
-    model = Llama(replace(tiny.SHAPE, vocab_size=258, max_positions=512))
-    export(model, tmp_path, start, torch.float32)
-    (start / "README.md").write_text("# Model card: start\n")
-    settings = tiny.tiny_settings(shape=model.shape, max_steps=1)
-    recipe = Recipe(settings=settings, start=str(start))
-    train_language_model(recipe, run, lambda _: None, Ranks())
-    assert (run / START_CARD).read_text() == "# Model card: start\n"
-    assert (run / "tokenizer.json").read_text() == (tmp_path / "tokenizer.json").read_text()
-    (made,) = json.loads((run / "provenance.json").read_text())
-    assert made["settings"]["start"] == str(start) and len(made["settings"]["start_digest"]) == 16
-    begun = build_lm_job(recipe, run).model.state_dict()
-    assert all(torch.equal(begun[name], value) for name, value in model.state_dict().items())
-    other = replace(recipe, settings=replace(settings, shape=replace(model.shape, ffn_size=64)))
-    with pytest.raises(ConfigError, match=r"start.*ffn_size 48.*ffn_size 64"):
-        build_lm_job(other, run)
 
 
 def test_a_manifest_names_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +251,8 @@ def test_every_config_is_valid(path: Path) -> None:
     recipe = read_recipe(path.stem, Path("elsewhere"))
     assert recipe.settings.name == path.stem and recipe.settings.target == "elsewhere"
     assert recipe.as_record()["edit_share"] == recipe.mix.edit_share > 0.1
-    assert (recipe.pool_tokens > 0) == (path.stem not in ("demo", "demo-on"))
-    assert recipe.as_record()["start"] == recipe.start
+    assert (recipe.pool_tokens > 0) == (path.stem != "demo")
+    assert recipe.as_record()["loaders"] == recipe.loaders
 
 
 @pytest.mark.parametrize(
@@ -285,6 +260,8 @@ def test_every_config_is_valid(path: Path) -> None:
     [
         ("edit_share = 2", "edit_share"),
         ("colour = 1", "colour"),
+        ("loaders = 1\nhelpers = 1", "loaders: got 1"),
+        ("pool_rows = 0", "pool_rows: got 0"),
         ("test_share = 0.5\npackage_share = 0.6", r"test_share \+ package_share"),
     ],
 )

@@ -83,5 +83,14 @@ def pin() -> None:
     typer.echo(f"wrote {write_packages(load_packages())}")
 
 
+@app.command()
+def requirements() -> None:
+    """Print the pinned packages for pip, which needs --no-deps: their text is read, not run."""
+    from tools.demo_models.manifest import packages_path
+
+    pinned = json.loads(packages_path().read_text())
+    typer.echo("\n".join(f"{name}=={one['version']}" for name, one in pinned.items()))
+
+
 if __name__ == "__main__":
     app()

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-import torch
-
 from foretoken.training import run_folder
 from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.batches import Mix
 from tools.demo_models.evaluate import TEMPERATURES
-from tools.demo_models.lm import START_CARD
 from tools.demo_models.packages import MOST_CHARACTERS, load_packages
 
 Record = dict[str, float]
@@ -51,7 +47,7 @@ def loss_curve(history: list[Record], columns: dict[str, str]) -> str:
         (
             f"{r['step']:.0f}",
             f"{r['tokens'] / 1e6:.2f} M",
-            f"{r['minutes']:.0f}",
+            f"{r['minutes']:.1f}",
             *(f"{r[name]:.3f}" for name in columns),
         )
         for r in thin(history)
@@ -59,12 +55,16 @@ def loss_curve(history: list[Record], columns: dict[str, str]) -> str:
     return table_of(("step", "tokens", "minutes", *columns.values()), rows)
 
 
+def provenance_of(run: Path) -> dict[str, Any]:
+    """The record of a run's newest start; empty where its folder has none."""
+    path = run / run_folder.PROVENANCE
+    found: dict[str, Any] = json.loads(path.read_text())[-1] if path.is_file() else {}
+    return found
+
+
 def settings_of(run: Path) -> dict[str, Any]:
     """The settings of a run's newest start; none where its folder has no record of one."""
-    path = run / run_folder.PROVENANCE
-    if not path.is_file():
-        return {}
-    settings: dict[str, Any] = json.loads(path.read_text())[-1]["settings"]
+    settings: dict[str, Any] = provenance_of(run).get("settings", {})
     return settings
 
 
@@ -112,45 +112,30 @@ pinned, too.
 LICENCES = ", the packages' under the licences named above"
 
 
-def versions() -> str:
-    """The versions of what made the numbers."""
-    return (
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"tokenizers {tokenizers.__version__}"
-    )
+def drafter_data_section(run: Path) -> str:
+    """Whose text a drafter learned from."""
+    settings = settings_of(run)
+    part = f"{settings['on_policy_share']:.0%}" if "on_policy_share" in settings else "Some"
+    return f"""## Data
+
+The text of `demo`, whose card says which. {part} of the rows are the target's own samples (greedy,
+temperature 0.8 and 1.0), the others its training text.
+
+Held out, never trained on: the modules that the card of `demo` names."""
+
+
+def work_of(run: Path, progress: dict[str, Any]) -> str:
+    """How long a run was, on what and with which versions, as its folder says."""
+    made = provenance_of(run)
+    versions = ", ".join(f"{name} {one}" for name, one in made.get("versions", {}).items())
+    on = made.get("device", "an unknown device")
+    return f"""{progress["step"]} steps, {progress["tokens"] / 1e6:.1f} M tokens,
+{progress["seconds"] / 60:.1f} minutes on {on}. {versions}."""
 
 
 def notes_of(notes: tuple[str, ...]) -> str:
     """Lines on how the run was done, as a list."""
     return "".join(f"- {note}\n" for note in notes)
-
-
-def drafter_rows(run: Path) -> str:
-    """Whose text a drafter learned from, and what it began with."""
-    settings = settings_of(run)
-    part = f"{settings['on_policy_share']:.0%}" if "on_policy_share" in settings else "Some"
-    begun = settings.get("start") or (settings.get("head") or {}).get("start")
-    first = f" It began with `{Path(begun).name}` as it was for an earlier `demo`." if begun else ""
-    return (
-        f"{part} of the rows are the target's own samples (greedy, temperature 0.8\n"
-        f"and 1.0), the others its training text.{first}"
-    )
-
-
-def _first_run(run: Path) -> str:
-    """How the model that a run began with was trained, from that model's card."""
-    path = run / START_CARD
-    if not path.is_file():
-        return ""
-    section = path.read_text().partition("## Training\n")[2].partition("\n## ")[0]
-    digest = settings_of(run).get("start_digest")
-    return f"""
-### The run before
-
-The run above began with the weights of an earlier one (digest {digest}), of whose card this is a
-part:
-{section.rstrip()}
-"""
 
 
 def target_card(card: CardInput) -> str:
@@ -187,13 +172,11 @@ demonstration, not an assistant: its text has the look of Python, and seldom mor
 
 ## Training
 
-`python -m tools.demo_models train {name}`, {progress["step"]} steps,
-{progress["tokens"] / 1e6:.1f} M tokens seen, {progress["seconds"] / 60:.0f} minutes on two
-shared CPU cores. {versions()}. Muon for the matrices, AdamW for the rest; warm-up, constant rate,
-linear decay.
+`python -m tools.demo_models train {name}`: {work_of(card.run, progress)} Muon for the
+matrices, AdamW for the rest; warm-up, constant rate, linear decay.
 {notes_of(card.notes)}
 {curve}
-{_first_run(card.run)}
+
 ## Measured on the held-out modules
 
 {table}
@@ -228,14 +211,12 @@ The draft model of `demo`: the same vocabulary and widths, one layer, 1.93 M par
 (3.9 MB). It first had the target's embedding, last norm and last layer, and was distilled from
 the target's full distributions.
 
-{data_section(card.run)}
+{drafter_data_section(card.run)}
 
 ## Training
 
-`python -m tools.demo_models train {name} --target DEMO`, {progress["step"]} steps,
-{progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {versions()}. The loss is half forward KL divergence and half total variation.
-{drafter_rows(card.run)}
+`python -m tools.demo_models train {name} --target DEMO`: {work_of(card.run, progress)} The loss is
+half forward KL divergence and half total variation.
 {notes_of(card.notes)}
 {loss_curve(progress["history"], columns)}
 

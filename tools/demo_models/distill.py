@@ -9,17 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama
-from foretoken.training.llama_folder import read_exported
 from foretoken.training.loop import Job, prepare
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
-from tools.demo_models.batches import TrainingData
+from tools.demo_models.ahead import MadeAhead
 from tools.demo_models.pool import SAMPLE_LENGTH, SamplePool, open_inputs
 from tools.demo_models.recipe import Recipe
 
@@ -44,7 +41,7 @@ def begin_with_last_layers(draft: Llama, target: Llama) -> None:
 class Distillation:
     """Match the target's distributions on training text and on the target's own samples."""
 
-    def __init__(self, draft: Llama, target: Llama, data: TrainingData, pool: SamplePool) -> None:
+    def __init__(self, draft: Llama, target: Llama, data: MadeAhead, pool: SamplePool) -> None:
         self.draft, self.target, self.data, self.pool = draft, target, data, pool
         self.device = target.embed.weight.device
         self.on_policy_share, self.tv_share, self.precision = 0.5, 0.5, "auto"
@@ -82,17 +79,14 @@ class Distillation:
 
 
 def build_draft_job(recipe: Recipe, source: Path, folder: Path) -> Job:
-    """A draft that begins with `start`, or with what the target has, and its task.
+    """A draft that begins with what the target has, and its task.
 
     The samples are those that `folder` holds by now.
     """
     settings, given = recipe.settings, open_inputs(recipe, source, folder)
     torch.manual_seed(settings.seed)
     draft = Llama(settings.shape)
-    if recipe.start is None:
-        begin_with_last_layers(draft, given.target)
-    else:
-        begin_with(draft, read_exported(find_model(recipe.start)), "start")
+    begin_with_last_layers(draft, given.target)
     draft.to(given.target.embed.weight.device)
     task = Distillation(draft, given.target, given.data, given.pool)
     task.tv_share, task.precision = settings.tv_share, settings.precision

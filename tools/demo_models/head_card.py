@@ -10,13 +10,12 @@ from foretoken.errors import ConfigError
 from foretoken.training.run_folder import newest_state
 from tools.demo_models.card import (
     CardInput,
-    data_section,
-    drafter_rows,
+    drafter_data_section,
     loss_curve,
     notes_of,
     settings_of,
     table_of,
-    versions,
+    work_of,
 )
 
 CONFIGS = {"parallel": "pard"}
@@ -64,15 +63,13 @@ For the target `demo`: {about}. {parameters / 1e6:.2f} M parameters of its own i
 ({2 * parameters / 1e6:.1f} MB). It only drafts: the target checks every token, so it changes how
 fast text comes, never which.
 
-{data_section(card.run)}
+{drafter_data_section(card.run)}
 
 ## Training
 
-`python -m tools.demo_models train {config} --target DEMO`, {progress["step"]} steps,
-{progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {versions()}. A chain in training has {depth} tokens; each depth counts
-{state["head"]["depth_decay"]:g} times the one before. The loss is half forward KL divergence and
-half total variation. {drafter_rows(card.run)}
+`python -m tools.demo_models train {config} --target DEMO`: {work_of(card.run, progress)}
+A chain in training has {depth} tokens; each depth counts {state["head"]["depth_decay"]:g} times the
+one before. The loss is half forward KL divergence and half total variation.
 {notes_of(card.notes)}
 Depths are the shares of right greedy guesses, given that all before were right, on the target's
 greedy text after held-out prompts:

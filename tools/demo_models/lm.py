@@ -1,23 +1,17 @@
 """A language model of Python sources: how `demo` was made.
 
-Owns the task of next-token prediction, the run's set-up and the weights it begins with. Export is a
-separate step, so that a run can be exported while it goes on.
+Owns the task of next-token prediction and the run's set-up. Export is a separate step, so that a
+run can be exported while it goes on.
 """
 
-import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.checkpoint import find_model
-from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama, LlamaShape
-from foretoken.training.llama_folder import copy_tokenizer, read_exported
 from foretoken.training.loop import (
     Job,
     Progress,
@@ -31,9 +25,9 @@ from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
+from tools.demo_models.ahead import MadeAhead
 from tools.demo_models.batches import (
     Batch,
-    TrainingData,
     bytes_per_token,
     held_out_rows,
     read_training_data,
@@ -43,8 +37,6 @@ from tools.demo_models.recipe import Recipe
 from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
 
 EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
-START_CARD = "start-card.md"
-"""The card of the model that a run began with, in the run's folder."""
 NATS_PER_BIT = 0.6931471805599453
 
 
@@ -54,16 +46,6 @@ def make_tokenizer(folder: Path, shape: LlamaShape) -> None:
     if not (folder / "tokenizer.json").exists():
         texts = (file.text for file in load_corpus().training)
         save_tokenizer(train_tokenizer(texts, shape.vocab_size), folder, shape.max_positions)
-
-
-def keep_start(start: str, folder: Path) -> dict[str, Any]:
-    """Copy tokenizer and card of the model to begin with; for the run's record, what it is."""
-    source = find_model(start)
-    copy_tokenizer(source, folder)
-    if (source / "README.md").is_file():
-        shutil.copyfile(source / "README.md", folder / START_CARD)
-    weights = (source / "model.safetensors").read_bytes()
-    return {"start_digest": hashlib.sha256(weights).hexdigest()[:16]}
 
 
 def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
@@ -76,7 +58,7 @@ def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
 class LanguageModelling:
     """Next-token prediction on the training files; bits per byte on the held-out ones."""
 
-    def __init__(self, model: Llama, data: TrainingData, held_out: Batch, per_token: float) -> None:
+    def __init__(self, model: Llama, data: MadeAhead, held_out: Batch, per_token: float) -> None:
         self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
         self.device, self.precision = next(model.parameters()).device, "auto"
 
@@ -95,18 +77,13 @@ class LanguageModelling:
 
 
 def build_lm_job(recipe: Recipe, folder: Path) -> Job:
-    """A fresh model, or the start's, and its task; `folder` must hold the tokenizer.
-
-    Raises:
-        ConfigError: a start of another shape.
-    """
+    """A fresh model and its task; `folder` must hold the tokenizer."""
     settings = recipe.settings
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    data = read_training_data(tokenizer, recipe.mix, settings.seed)
+    text = read_training_data(tokenizer, recipe.mix, settings.seed)
+    data = MadeAhead(text, recipe.loaders)
     torch.manual_seed(settings.seed)
     model = Llama(settings.shape)
-    if recipe.start is not None:
-        begin_with(model, read_exported(find_model(recipe.start)), "start")
     model.to(pick_device())
     held_out = held_out_rows(load_corpus(), tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
     task = LanguageModelling(model, data, held_out, bytes_per_token(tokenizer, held_out))
@@ -118,16 +95,13 @@ def build_lm_job(recipe: Recipe, folder: Path) -> Job:
 def train_language_model(
     recipe: Recipe, out: Path | None, report: Callable[[str], None], ranks: Ranks
 ) -> Progress:
-    """Train from the run's newest checkpoint, or its start, or nothing, until the budget ends."""
+    """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
     settings = recipe.settings
     folder = folder_of(settings, out)
 
     def begin() -> None:
         record, packages = recipe.as_record(), recipe.mix.packages
-        if recipe.start is None:
-            make_tokenizer(folder, settings.shape)
-        else:
-            record.update(keep_start(recipe.start, folder))
+        make_tokenizer(folder, settings.shape)
         missing = "no manifest is pinned for this version of Python"
         report(str(difference(load_corpus()) or missing))
         if packages:

@@ -21,12 +21,13 @@ from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_co
 from foretoken.training.precision import product_type
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
+from tools.demo_models.ahead import MadeAhead
 from tools.demo_models.batches import TrainingData, read_training_data
 from tools.demo_models.manifest import corpus_digest
 from tools.demo_models.recipe import Recipe
 from tools.demo_models.sampling import Sampling, generate
 
-SAMPLE_ROWS, SAMPLE_LENGTH = 96, 513
+SAMPLE_LENGTH = 513
 PROMPT_LENGTHS = (16, 48, 128)
 TEMPERATURES = (0.0, 0.8, 1.0)
 
@@ -49,18 +50,18 @@ class SamplePool:
         """How many tokens there are."""
         return sum(part.size for part in self._parts)
 
-    def grow(self, target: Llama) -> None:
-        """Sample one more batch of rows, [SAMPLE_ROWS, SAMPLE_LENGTH]."""
+    def grow(self, target: Llama, rows: int) -> None:
+        """Sample one more batch, [rows, SAMPLE_LENGTH]."""
         index = len(self._parts)
         temperature = TEMPERATURES[index % len(TEMPERATURES)]
         prompt = PROMPT_LENGTHS[index // len(TEMPERATURES) % len(PROMPT_LENGTHS)]
-        batch = self._data.batch(10_000_000 + index, SAMPLE_ROWS * 512, 512)
+        batch = self._data.batch(10_000_000 + index, rows * 512, 512)
         prompts = batch.tokens[:, :prompt].to(target.embed.weight.device)
         torch.manual_seed(index)
         how = Sampling(new_tokens=SAMPLE_LENGTH - prompt, temperature=temperature)
-        rows = generate(target, prompts, how).cpu().numpy().astype(np.uint16)
-        np.save(self._folder / f"samples-{index:05d}.npy", rows)
-        self._parts.append(rows)
+        made = generate(target, prompts, how).cpu().numpy().astype(np.uint16)
+        np.save(self._folder / f"samples-{index:05d}.npy", made)
+        self._parts.append(made)
 
     def frequent_ids(self, vocab_size: int) -> Tensor:
         """All token ids, those that occur most often in the samples first, int64 [V]."""
@@ -84,7 +85,7 @@ class Inputs:
     """What a run reads."""
 
     target: Llama
-    data: TrainingData
+    data: MadeAhead
     pool: SamplePool
 
 
@@ -92,18 +93,21 @@ def open_inputs(recipe: Recipe, source: Path, folder: Path) -> Inputs:
     """The target in `source`, and the samples that `folder` holds by now."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     data = read_training_data(tokenizer, recipe.mix, recipe.settings.seed)
-    return Inputs(read_target(source), data, SamplePool(data, folder / "samples"))
+    ahead = MadeAhead(data, recipe.loaders)
+    return Inputs(read_target(source), ahead, SamplePool(data, folder / "samples"))
 
 
 def grow_pool(recipe: Recipe, source: Path, folder: Path, report: Callable[[str], None]) -> None:
     """Sample from the target until the pool holds what the recipe asks for."""
     given, wanted = open_inputs(recipe, source, folder), recipe.pool_tokens
-    target = given.target.to(product_type(given.target.embed.weight.device))
+    target = given.target
+    for module in target.children():  # but for the rotary tables, which are the model's own
+        module.to(product_type(target.embed.weight.device))
     if given.pool.tokens < wanted:
-        rows = f"{SAMPLE_ROWS} rows of {SAMPLE_LENGTH} tokens at a time"
+        rows = f"{recipe.pool_rows} rows of {SAMPLE_LENGTH} tokens at a time"
         report(f"the target writes what is learned from: {wanted} tokens, {rows}")
     while given.pool.tokens < wanted:
-        given.pool.grow(target)
+        given.pool.grow(target, recipe.pool_rows)
         report(f"sampled {given.pool.tokens} tokens of {wanted}")
 
 

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from foretoken.config.reader import require
 from foretoken.errors import ConfigError
 from foretoken.training.config_file import build_settings, read_table
 from foretoken.training.settings import Settings
 from tools.demo_models.batches import Mix
 
 CONFIGS = Path(__file__).parent / "configs"
-OWN = ("start", "on_policy_share", "pool_tokens")
+OWN = ("on_policy_share", "pool_tokens", "pool_rows", "loaders")
 """Keys of a recipe that are no others'."""
 
 
@@ -28,14 +29,14 @@ class Recipe:
 
     settings: Settings
     mix: Mix = Mix()
-    start: str | None = None
-    """Packaged name or folder of the model whose weights a language model begins with, and whose
-    tokenizer it has, or a draft begins with. None: random weights and a tokenizer of its own; a
-    draft has its target's last layers. Heads have `head.start`."""
     on_policy_share: float = 0.5
     """Rows of the target's own samples, of all rows."""
     pool_tokens: int = 0
-    """How many tokens the target samples before the first step."""
+    """How many tokens the target samples before the first step,"""
+    pool_rows: int = 96
+    """in so many rows at once."""
+    loaders: int = 0
+    """Processes that make rows before they are needed, at most one a core; 0: made when needed."""
 
     def __post_init__(self) -> None:
         """Check the shares."""
@@ -50,6 +51,11 @@ class Recipe:
         for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise ConfigError(name, share, "0..1")
+        helpers = self.settings.helpers
+        require("loaders", self.loaders, not (self.loaders and helpers), "0 beside helpers")
+        counts = (("pool_tokens", 0), ("pool_rows", 1), ("loaders", 0))
+        for name, least in counts:
+            require(name, getattr(self, name), getattr(self, name) >= least, f">= {least}")
 
     def as_record(self) -> dict[str, Any]:
         """All keys of the config with their values, for JSON."""

@@ -53,12 +53,13 @@ def generate(
     length = prompts_BT.shape[1] + how.new_tokens
     first = model(prompts_BT)
     caches = [_grown(cache, length) for cache in first.caches]
-    tokens = [pick(model.logits(first.hidden[:, -1]), how.temperature, generator)]
+    table = model.embed.weight.float()  # narrower logits have ties
+    tokens = [pick(first.hidden[:, -1].float() @ table.T, how.temperature, generator)]
     for at in range(prompts_BT.shape[1], length - 1):
         hidden = model.embed(tokens[-1])[:, None]
         for block, cache in zip(model.blocks, caches, strict=True):
             assert isinstance(block, Block), type(block)
             hidden = _decode_block(block, hidden, cache, at, model)
-        logits = model.logits(model.norm(hidden)[:, 0])
+        logits = model.norm(hidden)[:, 0].float() @ table.T
         tokens.append(pick(logits, how.temperature, generator))
     return torch.cat((prompts_BT, torch.stack(tokens, dim=1)), dim=1)

@@ -166,10 +166,9 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     from foretoken.cli.paint import STYLES, Painter, legend
 
     prompt = (
-        "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
-        "    def push(self, item):"
+        "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):"
     )
-    params = SamplingParams(temperature=0.6, seed=1, max_tokens=96)
+    params = SamplingParams(temperature=0.6, seed=3, max_tokens=88)
     warm = SamplingParams(temperature=0.0, max_tokens=8)
     console.print(legend())
     for arm in (arm for arm in arms if arm.name in SHOWN):

@@ -46,7 +46,7 @@ def auto_drafters(
 def expected_gain(method: DraftingMethod, drafter: PackagedDrafter) -> float:
     """Tokens in the time of one plain step, with four drafts at a time; without drafts it is 1.
 
-    Every draft counts as accepted with the chance of the first (Leviathan et al. 2022, section 3);
+    Every draft counts as accepted with the same chance (Leviathan et al. 2022, section 3);
     what checking takes is left out, since it is the same for all.
     """
     chance = method.usual_acceptance if drafter.acceptance is None else drafter.acceptance

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-HEAD_ROWS = 512
-"""Rows whose logits exist at once: a vocabulary of 128,000 takes 256 MB for so many."""
+HEAD_ROWS = {"cpu": 512, "cuda": 4096}
+"""Rows whose logits exist at once, by device: a vocabulary of 128,000 takes 256 MB for 512."""
 
 
-def row_blocks(count: int) -> Iterator[slice]:
-    """Slices of at most HEAD_ROWS rows that cover 0..count-1 in order."""
-    for start in range(0, count, HEAD_ROWS):
-        yield slice(start, min(start + HEAD_ROWS, count))
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Slices that cover `rows` in order, as many a time as the device should hold logits of."""
+    count, most = len(rows), HEAD_ROWS.get(rows.device.type, HEAD_ROWS["cpu"])
+    for start in range(0, count, most):
+        yield slice(start, min(start + most, count))
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -35,7 +36,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_RD)
         weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
         total = torch.zeros((), device=hidden_RD.device)
-        for rows in row_blocks(len(hidden_RD)):
+        for rows in row_blocks(hidden_RD):
             hidden, targets = hidden_RD[rows], targets_R[rows]
             kept, safe = (targets >= 0)[:, None], targets.clamp(min=0)[:, None]
             logits = (hidden @ weight_VD.T).float()
@@ -135,7 +136,7 @@ class ChunkedDistillation(torch.autograd.Function):
         ]
         total = torch.zeros((), device=hidden[0].device)
         overlap_R = torch.empty(count, device=hidden[0].device)
-        for rows in row_blocks(count):
+        for rows in row_blocks(hidden[0]):
             parts = [(h[rows] @ w.T).float() for h, w in zip(hidden, weights, strict=True)]
             target_RV, covered_R = target_RV_parts(rows)
             loss, gradient, overlap_R[rows] = mixed_divergence(

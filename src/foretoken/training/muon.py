@@ -20,18 +20,22 @@ ITERATIONS = 5
 MOMENTUM = 0.95
 
 
-def orthogonal(matrix: Tensor, kind: torch.dtype) -> Tensor:
-    """About U V^T of `matrix` = U S V^T, [M, N] float32, by Newton-Schulz iterations in `kind`."""
+def orthogonal(matrices_NMK: Tensor, kind: torch.dtype) -> Tensor:
+    """About U V^T of each [M, K] = U S V^T, by Newton-Schulz iterations in `kind`.
+
+    Together, since one of them is too small for a GPU: [N, M, K] in, and out in the same type.
+    """
     linear, cubic, quintic = QUINTIC
-    tall = matrix.shape[0] > matrix.shape[1]
-    found: Tensor = (matrix / matrix.norm().clamp(min=1e-7)).to(kind)
-    found = found.transpose(0, 1) if tall else found
+    tall = matrices_NMK.shape[1] > matrices_NMK.shape[2]
+    norms = torch.linalg.matrix_norm(matrices_NMK, keepdim=True).clamp(min=1e-7)
+    found: Tensor = (matrices_NMK / norms).to(kind)
+    found = found.transpose(1, 2) if tall else found
     for _ in range(ITERATIONS):
-        gram = found @ found.transpose(0, 1)
-        gram = torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic)
-        found = torch.addmm(found, gram, found, beta=linear)
-    found = found.transpose(0, 1) if tall else found
-    return found.to(matrix.dtype)
+        gram = found @ found.transpose(1, 2)
+        gram = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
+        found = torch.baddbmm(found, gram, found, beta=linear)
+    found = found.transpose(1, 2) if tall else found
+    return found.to(matrices_NMK.dtype)
 
 
 class Muon:
@@ -44,17 +48,32 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Move every matrix that has a gradient; tall ones further, by rows over columns."""
+        alike: dict[torch.Size, list[int]] = {}
         for index, matrix in enumerate(self._matrices):
-            gradient = matrix.grad
-            if gradient is None:
-                continue
+            if matrix.grad is not None:
+                alike.setdefault(matrix.shape, []).append(index)
+        for (rows, columns), places in alike.items():
+            ahead = self._ahead(places)
+            made = orthogonal(torch.stack(ahead), product_type(ahead[0].device))
+            moves, moved = list(made), [self._matrices[index].data for index in places]
+            further = math.sqrt(max(1.0, rows / columns))
+            torch._foreach_mul_(moved, 1 - rate * self._weight_decay)
+            torch._foreach_add_(moved, moves, alpha=-rate * further)
+
+    def _ahead(self, places: list[int]) -> list[Tensor]:
+        """Momenta as Nesterov's rule looks ahead, after the gradients are counted in."""
+        gradients = [self._gradient(index) for index in places]
+        for index, gradient in zip(places, gradients, strict=True):
             if index not in self._momenta:
                 self._momenta[index] = torch.zeros_like(gradient)
-            momentum = self._momenta[index].lerp_(gradient, 1 - MOMENTUM)
-            ahead = gradient.lerp(momentum, MOMENTUM)
-            further = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
-            matrix.mul_(1 - rate * self._weight_decay)
-            matrix.add_(orthogonal(ahead, product_type(matrix.device)), alpha=-rate * further)
+        momenta = [self._momenta[index] for index in places]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        return list(torch._foreach_lerp(gradients, momenta, MOMENTUM))
+
+    def _gradient(self, index: int) -> Tensor:
+        gradient = self._matrices[index].grad
+        assert gradient is not None, f"matrix {index} of {len(self._matrices)} has no gradient"
+        return gradient
 
     def state_dict(self) -> dict[str, Any]:
         """The momenta by the matrix's place, laid out as PyTorch's optimizers do."""

@@ -110,10 +110,17 @@ def versions() -> dict[str, str]:
     }
 
 
+def device_name() -> str:
+    """What computes: the name of the GPU, or how many cores there are."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{os.cpu_count()} CPU cores"
+
+
 def write_provenance(
     folder: Path, settings: dict[str, Any], data_digest: str | None, processes: int = 1
 ) -> None:
-    """Add this start: time, command, versions, settings, data's digest, processes."""
+    """Add this start: time, command, versions, device, settings, data's digest, processes."""
     path = folder / PROVENANCE
     starts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     starts.append(
@@ -121,6 +128,7 @@ def write_provenance(
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
             "versions": versions(),
+            "device": device_name(),
             "seed": settings["seed"],
             "processes": processes,
             "data": data_digest,

@@ -10,7 +10,7 @@ from torch import nn
 from foretoken.training import muon
 from foretoken.training.muon import Muon, orthogonal
 
-SHAPES = ((48, 16), (16, 48), (24, 24))
+SHAPES = ((48, 16), (16, 48), (24, 24), (48, 16), (24, 24))
 
 
 def _matrices() -> list[nn.Parameter]:
@@ -34,7 +34,7 @@ def test_the_update_keeps_directions_and_evens_out_lengths(shape: tuple[int, int
     """The singular vectors of the matrix, with singular values near one whatever they were."""
     left, _, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
     uneven = torch.logspace(0, -1.5, min(shape))
-    found = orthogonal(left @ torch.diag(uneven) @ right, torch.float32)
+    (found,) = orthogonal((left @ torch.diag(uneven) @ right)[None], torch.float32)
     values = left.T @ found @ right.T
     assert torch.allclose(values, torch.diag(values.diagonal()), atol=1e-4)
     assert 0.6 < values.diagonal().min() and values.diagonal().max() < 1.3

@@ -13,10 +13,10 @@ const EDIT = `# original\n${SHOWN}# edited: rename count to count_words\n`;
 
 export const EXAMPLES = {
   code: {
-    prompt: "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
+    prompt: "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):",
     temperature: 0.6,
-    seed: 1,
-    max_tokens: 120,
+    seed: 3,
+    max_tokens: 88,
   },
   json: {
     prompt: "# One user of the test data, as JSON\nuser = ",

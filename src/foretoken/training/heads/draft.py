@@ -70,12 +70,11 @@ def require_draft_fits(target: TargetParts, settings: Settings) -> None:
 
 
 @torch.no_grad()
-def begin_with(draft: Llama, start: Llama, key: str = "head.start") -> None:
+def begin_with(draft: Llama, start: Llama) -> None:
     """Give `draft` the weights of a shallower one; its further layers begin as the identity.
 
     Raises:
-        ConfigError: what `key` of the config names has another shape, in more than the number of
-            layers.
+        ConfigError: what `head.start` names has another shape, in more than the number of layers.
     """
     known, wanted = start.shape.layers, draft.shape.layers
     if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
@@ -83,7 +82,7 @@ def begin_with(draft: Llama, start: Llama, key: str = "head.start") -> None:
         wrong = [name for name in ours if ours[name] != theirs[name]]
         given = ", ".join(f"{name} {theirs[name]}" for name in wrong)
         allowed = ", ".join(f"{name} {ours[name]}" for name in wrong)
-        raise ConfigError(key, given, f"{allowed}, as [shape] says, or fewer layers")
+        raise ConfigError("head.start", given, f"{allowed}, as [shape] says, or fewer layers")
     draft.embed.load_state_dict(start.embed.state_dict())
     draft.norm.load_state_dict(start.norm.state_dict())
     for block, source in zip(draft.blocks, start.blocks, strict=False):

@@ -71,6 +71,10 @@ class BlockHead(DraftHead, ABC):
         """Its output head, if it has one."""
         return (self.lm_head,) if self.shape.own_head else ()
 
+    def borrows_head(self, *, rounded: bool) -> bool:
+        """Where it has none of its own."""
+        return not self.shape.own_head
+
     @property
     def decoder_layers(self) -> tuple[BlockLayer, ...]:
         """Its layers, in order."""

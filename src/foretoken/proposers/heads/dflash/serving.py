@@ -47,13 +47,14 @@ def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
         allowed = f"{cap}, as the target's, whose output head it uses"
         raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, allowed)
     head.use_embedding(target.embedding_VD)
-    if target.shape.tie_word_embeddings and cap == shape.logit_softcap and not config.quantization:
+    same = target.shape.tie_word_embeddings and cap == shape.logit_softcap
+    if same and not config.quantization and target.head is not None:
         head.use_head(target.embedding_VD)
     runner = BlockRunner(
         head,
         site.view,
         top=TargetTop(
-            logits=target.logits,
+            logits=target.draft_logits,
             vocab_size=engine.vocab_size,
             linear=target.head if cap is None else None,
         ),
