@@ -182,6 +182,31 @@ def test_unequal_numbers_of_drafts(name: str) -> None:
         assert hasattr(steps, "_logits_KV") == (counts[0] != counts[1])
 
 
+@pytest.mark.parametrize("name", [name for name, (_, markov) in HEADS.items() if markov is None])
+@torch.inference_mode()
+def test_few_drafts_are_the_first_of_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are whole, past the pages of their sequences too, but not past the last position."""
+    monkeypatch.setitem(globals(), "TABLES", [[3], [7, 2]])
+    for runner in runners(name):
+        many, _ = drafted(runner, "greedy", [1, 4])
+        few, steps = drafted(runner, "greedy", [1, 1])
+        assert few.ids == [ids[:1] for ids in many.ids]
+        (first, second), tokens = steps._blocks()
+        assert (first.num_tokens, second.num_tokens, len(tokens)) == (6, 6, 12)
+        assert not {*first.page_table[1:], *second.page_table[2:]} & {*range(10)}
+        runner.max_positions = 14
+        assert [layout.num_tokens for layout in steps._blocks()[0]] == [6, 3]
+
+
+@torch.inference_mode()
+def test_a_part_of_a_block_is_enough_where_drafts_follow_one_another() -> None:
+    """As it is past as many blocks of a pass as there are spare pages for."""
+    runner = runners("markov")[1]
+    assert runner.block(0, 6, 2, [3, 1]).num_tokens == 2
+    whole = runners("shared")[1]
+    assert [whole.block(at, 6, 1, [3]).num_tokens for at in (63, 64)] == [6, 2]
+
+
 @compiled
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["shared", "markov"])

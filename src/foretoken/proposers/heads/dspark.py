@@ -124,6 +124,11 @@ class DSpark(BlockHead):
         return own if self.markov_head is None else (*own, self.markov_head.markov_w2)
 
     @property
+    def is_whole(self) -> bool:
+        """No: the token before a row says enough. (docs/experiments.md, "A part of a block")"""
+        return False
+
+    @property
     def follow(self) -> BlockFollow | None:
         """The Markov part and the judgement; kernels know no gates."""
         if super().follow is None or self.markov.gated:

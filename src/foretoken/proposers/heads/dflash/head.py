@@ -86,6 +86,12 @@ class BlockHead(DraftHead, ABC):
         return tuple(zip(self.decoder_layers, self.shape.views, strict=True))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it drafts well in whole blocks only, however few drafts are wanted: where rows
+        see the masks behind them, a shorter block is nothing that it was trained on."""
+        return not all(view.causal for view in self.shape.views)
+
+    @property
     def follow(self) -> BlockFollow | None:
         """What kernels do to its rows one after the other; None: they cannot."""
         return BlockFollow() if self.shape.logit_softcap is None else None

@@ -44,6 +44,30 @@ class TargetTop:
     """What does all of that alone, if anything does."""
 
 
+_SPARED: Final = 64
+"""Blocks of one pass that may have rows past their sequences' pages; more are cut short."""
+
+
+@final
+class _Spares:
+    """Pages of a head's store behind those that the target has too: for the rows of whole blocks
+    past the pages of their sequence. Nothing stays there from one pass to the next."""
+
+    def __init__(self, net: BlockHead, pages: HeadPages) -> None:
+        self._size, self._first = pages.page_size, pages.num_pages
+        self._each = -(-net.shape.block_size // self._size) if net.is_whole else 0
+        self.count = _SPARED * self._each
+
+    def behind(self, table: list[int], index: int, end: int) -> list[int]:
+        """The page table of block `index` of a pass, up to place `end` if there are spares."""
+        missing = -(-end // self._size) - len(table)
+        if missing <= 0 or index >= _SPARED:
+            return table
+        assert missing <= self._each, (missing, self._each)
+        first = self._first + index * self._each
+        return [*table, *range(first, first + missing)]
+
+
 @final
 class BlockRunner:
     """A block head, its store of keys and values, and the features it reads."""
@@ -70,9 +94,10 @@ class BlockRunner:
         self.features, self.page_size = features, pages.page_size
         layer, like = net.shape.layer, features.slots_SF
         self.device = like.device
+        self._spares = _Spares(net, pages)
         self.store = KVStore(
             layer,
-            num_pages=pages.num_pages,
+            num_pages=pages.num_pages + self._spares.count,
             page_size=pages.page_size,
             dtype=pages.kv_dtype or like.dtype,
             device=like.device,
@@ -91,6 +116,18 @@ class BlockRunner:
         self.kernels: CompiledBlocks | None = compile_blocks(net, site)
         if self.kernels is None and make is not None:
             serve_linears(net, net.tops, make)
+
+    def block(self, index: int, start: int, drafts: int, table: list[int]) -> SpanLayout:
+        """Where block `index` of a pass lies that begins at `start`, for so many drafts.
+
+        A head that drafts in whole blocks has all of their rows, if there is room.
+        """
+        shape, end = self.net.shape, start + self.net.shape.first_row + drafts
+        if self.net.is_whole:
+            most = min(start + shape.block_size, self.max_positions)
+            table = self._spares.behind(table, index, most)
+            end = max(end, min(most, len(table) * self.page_size))
+        return SpanLayout(start=start, num_tokens=end - start, page_table=table)
 
     def feed(self, layouts: Sequence[SpanLayout]) -> None:
         """Keep keys and values of the context at these places, whose features are known."""

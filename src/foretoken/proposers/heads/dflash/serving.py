@@ -183,22 +183,21 @@ class BlockSteps(KVSteps):
 
     def _blocks(self) -> tuple[list[SpanLayout], list[int]]:
         """Where the blocks lie, and their tokens."""
-        shape, layouts, tokens = self.runner.net.shape, [], list[int]()
-        for sequence, count in zip(self._sequences, self._counts, strict=True):
-            first, size = sequence.num_tokens - 1, shape.first_row + count
-            table = sequence.page_table
-            layouts.append(SpanLayout(start=first, num_tokens=size, page_table=table))
-            tokens += [sequence.token_ids[-1], *[shape.mask_token_id] * (size - 1)]
+        mask, layouts, tokens = self.runner.net.shape.mask_token_id, [], list[int]()
+        every = zip(self._sequences, self._counts, strict=True)
+        for index, (sequence, count) in enumerate(every):
+            start, table = sequence.num_tokens - 1, sequence.page_table
+            layouts.append(layout := self.runner.block(index, start, count, table))
+            tokens += [sequence.token_ids[-1], *[mask] * (layout.num_tokens - 1)]
         return layouts, tokens
 
     def _run(self) -> None:
         """Feed what is new of the context, fill the blocks, and keep the rows of drafts."""
         blocks, tokens = self._blocks()
-        rows, row = list[int](), 0
-        for layout in blocks:
-            end = row + layout.num_tokens
-            rows.extend(range(row + self.runner.net.shape.first_row, end))
-            row = end
+        rows, row, unused = list[int](), 0, self.runner.net.shape.first_row
+        for layout, count in zip(blocks, self._counts, strict=True):
+            rows.extend(range(row + unused, row + unused + count))
+            row += layout.num_tokens
         self._outputs_KD = self.runner.run(self._context(), blocks, tokens)[rows]
         self._logits_KV = self.runner.logits(self._outputs_KD)
 
