@@ -168,7 +168,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     prompt = (
         "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):"
     )
-    params = SamplingParams(temperature=0.6, seed=3, max_tokens=88)
+    params = SamplingParams(temperature=0.6, seed=3, max_tokens=82)
     warm = SamplingParams(temperature=0.0, max_tokens=8)
     console.print(legend())
     for arm in (arm for arm in arms if arm.name in SHOWN):

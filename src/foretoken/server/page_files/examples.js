@@ -16,7 +16,7 @@ export const EXAMPLES = {
     prompt: "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):",
     temperature: 0.6,
     seed: 3,
-    max_tokens: 88,
+    max_tokens: 82,
   },
   json: {
     prompt: "# One user of the test data, as JSON\nuser = ",
