@@ -78,7 +78,7 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
     page.get_by_text("draft_model (up to 5 tokens)").wait_for()
     page.select_option("#mode", "speculating")
     press(page)
-    assert page.inner_text("#speculating_facts").startswith("120 tokens in ")
+    assert page.inner_text("#speculating_facts").startswith("82 tokens in ")
     assert not page.is_visible("#plain_pane") and page.inner_text("#verdict") == ""
     for source in ("prompt", "accepted", "recovered"):
         assert page.locator(f"#output .{source}").count() > 0, source
