@@ -1,6 +1,6 @@
 """Write docs/acceptance-cost.svg: what each drafter accepts after how much training.
 
-    python scripts/draw_training.py runs/demo-eagle3-on runs/demo-dspark ...
+    python scripts/draw_training.py runs/demo-eagle3 runs/demo-dspark ...
 
 One line for each run, from the measurements that its newest checkpoint holds: accepted tokens a
 step by millions of tokens seen. Knows neither what the runs trained nor how.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.config.reader import require
-from foretoken.errors import ConfigError
 from foretoken.training.config_file import build_settings, read_table
 from foretoken.training.settings import Settings
 from tools.demo_models.batches import Mix
@@ -24,7 +23,7 @@ class Recipe:
     """One run: its settings, the mix of its text, and the part of it that the target wrote.
 
     Raises:
-        ConfigError: a share that is none.
+        ConfigError: a share that is none, or a number out of range.
     """
 
     settings: Settings
@@ -39,7 +38,7 @@ class Recipe:
     """Processes that make rows before they are needed, at most one a core; 0: made when needed."""
 
     def __post_init__(self) -> None:
-        """Check the shares."""
+        """Check the shares and the numbers."""
         shares = {
             "edit_share": self.mix.edit_share,
             "repeat_share": self.mix.repeat_share,
@@ -49,8 +48,7 @@ class Recipe:
             "on_policy_share": self.on_policy_share,
         }
         for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ConfigError(name, share, "0..1")
+            require(name, share, 0 <= share <= 1, "0..1")
         helpers = self.settings.helpers
         require("loaders", self.loaders, not (self.loaders and helpers), "0 beside helpers")
         counts = (("pool_tokens", 0), ("pool_rows", 1), ("loaders", 0))

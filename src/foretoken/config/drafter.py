@@ -312,7 +312,7 @@ class DrafterConfig:
 
     @property
     def usual_acceptance(self) -> float:
-        """Chance that a draft of its is accepted, before anything was measured: by the card of
+        """Chance that one of its drafts is accepted, before anything was measured: by the card of
         a packaged drafter, else as usual for its method."""
         method = find_method(self.method)
         cards = (card.acceptance for card in method.packaged if card.model == self.model)

@@ -126,6 +126,11 @@ class Model(ABC):
         """float32 logits [R, V] of such hidden states; all ranks of the model must call it. What
         others than rank 0 get is worth nothing."""
 
+    @property
+    def makes_draft_logits(self) -> bool:
+        """Whether `draft_logits` can be called here."""
+        return True
+
     def draft_logits(self, hidden_RD: Tensor) -> Tensor:
         """The same bits without other ranks: on rank 0, where LoadOptions.keeps_head was set."""
         return self.logits(hidden_RD)

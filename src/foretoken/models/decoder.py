@@ -129,6 +129,11 @@ class Decoder(Model):
             return hidden_RD.new_empty((hidden_RD.shape[0], 0), dtype=torch.float32)
         return self._capped(self.top(hidden_RD))
 
+    @property
+    def makes_draft_logits(self) -> bool:
+        """Where this process has all of the output head."""
+        return self.head is not None
+
     def draft_logits(self, hidden_RD: Tensor) -> Tensor:
         """The same by this process alone."""
         assert self.head is not None, "LoadOptions.keeps_head was not set"

@@ -48,32 +48,27 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Move every matrix that has a gradient; tall ones further, by rows over columns."""
-        alike: dict[torch.Size, list[int]] = {}
+        alike: dict[torch.Size, dict[int, Tensor]] = {}
         for index, matrix in enumerate(self._matrices):
             if matrix.grad is not None:
-                alike.setdefault(matrix.shape, []).append(index)
-        for (rows, columns), places in alike.items():
-            ahead = self._ahead(places)
-            made = orthogonal(torch.stack(ahead), product_type(ahead[0].device))
-            moves, moved = list(made), [self._matrices[index].data for index in places]
+                alike.setdefault(matrix.shape, {})[index] = matrix.grad
+        for (rows, columns), gradients in alike.items():
+            ahead = torch.stack(self._ahead(gradients))
+            moves = list(orthogonal(ahead, product_type(ahead.device)))
+            moved = [self._matrices[index].data for index in gradients]
             further = math.sqrt(max(1.0, rows / columns))
             torch._foreach_mul_(moved, 1 - rate * self._weight_decay)
             torch._foreach_add_(moved, moves, alpha=-rate * further)
 
-    def _ahead(self, places: list[int]) -> list[Tensor]:
-        """Momenta as Nesterov's rule looks ahead, after the gradients are counted in."""
-        gradients = [self._gradient(index) for index in places]
-        for index, gradient in zip(places, gradients, strict=True):
+    def _ahead(self, gradients: dict[int, Tensor]) -> list[Tensor]:
+        """Momenta as Nesterov's rule looks ahead, after the gradients, by the matrix's place, are
+        counted in."""
+        for index, gradient in gradients.items():
             if index not in self._momenta:
                 self._momenta[index] = torch.zeros_like(gradient)
-        momenta = [self._momenta[index] for index in places]
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        return list(torch._foreach_lerp(gradients, momenta, MOMENTUM))
-
-    def _gradient(self, index: int) -> Tensor:
-        gradient = self._matrices[index].grad
-        assert gradient is not None, f"matrix {index} of {len(self._matrices)} has no gradient"
-        return gradient
+        momenta, found = [self._momenta[index] for index in gradients], list(gradients.values())
+        torch._foreach_lerp_(momenta, found, 1 - MOMENTUM)
+        return list(torch._foreach_lerp(found, momenta, MOMENTUM))
 
     def state_dict(self) -> dict[str, Any]:
         """The momenta by the matrix's place, laid out as PyTorch's optimizers do."""

@@ -48,7 +48,7 @@ def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
         raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, allowed)
     head.use_embedding(target.embedding_VD)
     same = target.shape.tie_word_embeddings and cap == shape.logit_softcap
-    if same and not config.quantization and target.head is not None:
+    if same and not config.quantization and target.makes_draft_logits:
         head.use_head(target.embedding_VD)
     runner = BlockRunner(
         head,
@@ -187,7 +187,8 @@ class BlockSteps(KVSteps):
         every = zip(self._sequences, self._counts, strict=True)
         for index, (sequence, count) in enumerate(every):
             start, table = sequence.num_tokens - 1, sequence.page_table
-            layouts.append(layout := self.runner.block(index, start, count, table))
+            layout = self.runner.block(index, start, count, table)
+            layouts.append(layout)
             tokens += [sequence.token_ids[-1], *[mask] * (layout.num_tokens - 1)]
         return layouts, tokens
 
