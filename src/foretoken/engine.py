@@ -90,6 +90,7 @@ class Engine:
         """Requests of the last step, if it failed before anything of it was committed."""
         self._left_at: float | None = None
         """When the last step ended, if it left something to do."""
+        self._rehearses = False
         self.metrics.watch("foretoken:drafter_bytes", lambda: parts.proposer.num_bytes)
         self._intake = Intake(
             config=config,
@@ -243,12 +244,26 @@ class Engine:
         times = _StepTimes(drafted - scheduled, verified - joined, total_s, between_s)
         stats = self._stats(batch, verification, outputs, times)
         self.metrics.record(stats)
-        for observe in parts.observers:
+        for observe in () if self._rehearses else parts.observers:
             observe(batch, verification, stats)
         for output in outputs:
             if output.finish_reason is not None:
                 self._release(output.request_id)
         return outputs
+
+    def rehearse(self, request: Request) -> None:
+        """Serve a request that nobody waits for, since first runs are slow. Nobody learns from its
+        steps: those that are served take longer, for all that is done around them."""
+        others = self.parts.scheduler.num_running + self.parts.scheduler.num_waiting
+        assert not others, f"{others} requests would not be answered"
+        self.add_request(request)
+        self._rehearses = True
+        try:
+            while self.has_unfinished:
+                self.step()
+        finally:
+            self._rehearses = False
+        self.metrics.restart()
 
     def _with_text(self, output: Output) -> Output:
         """The output with its text; if that cannot be made, the request has ended with an error."""

@@ -138,12 +138,15 @@ class Batch:
         self.plain = 0.0
         """What the same tokens would have taken in plain steps."""
         self.steps = 0
+        self.searches = 0
+        """For the best plan of a step."""
         self._was_plain = False
         self.lengths: list[list[int]] = []
 
     def _search(self, step: StepOptions, options: Sequence[DraftOption]) -> Allocation:
         """The search of every plan, which takes its time."""
         self.clock += self._deciding_s
+        self.searches += 1
         return allocate(step, options)
 
     def step(self, sequences: list[Running], prompt: int = 0) -> None:

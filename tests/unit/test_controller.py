@@ -261,6 +261,59 @@ def test_a_first_token_waits_for_no_plan(others: int) -> None:
     assert sum(sum(lengths) for lengths in later) > 29
 
 
+def answered(batch: Batch, count: int, tokens: int) -> list[float]:
+    """So many requests one after another; how many times as fast each was as in plain steps."""
+    speeds = []
+    for number in range(count):
+        one = running(f"one{batch.steps}-{number}", most=tokens)
+        clock, plain = batch.clock, batch.plain
+        batch.answer([one])
+        speeds.append((batch.plain - plain) / (batch.clock - clock))
+    return speeds
+
+
+def test_who_is_alone_and_new_does_what_was_planned_for_the_last_one() -> None:
+    """Plans take half a step here, and answers some twenty steps."""
+    batch = Batch(World(), lambda sequence, step: 0.8, deciding_s=0.5)
+    answered(batch, 40, 60)
+    before = batch.searches
+    speeds = answered(batch, 80, 60)
+    assert batch.searches - before < 40
+    assert sum(speeds) / 80 >= 0.9 * best_speed(World(), 1, 0.8)
+
+
+def test_a_plan_for_the_last_one_does_not_outlive_what_it_was_made_of() -> None:
+    """The operator allows two drafts; another class has answers of its own."""
+    batch = Batch(World(), lambda sequence, step: 0.9, deciding_s=0.5)
+    answered(batch, 20, 60)
+    assert max(map(max, batch.lengths[-20:])) > 2
+    batch.live.speculation = Speculation(num_speculative_tokens=2)
+    before = len(batch.lengths)
+    answered(batch, 2, 60)
+    assert max(map(max, batch.lengths[before:])) == 2
+    batch.live.speculation = Speculation()
+    answered(batch, 4, 60)
+    searches = batch.searches
+    batch.answer([running("salted", most=60, salt="other")])
+    assert batch.searches > searches
+
+
+def test_poor_beginnings_are_not_believed_for_long() -> None:
+    """The first three answers accept next to nothing, those that follow gain by drafts."""
+    for seed in range(8):
+        world = World(row_s=0.04, pass_s=0.09, feed_row_s=0.008, random=Random(seed))
+        batch = Batch(
+            world, lambda sequence, step: 0.1 if int(sequence.request.request_id[1:]) < 3 else 0.5,
+            most=4, deciding_s=0.5,
+        )  # fmt: skip
+        clock, plain = batch.clock, batch.plain
+        for number in range(40):
+            if number == 10:
+                clock, plain = batch.clock, batch.plain
+            batch.answer([running(f"r{number}", prompt=63, most=64)])
+        assert (batch.plain - plain) / (batch.clock - clock) >= 1.25, seed
+
+
 def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
     """Whoever waits for its tokens does not wait for that."""
     batch, sequences = batch_of(4, 0.9)

@@ -17,12 +17,13 @@ from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, MissingPackageError, ModelNotFoundError
 from foretoken.server.app import build_app, build_state
 from foretoken.server.problems import problem_of
-from foretoken.server.run import banner, serve
+from foretoken.server.run import banner, serve, warm_up
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
 from foretoken.testing import write_tiny_llama
+from foretoken.types import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,30 @@ def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> Non
         nowhere = EngineConfig.from_kwargs(model=str(tmp_path / "nothing"))
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*an address that is free"):
             serve(nowhere, ServerConfig(port=port), print)
+
+
+def test_nobody_learns_from_the_requests_that_warm_up(tmp_path: Path) -> None:
+    """Served steps take longer, for all that is done around them."""
+    drafter = write_tiny_llama(tmp_path / "draft")
+    engine = build_engine(
+        EngineConfig.from_kwargs(
+            model=str(write_tiny_llama(tmp_path / "tiny")),
+            kv_cache_memory_bytes=1 << 20,
+            speculative_config={"model": str(drafter), "num_speculative_tokens": 2},
+            adaptive_speculation=True,
+        )
+    )
+    control = engine.parts.deciding.control
+    assert control is not None
+    warm_up(engine)
+    assert control.models()["target"]["steps"] == 0
+    assert engine.parts.deciding.journal is not None
+    assert engine.parts.deciding.journal.describe()["steps"] == 0
+    [request] = engine.make_requests("asked", [0], SamplingParams(max_tokens=64, ignore_eos=True))
+    engine.add_request(request)
+    while engine.has_unfinished:
+        engine.step()
+    assert control.models()["target"]["steps"] > 0
 
 
 def test_spans_that_cannot_be_made_are_known_before_the_model_is_loaded(

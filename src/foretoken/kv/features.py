@@ -86,25 +86,23 @@ class FeatureView:
     def __init__(self, store: FeatureStore, points: Sequence[int]) -> None:
         """Read `points`, all of which `store` keeps."""
         self._columns = [store.columns[point] for point in points]
-        self._all = tuple(points) == tuple(store.columns)
         self.slots_SF = store.slots_SF
-
-    @property
-    def rows_SF(self) -> Tensor | None:
+        first, last = self._columns[0].start, self._columns[-1].stop
+        ends = [columns.stop for columns in self._columns]
+        beside = [columns.start for columns in self._columns] == [first, *ends[:-1]]
+        self.rows_SF: Tensor | None = self.slots_SF[:, first:last] if beside else None
         """The drafter's features of all slots as rows of the store, perhaps far apart; None: they
         do not lie side by side."""
-        if self._all:
-            return self.slots_SF
-        return self.slots_SF[:, self._columns[0]] if len(self._columns) == 1 else None
 
     def read(self, slots_N: Tensor | slice) -> Tensor:
         """Features of these slots, [N, F]; perhaps a view where slots are neighbours."""
+        rows_SF = self.slots_SF if self.rows_SF is None else self.rows_SF
         if isinstance(slots_N, slice):
-            rows_NF = self.slots_SF[slots_N]
+            rows_NF = rows_SF[slots_N]
         else:
-            rows_NF = self.slots_SF.index_select(0, slots_N)
-        if self._all:
-            return rows_NF
+            rows_NF = rows_SF.index_select(0, slots_N)
+        if self.rows_SF is not None:
+            return rows_NF.contiguous()
         return torch.cat([rows_NF[:, columns] for columns in self._columns], dim=-1)
 
 

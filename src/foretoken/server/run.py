@@ -67,16 +67,13 @@ def serve(
 
 
 def warm_up(engine: Engine) -> None:
-    """First runs are slow, and a few plain steps tell what speculation is compared with."""
+    """First runs are slow: plain steps, then steps as they will be."""
     for policy, count in (({"enabled": False}, 8), (None, 24)):
         params = SamplingParams(
             temperature=0, max_tokens=count, ignore_eos=True, speculation=policy
         )
         [request] = engine.make_requests("warm-up", [0], params)
-        engine.add_request(request)
-        while engine.has_unfinished:
-            engine.step()
-    engine.metrics.restart()
+        engine.rehearse(request)
 
 
 def spans_of(server: ServerConfig, model: str) -> "RequestSpans | None":

@@ -45,6 +45,11 @@ gain, and no more than so much."""
 _FEW = 2
 """Sequences up to which one that is new is planned for as soon as its first token is out: what one
 accepts tells little of the next, and what is lost meanwhile is lost for all."""
+_BEGINS = 2
+"""Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
+_DECIDING_FIRST = 0.005
+"""Share of the time for plans of those that are alone and have just begun. Nothing is known of one
+but its class, so that what was planned for the last one is as good for the next."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
@@ -54,7 +59,7 @@ _TRIALS_AGAIN = 64
 """Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.016
+_LEARNS_EVERY_S = 0.032
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
@@ -103,9 +108,13 @@ class AdaptiveControl:
         """What deciding took of the step that is under way."""
         self._has_drafted = False
         """Whether drafters ran in the last step."""
+        self._first: MadePlan | None = None
+        """The latest plan for a sequence that was alone and had just begun."""
+        self._since_first_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
+        self._aside_s = 0.0
         if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
         made = self._made
@@ -122,7 +131,8 @@ class AdaptiveControl:
             began = self._clock()
             self._catch_up(made)
             self._aside_s += self._clock() - began
-        if self._is_broken and self._unearned_s(_DECIDING_AGAIN) > 0.0:
+        share = _DECIDING_MOST if len(sequences) == 1 else _DECIDING_AGAIN
+        if self._is_broken and self._unearned_s(share) > 0.0:
             # Somebody would lose more by it, and another plan would take more than it can save.
             self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
             return self._unplanned
@@ -147,34 +157,57 @@ class AdaptiveControl:
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """A new plan, after everything was learnt from the steps of the last one."""
         began = self._clock()
+        self._sequences = list(sequences)
+        if self._planner.operator is not self._operator:
+            self._first = None
         if self._made is not None:
             self._catch_up(self._made)
-            self._learn_times(self._made)
             self._end_trial(self._made)
             self._planner.put_away(self._made, self._steps_done)
-        self._sequences = list(sequences)
-        self._made = made = self._planner.make(self._sequences, load)
-        self._operator = self._planner.operator
+        again = self._made_again(load)
+        if again is None:
+            if self._made is not None:
+                self._learn_times(self._made)
+            made = self._planner.make(self._sequences, load)
+            if len(sequences) == 1 and _has_begun(sequences[0]):
+                self._first, self._since_first_s = made, 0.0
+        else:
+            made = again
+        self._made, self._operator = made, self._planner.operator
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
-        self._deciding_s += 0.2 * (took_s - self._deciding_s)
+        if again is None:
+            self._deciding_s += 0.2 * (took_s - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
+
+    def _made_again(self, load: StepLoad) -> MadePlan | None:
+        """The plan for the last sequence that was alone and had just begun, for one that is and has
+        now; None: there is none that still holds."""
+        first, sequences = self._first, self._sequences
+        if first is None or len(sequences) != 1 or not _has_begun(sequences[0]):
+            return None
+        if self._since_first_s * _DECIDING_FIRST > self._deciding_s:
+            return None
+        return self._planner.make_again(first, sequences[0], load)
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Note what became of a planned step. It is learnt from when the next is planned: whoever
         waits for the tokens of this one does not wait for that."""
         made, aside_s, had_drafted = self._made, self._aside_s, self._has_drafted
-        self._aside_s, self._has_drafted = 0.0, bool(stats.drafters)
+        self._has_drafted = bool(stats.drafters)
         settled = self._departures.settled(plan.load)
         if made is None:
             return
         self._step_s = stats.busy_s
         self._since_made_s += stats.busy_s
-        self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
+        self._since_first_s += stats.busy_s
+        if not made.trial:
+            # What a trial takes is paid from the account, and says nothing of plans that last.
+            self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
         if plan is self._unplanned:
             # Nothing was planned for this step: all that it tells is what it took.
             self._unplanned_s += stats.busy_s
@@ -266,7 +299,7 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._made, self._is_broken = None, False
+        self._made, self._first, self._is_broken = None, None, False
         self._waiting.clear()
         self._times.clear()
         return self._plain(sequences, load)
@@ -394,3 +427,8 @@ class AdaptiveControl:
             self._planner.account.charge(deciding_s)
             lost_s = made.trial_lost_s + deciding_s
             self._planner.learn_trial(made, lost_s / made.forecast.plain_s)
+
+
+def _has_begun(sequence: DecodingSequence) -> bool:
+    """Whether it shows no more than its class: its first step with a plan is still to come."""
+    return sequence.num_output <= _BEGINS

@@ -31,6 +31,8 @@ _LEAST_KEPT = 0.1
 _LASTS, _LASTS_LEARNT, _LASTS_FORGOTTEN = 512.0, 0.3, 5e-4
 """Steps for which a drafter goes on once it has begun, as long as nothing else was seen; what each
 time says of the next; and how much of what was seen a step at rest takes back."""
+_WINDOW = 128
+"""Most of the latest tokens of a sequence that are read in place of all."""
 _WAKES = 32
 """Tokens with features after which a head that rested drafts again."""
 
@@ -57,6 +59,12 @@ class DrafterFacts:
     """Whether it reads hidden states of the target, which nobody writes while it rests."""
     floor: AcceptanceFloor | None = None
     """Says when too little of it was accepted for it to be a choice at all; None: never."""
+
+    @property
+    def window(self) -> int:
+        """The latest tokens that have to do where reading all of them does not pay; 0: it has to
+        read all."""
+        return min(_WINDOW, self.max_window)
 
 
 @final

@@ -7,7 +7,7 @@ different takes little. Whoever joins does what its class does. Knows no models.
 import math
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 from foretoken.control.adaptive.allocation import DraftOption
@@ -107,6 +107,8 @@ class MadePlan:
     """Whether there were drafts without a pass to make room for."""
     below_floor: frozenset[str] = frozenset()
     """Drafters that were no choice, since too little of them was accepted."""
+    num_changes: int = 0
+    """Changes of acceptance that had been noticed."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     held_back: float = 0.0
@@ -180,6 +182,16 @@ class MadePlan:
         luck = self.luck.get(request_id, _NO_LUCK)
         return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * luck.accepted
 
+    def emptied(self, class_key: str, resting: frozenset[str]) -> "MadePlan":
+        """The same plan for nobody yet, to be joined by one request of this class, which is alone.
+        These drafters rest now."""
+        self.usual(class_key)
+        return replace(
+            self, plan=replace(self.plan, resting=resting), held={}, gained_s={}, may_lose_s={},
+            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0, luck={},
+            blocking=set(),
+        )  # fmt: skip
+
     def join(
         self,
         request_id: str,
@@ -188,15 +200,17 @@ class MadePlan:
         *,
         gained_s: float,
         may_lose_s: float,
+        alone: bool = False,
     ) -> None:
         """A request that the plan was not made for takes part. Its drafter has not read `missing`
-        tokens of it. It has gained so much before, and may lose so much."""
+        tokens of it. It has gained so much before, and may lose so much. `alone`: nobody waits
+        while it is read."""
         self.held[request_id] = held
         self.gained_s[request_id] = gained_s - self.spare_s
         self.may_lose_s[request_id] = may_lose_s - self.spare_s
         if not held.length:
             return
-        if missing < CATCHING_UP:
+        if alone or missing < CATCHING_UP:
             self.missing[held.drafter] += missing
         else:
             self.reading[request_id] = Waiting(held.drafter, missing)

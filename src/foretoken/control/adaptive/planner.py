@@ -147,6 +147,7 @@ class Planner:
             chance_of_none=chance_of_none(chosen.found, chosen.options),
             has_free=has_free,
             below_floor=below_floor,
+            num_changes=self.acceptance.num_changes,
             expected=expected(chosen.found, chosen.options, self.drafters),
             unguarded=chosen.found.unguarded,
             held_back=held_back,
@@ -218,14 +219,48 @@ class Planner:
         made.invested_s += reading_s(self.drafters, made.missing, made.context)
         return plan
 
+    def make_again(
+        self, made: MadePlan, sequence: DecodingSequence, load: StepLoad
+    ) -> MadePlan | None:
+        """The plan `made` for another sequence that was alone and had just begun, for this one,
+        which is and has. None: it does not hold for it.
+
+        A tenth of what a plan takes, and where answers are short there is one for each of them.
+        """
+        one = self._track(sequence)
+        if made.trial or made.lasts or made.reading or one.class_key not in made.class_of.values():
+            return None
+        changed = made.num_changes != self.acceptance.num_changes
+        if changed or made.below_floor != self.below_floor:
+            return None
+        name = made.usual(one.class_key).drafter
+        if (sequence.request.brings_drafts and not made.has_free) or not self._reads_all(one, name):
+            return None
+        again = made.emptied(one.class_key, self._resting({name}) & made.plan.resting)
+        self._join(again, sequence, alone=True)
+        times = self._plain_times(step_shape(1, load, made.context), 1)
+        again.carried([sequence], load, times, ())
+        again.invested_s += reading_s(self.drafters, again.missing, made.context)
+        return again
+
+    def _reads_all(self, one: TrackedRequest, name: str) -> bool:
+        """Whether the drafter, if there is one, can draft at once for a sequence that is alone,
+        and would read no window of it."""
+        if not name:
+            return True
+        drafter = self.drafters[name]
+        window = drafter.facts.window
+        missing = one.sequence.num_tokens - one.has_read(drafter.facts)
+        return drafter.is_ready and (not window or missing <= window)
+
     def _chunk(self, made: MadePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
         plain_s = made.forecast.token_s
         names = {drafter for drafter, _ in made.reading.values()}
         return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
 
-    def _join(self, made: MadePlan, sequence: DecodingSequence) -> None:
-        """A newcomer does what its class does, as far as it may."""
+    def _join(self, made: MadePlan, sequence: DecodingSequence, *, alone: bool = False) -> None:
+        """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
         request = sequence.request
         one, missing = self._track(sequence), 0
         usual = made.usual(one.class_key)
@@ -248,7 +283,10 @@ class Planner:
         guard_N = np.array([one.guard(self._caps)])
         left_s = self.ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
         may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
-        made.join(request.request_id, held, missing, gained_s=gained_s, may_lose_s=may_lose_s)
+        made.join(
+            request.request_id, held, missing,
+            gained_s=gained_s, may_lose_s=may_lose_s, alone=alone,
+        )  # fmt: skip
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool

@@ -16,9 +16,6 @@ from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence
 from foretoken.types import Request, Speculation
 
-_WINDOW = 128
-"""The latest tokens, where reading all of them does not pay."""
-
 
 @final
 @dataclass(slots=True)
@@ -122,7 +119,7 @@ def view_of(
     if not facts.looks_up:
         read_N = np.array([one.has_read(facts) for one in tracked])
         missing_N = np.maximum(counted.tokens_N - read_N, 0)
-        window = min(_WINDOW, facts.max_window)
+        window = facts.window
         if 0 < window < missing_N.max():
             reading_s = drafter.cost.feeding_each(missing_N, float(counted.tokens_N.mean()))
             windowed_N = (missing_N > window) & (reading_s > worth_s)
