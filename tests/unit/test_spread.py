@@ -46,21 +46,3 @@ def test_few_trials_say_nothing() -> None:
     spread = Spread()
     add(spread, Random(1), 1.0, 4)
     assert spread.weight == Spread().weight
-
-
-def test_trials_of_one_request_say_much_the_same_where_requests_differ() -> None:
-    """The design effect of clusters of m trials that correlate by r is 1 + (m - 1) r."""
-    draw, alike, different, unknown = Random(1), Spread(), Spread(), Spread()
-    for i in range(150):
-        add(alike, draw, 0.5, 12)
-        add(different, draw, float(i % 2), 12)
-    assert unknown.repeats == 1.0
-    assert alike.repeats == pytest.approx(1.0 + 11.0 / (alike.weight + 1.0), rel=0.01)
-    assert different.repeats == pytest.approx(1.0 + 11.0 / 4.0, rel=0.01)
-
-
-def test_a_class_of_long_requests_is_known_some_day() -> None:
-    draw, spread = Random(1), Spread()
-    for i in range(20):
-        add(spread, draw, float(i % 2), 2000)
-    assert spread.repeats == 4.0

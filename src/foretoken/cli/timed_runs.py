@@ -57,8 +57,12 @@ class TimedRun:
 
 
 def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator[TimedRun]:
-    """Every prompt through every arm once; who goes first rotates with prompt and repeat."""
-    for index, prompt in enumerate(workload.prompts):
+    """Every prompt through every arm once; who goes first rotates with prompt and repeat.
+
+    Outputs of earlier repeats are no outputs to draft from: they would be these very ones.
+    """
+    for index, text in enumerate(workload.prompts):
+        prompt = {"prompt": text, "cache_salt": f"repeat {repeat}"}
         for arm in in_turn(arms, index + repeat):
             began = time.perf_counter()
             [result] = arm.llm.generate(prompt, workload.params, use_tqdm=False)
@@ -74,8 +78,9 @@ def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator
 
 def warm_up(arms: Sequence[Arm], workload: Workload) -> None:
     """One unmeasured request per arm."""
+    prompt = {"prompt": workload.prompts[0], "cache_salt": "warm-up"}
     for arm in arms:
-        arm.llm.generate(workload.prompts[0], workload.params, use_tqdm=False)
+        arm.llm.generate(prompt, workload.params, use_tqdm=False)
 
 
 RESAMPLES = 2000

@@ -4,6 +4,8 @@ import io
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -17,14 +19,18 @@ from foretoken.cli.compare import (
     judge,
 )
 from foretoken.cli.timed_runs import (
+    Arm,
     ComparedArm,
     TimedRun,
+    Workload,
     acceptance_by_position,
     estimate,
+    interleave,
     repeated_ngrams,
     summarize,
 )
-from foretoken.types import CompletionOutput, RequestMetrics
+from foretoken.llm import LLM
+from foretoken.types import CompletionOutput, RequestMetrics, SamplingParams
 
 
 def make_run(
@@ -92,6 +98,24 @@ def test_one_different_token_in_one_repeat_is_found() -> None:
 def test_a_baseline_that_disagrees_with_itself_is_found() -> None:
     runs = [make_run("off", 1.0), make_run("off", 1.0, repeat=1, tokens=(1, 2, 3, 5))]
     assert not summaries_of(*runs)["off"].identical
+
+
+def test_no_repeat_drafts_from_the_outputs_of_another() -> None:
+    """A suffix look-up would find there what it is about to write."""
+    asked = list[tuple[str, str]]()
+
+    class Asked:
+        def generate(self, prompt: dict[str, str], *_: Any, **__: Any) -> list[Any]:
+            asked.append((prompt["prompt"], prompt["cache_salt"]))
+            return [SimpleNamespace(outputs=[make_run("", 1.0).output])]
+
+    arms = [Arm(name, cast(LLM, Asked())) for name in ("off", "on")]
+    workload = Workload(name="w", prompts=("a", "b"), params=SamplingParams())
+    for repeat in range(2):
+        assert len(list(interleave(arms, workload, repeat))) == 4
+    first, second = set(asked[:4]), set(asked[4:])
+    assert len(first) == len(second) == 2
+    assert not {salt for _, salt in first} & {salt for _, salt in second}
 
 
 def test_acceptance() -> None:

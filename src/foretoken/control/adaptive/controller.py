@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from foretoken.control.adaptive.exploring import PLAIN
-from foretoken.control.adaptive.made import MadePlan
+from foretoken.control.adaptive.made import FirstPlan, MadePlan
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import Departures, RecentTimes
+from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
@@ -45,11 +45,6 @@ gain, and no more than so much."""
 _FEW = 2
 """Sequences up to which one that is new is planned for as soon as its first token is out: what one
 accepts tells little of the next, and what is lost meanwhile is lost for all."""
-_BEGINS = 2
-"""Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
-_DECIDING_FIRST = 0.005
-"""Share of the time for plans of those that are alone and have just begun. Nothing is known of one
-but its class, so that what was planned for the last one is as good for the next."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
@@ -59,28 +54,12 @@ _TRIALS_AGAIN = 64
 """Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.032
+_LEARNS_EVERY_S = 0.016
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
 _TOGETHER = 16
 """Steps whose times are learnt together, those of a shape by their mean."""
-
-
-class _PastStep(NamedTuple):
-    """A step that is over and not learnt from yet."""
-
-    plan: DraftPlan
-    outcomes: Seq[DraftOutcome]
-    stats: StepStats
-    missing: Counter[str]
-    """Tokens that each drafter read in it; 0 for one that had read all before."""
-    deciding_s: float
-    """What deciding took of it."""
-    is_usual: bool
-    """Whether it is no change from plain steps to drafts or back."""
-    is_settled: bool
-    """Whether nobody ended just before."""
 
 
 @final
@@ -100,7 +79,7 @@ class AdaptiveControl:
         self._is_broken = False
         """Whether somebody has lost by the plan what it may lose."""
         self._times, self._departures = RecentTimes(), Departures()
-        self._waiting: list[_PastStep] = []
+        self._waiting: list[PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
         self._deciding_s = self._step_s = self._since_made_s = 0.0
@@ -108,9 +87,7 @@ class AdaptiveControl:
         """What deciding took of the step that is under way."""
         self._has_drafted = False
         """Whether drafters ran in the last step."""
-        self._first: MadePlan | None = None
-        """The latest plan for a sequence that was alone and had just begun."""
-        self._since_first_s = 0.0
+        self._first = FirstPlan()
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
@@ -159,20 +136,17 @@ class AdaptiveControl:
         began = self._clock()
         self._sequences = list(sequences)
         if self._planner.operator is not self._operator:
-            self._first = None
+            self._first.forget()
         if self._made is not None:
             self._catch_up(self._made)
             self._end_trial(self._made)
             self._planner.put_away(self._made, self._steps_done)
-        again = self._made_again(load)
-        if again is None:
-            if self._made is not None:
-                self._learn_times(self._made)
-            made = self._planner.make(self._sequences, load)
-            if len(sequences) == 1 and _has_begun(sequences[0]):
-                self._first, self._since_first_s = made, 0.0
-        else:
-            made = again
+        first, again = self._first.of(self._sequences, self._deciding_s), None
+        if first is not None:
+            again = self._planner.make_again(first, self._sequences[0], load)
+        if again is None and self._made is not None:
+            self._learn_times(self._made)
+        made = again or self._planner.make(self._sequences, load)
         self._made, self._operator = made, self._planner.operator
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._is_broken = False
@@ -180,19 +154,10 @@ class AdaptiveControl:
         took_s = self._clock() - began
         self._aside_s += took_s
         if again is None:
+            self._first.keep(made, self._sequences)
             self._deciding_s += 0.2 * (took_s - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
-
-    def _made_again(self, load: StepLoad) -> MadePlan | None:
-        """The plan for the last sequence that was alone and had just begun, for one that is and has
-        now; None: there is none that still holds."""
-        first, sequences = self._first, self._sequences
-        if first is None or len(sequences) != 1 or not _has_begun(sequences[0]):
-            return None
-        if self._since_first_s * _DECIDING_FIRST > self._deciding_s:
-            return None
-        return self._planner.make_again(first, sequences[0], load)
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Note what became of a planned step. It is learnt from when the next is planned: whoever
@@ -204,7 +169,7 @@ class AdaptiveControl:
             return
         self._step_s = stats.busy_s
         self._since_made_s += stats.busy_s
-        self._since_first_s += stats.busy_s
+        self._first.pass_by(stats.busy_s)
         if not made.trial:
             # What a trial takes is paid from the account, and says nothing of plans that last.
             self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
@@ -215,7 +180,7 @@ class AdaptiveControl:
                 self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
         elif plan is made.plan:
             is_usual = had_drafted == bool(stats.drafters)
-            past = _PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
+            past = PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
             self._waiting.append(past)
             # What was missing was read in this step.
             made.missing = Counter()
@@ -299,7 +264,8 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._made, self._first, self._is_broken = None, None, False
+        self._made, self._is_broken = None, False
+        self._first.forget()
         self._waiting.clear()
         self._times.clear()
         return self._plain(sequences, load)
@@ -427,8 +393,3 @@ class AdaptiveControl:
             self._planner.account.charge(deciding_s)
             lost_s = made.trial_lost_s + deciding_s
             self._planner.learn_trial(made, lost_s / made.forecast.plain_s)
-
-
-def _has_begun(sequence: DecodingSequence) -> bool:
-    """Whether it shows no more than its class: its first step with a plan is still to come."""
-    return sequence.num_output <= _BEGINS

@@ -33,10 +33,6 @@ _FULL_EVERY, _FULL_STEPS = 6, 3
 """Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
 was not in use lately or much is saved. What these take is learnt from all but the first: without
 that, a drafter that once seemed too dear would seem so for ever."""
-_CLOSE, _CLOSE_STEPS = 0.05, 8
-"""What loses no more than this part of a plain step by what is believed is tried for so many steps
-where nobody else waits: a trial takes mostly what reading the sequence takes, and one step tells as
-good as nothing of whether it gains that much."""
 _SAVED = 18.0
 """Plain steps in the account from which on even what cannot pay, by what is believed, is tried."""
 _SEVERAL = 4
@@ -142,12 +138,10 @@ def pick_trial(
             for missed in np.cumsum(view.missing_N[chosen])
         ]
         chosen = chosen[: sum(seconds <= _READING * scene.plain_s for seconds in reading_s)]
-        longest = (_FULL_STEPS, 1) if full else (1,)
         for size in range(len(chosen), 0, -1):
             tried = scene.trial(option, chosen[:size], 1 if full else _DRAFTS)
             lost_s = tried.seconds - tried.tokens * scene.plain_s / len(scene.ids)
-            is_close = len(scene.ids) == 1 and lost_s <= _CLOSE * scene.plain_s
-            for steps in (_CLOSE_STEPS, _FULL_STEPS, 1) if is_close else longest:
+            for steps in (_FULL_STEPS, 1) if full else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)

@@ -46,6 +46,10 @@ _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
 _NO_LUCK = Luck()
 """Of a request that drafted nothing."""
+_BEGINS = 2
+"""Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
+_DECIDING_FIRST = 0.005
+"""Share of the time that plans for those may take that are alone and have just begun."""
 
 
 class PlainTimes(NamedTuple):
@@ -289,3 +293,43 @@ class MadePlan:
 def _most_common(held: list[PlannedDrafts]) -> PlannedDrafts:
     (length, drafter), _ = Counter((one.length, one.drafter) for one in held).most_common(1)[0]
     return next(one for one in held if (one.length, one.drafter) == (length, drafter))
+
+
+@final
+class FirstPlan:
+    """The latest plan for a sequence that was alone and had just begun, kept for the next that is.
+
+    Nothing is known of either but its class, so that what was planned for the last is as good for
+    the next. Where answers are short, a plan for each would take longer than it brings.
+    """
+
+    __slots__ = ("_made", "_since_s")
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._made: MadePlan | None = None
+        self._since_s = 0.0
+
+    def keep(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> None:
+        """A plan was made for these sequences."""
+        if _is_first(sequences):
+            self._made, self._since_s = made, 0.0
+
+    def pass_by(self, seconds: float) -> None:
+        """Steps took so long."""
+        self._since_s += seconds
+
+    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> MadePlan | None:
+        """The plan to be made again for these sequences, where one takes `deciding_s`; None: they
+        are no such ones, or it has had its share of the time."""
+        if not _is_first(sequences) or self._since_s * _DECIDING_FIRST > deciding_s:
+            return None
+        return self._made
+
+    def forget(self) -> None:
+        """What it was made of is no more."""
+        self._made = None
+
+
+def _is_first(sequences: Seq[DecodingSequence]) -> bool:
+    return len(sequences) == 1 and sequences[0].num_output <= _BEGINS

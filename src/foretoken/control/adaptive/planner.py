@@ -23,19 +23,18 @@ from foretoken.control.adaptive.exploring import (
     surprises,
 )
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
+from foretoken.control.adaptive.joining import Newcomers
+from foretoken.control.adaptive.made import MadePlan, PlainTimes
 from foretoken.control.adaptive.planning import (
-    CATCHING_UP,
     budgets,
     chance_of_none,
     chunk_rows,
     may_lose,
-    most_behind,
     read_first,
     step_shape,
     surplus,
 )
-from foretoken.control.adaptive.scene import RETURNS, DrafterView, OutputTokens, Scene
+from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.adaptive.within_drafts import expected, planned_trees, prices
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
@@ -87,6 +86,7 @@ class Planner:
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
         self._other_lengths = Lengths()
+        self._newcomers = Newcomers(caps, self.drafters, self.ledger, self.lengths)
 
     @property
     def operator(self) -> Speculation:
@@ -207,7 +207,7 @@ class Planner:
         """
         for sequence in sequences:
             if sequence.request.request_id not in made.held:
-                self._join(made, sequence)
+                self._newcomers.join(made, self._track(sequence))
         feeds = made.read_on(sequences, self._chunk(made)) if made.reading else []
         for feed in feeds:
             note_read(
@@ -234,59 +234,22 @@ class Planner:
         if changed or made.below_floor != self.below_floor:
             return None
         name = made.usual(one.class_key).drafter
-        if (sequence.request.brings_drafts and not made.has_free) or not self._reads_all(one, name):
+        if sequence.request.brings_drafts and not made.has_free:
+            return None
+        if not self._newcomers.drafts_at_once(one, name):
             return None
         again = made.emptied(one.class_key, self._resting({name}) & made.plan.resting)
-        self._join(again, sequence, alone=True)
+        self._newcomers.join(again, one, alone=True)
         times = self._plain_times(step_shape(1, load, made.context), 1)
         again.carried([sequence], load, times, ())
         again.invested_s += reading_s(self.drafters, again.missing, made.context)
         return again
-
-    def _reads_all(self, one: TrackedRequest, name: str) -> bool:
-        """Whether the drafter, if there is one, can draft at once for a sequence that is alone,
-        and would read no window of it."""
-        if not name:
-            return True
-        drafter = self.drafters[name]
-        window = drafter.facts.window
-        missing = one.sequence.num_tokens - one.has_read(drafter.facts)
-        return drafter.is_ready and (not window or missing <= window)
 
     def _chunk(self, made: MadePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
         plain_s = made.forecast.token_s
         names = {drafter for drafter, _ in made.reading.values()}
         return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
-
-    def _join(self, made: MadePlan, sequence: DecodingSequence, *, alone: bool = False) -> None:
-        """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
-        request = sequence.request
-        one, missing = self._track(sequence), 0
-        usual = made.usual(one.class_key)
-        length, name, drafts, surplus, tree, chances = usual
-        if name:
-            allowed = one.may(name, self._caps)
-            length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
-            # A tree is taken whole: which of its nodes are the best was settled with it.
-            length = 0 if tree is not None and length < usual.length else length
-            missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
-            if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
-                length = 0
-        if drafts:
-            drafts = min(drafts, self._caps.wanted(request)[0])
-        if not length:
-            name, tree = "", None
-        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree, chances)
-        gained_s, token_s = self.ledger.gained(request.request_id), made.forecast.token_s
-        tokens_N = sequence.num_output + self._left_of(one)
-        guard_N = np.array([one.guard(self._caps)])
-        left_s = self.ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
-        may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
-        made.join(
-            request.request_id, held, missing,
-            gained_s=gained_s, may_lose_s=may_lose_s, alone=alone,
-        )  # fmt: skip
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
@@ -366,23 +329,6 @@ class Planner:
         else:
             one.refresh()
         return one
-
-    def _reading_pays(
-        self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str
-    ) -> bool:
-        """Whether so many drafts a step bring back what it takes to read a newcomer first."""
-        token_s = made.forecast.token_s / len(made.plan.drafts)
-        gain_s = length * (made.row_brings * token_s - made.row_takes_s)
-        feeding_s = self.drafters[name].cost.feeding(missing, made.context)
-        steps = float(self._left_of(one)[0]) / (1.0 + min(made.row_brings, 1.0))
-        return gain_s * steps >= RETURNS * feeding_s
-
-    def _left_of(self, one: TrackedRequest) -> Floats:
-        """Tokens that are expected of one request still, [1]."""
-        sequence = one.sequence
-        most = sequence.request.max_tokens - sequence.num_output
-        written = np.array([sequence.num_output])
-        return self.lengths.remaining([one.class_key], written, np.array([most]))
 
     def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""

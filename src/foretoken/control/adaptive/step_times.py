@@ -3,14 +3,16 @@
 Steps of one shape are learnt together by a mean that no single slow step moves.
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, final
 
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DraftShape
-from foretoken.control.plan import StepLoad
+from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
 from foretoken.types import StepStats
 
 _FAR = 1.35
@@ -21,6 +23,22 @@ _MUCH_READ = 64
 """Tokens of which reading takes longer than what else is slow in a first step with drafts."""
 _SETTLES = 3
 """Steps after which a server is done with a request that ended."""
+
+
+class PastStep(NamedTuple):
+    """A step that is over and not learnt from yet."""
+
+    plan: DraftPlan
+    outcomes: Seq[DraftOutcome]
+    stats: StepStats
+    missing: Counter[str]
+    """Tokens that each drafter read in it; 0 for one that had read all before."""
+    deciding_s: float
+    """What deciding took of it."""
+    is_usual: bool
+    """Whether it is no change from plain steps to drafts or back."""
+    is_settled: bool
+    """Whether nobody ended just before."""
 
 
 class DraftingKind(NamedTuple):

@@ -309,8 +309,7 @@ class LearnedAcceptance(AcceptanceModel):
         return one.row
 
     def _class_chances(self, one: AcceptanceClass) -> list[float]:
-        weight = CLASS_WEIGHT * one.spread.repeats
-        chances = chances_by_bucket(one.accepted, one.trials, one.prior, weight)
+        chances = chances_by_bucket(one.accepted, one.trials, one.prior, CLASS_WEIGHT)
         return [min(max(chance, LEAST), MOST) for chance in chances]
 
     def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...], request_id: str) -> None:

@@ -20,8 +20,6 @@ _PRIOR_REQUESTS = 6.0
 """Requests that this counts for."""
 _KEEPS = 0.99
 """What requests are multiplied by at each later one."""
-_REPEATS_MOST = 4.0
-"""So that a class of long requests is known some day."""
 _FEWEST = 6.0
 """Trials from which on a request tells anything."""
 
@@ -32,12 +30,11 @@ class Spread:
     drafts vary more than trials of one chance would (the empirical Bayes estimate of a beta prior,
     Kleinman 1973)."""
 
-    __slots__ = ("_beyond", "_ended", "_requests", "_single", "_trials")
+    __slots__ = ("_beyond", "_requests", "_single")
 
     def __init__(self) -> None:
         """Nothing known: requests differ as usual."""
         self._requests = self._single = self._beyond = 0.0
-        self._ended = self._trials = 0.0
 
     @property
     def weight(self) -> float:
@@ -51,14 +48,6 @@ class Spread:
             return _MOST
         return max(single / beyond - 1.0, _LEAST)
 
-    @property
-    def repeats(self) -> float:
-        """How many trials of the class tell as much of it as one would if its requests were alike:
-        those of one request tell much the same again (the design effect of clusters, Kish 1965).
-        1 until a request has ended."""
-        each = self._trials / self._ended if self._ended else 1.0
-        return min(1.0 + max(each - 1.0, 0.0) / (self.weight + 1.0), _REPEATS_MOST)
-
     def add(self, accepted: float, trials: float, chance: float) -> None:
         """A request ended.
 
@@ -69,8 +58,6 @@ class Spread:
         """
         # Faded trials vary as so many unfaded ones do.
         count = trials * (1.0 + FADE) / (2.0 - trials * (1.0 - FADE))
-        self._ended = _KEEPS * self._ended + 1.0
-        self._trials = _KEEPS * self._trials + count
         if count < _FEWEST:
             return
         single = chance * (1.0 - chance)

@@ -1,0 +1,93 @@
+"""Requests that join a plan which was made for others: each does what most of its class do.
+
+Knows what is kept of requests and drafters, and asks no search: to plan anew takes ten times as
+long.
+"""
+
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+
+from foretoken.control.adaptive.drafter import DrafterState
+from foretoken.control.adaptive.guard import Ledger
+from foretoken.control.adaptive.made import MadePlan, PlannedDrafts
+from foretoken.control.adaptive.planning import CATCHING_UP, most_behind
+from foretoken.control.adaptive.scene import RETURNS
+from foretoken.control.adaptive.tracked import TrackedRequest
+from foretoken.control.budget import RequestBudget
+from foretoken.control.learned.lengths import OutputLengths
+from foretoken.control.learned.regression import Floats
+
+
+@final
+class Newcomers:
+    """Has requests join plans."""
+
+    def __init__(
+        self,
+        caps: RequestBudget,
+        drafters: Mapping[str, DrafterState],
+        ledger: Ledger,
+        lengths: OutputLengths,
+    ) -> None:
+        """Know what users allow, the drafters by name, what requests gained, and how long answers
+        are."""
+        self._caps, self._drafters = caps, drafters
+        self._ledger, self._lengths = ledger, lengths
+
+    def join(self, made: MadePlan, one: TrackedRequest, *, alone: bool = False) -> None:
+        """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
+        sequence, missing = one.sequence, 0
+        request = sequence.request
+        usual = made.usual(one.class_key)
+        length, name, drafts, surplus, tree, chances = usual
+        if name:
+            allowed = one.may(name, self._caps)
+            length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
+            # A tree is taken whole: which of its nodes are the best was settled with it.
+            length = 0 if tree is not None and length < usual.length else length
+            missing = max(sequence.num_tokens - one.has_read(self._drafters[name].facts), 0)
+            if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
+                length = 0
+        if drafts:
+            drafts = min(drafts, self._caps.wanted(request)[0])
+        if not length:
+            name, tree = "", None
+        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree, chances)
+        gained_s, token_s = self._ledger.gained(request.request_id), made.forecast.token_s
+        tokens_N = sequence.num_output + self._left_of(one)
+        guard_N = np.array([one.guard(self._caps)])
+        left_s = self._ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
+        may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
+        made.join(
+            request.request_id, held, missing,
+            gained_s=gained_s, may_lose_s=may_lose_s, alone=alone,
+        )  # fmt: skip
+
+    def drafts_at_once(self, one: TrackedRequest, name: str) -> bool:
+        """Whether the drafter, if there is one, can draft at once for a sequence that is alone,
+        and would read no window of it."""
+        if not name:
+            return True
+        drafter = self._drafters[name]
+        window = drafter.facts.window
+        missing = one.sequence.num_tokens - one.has_read(drafter.facts)
+        return drafter.is_ready and (not window or missing <= window)
+
+    def _reading_pays(
+        self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str
+    ) -> bool:
+        """Whether so many drafts a step bring back what it takes to read a newcomer first."""
+        token_s = made.forecast.token_s / len(made.plan.drafts)
+        gain_s = length * (made.row_brings * token_s - made.row_takes_s)
+        feeding_s = self._drafters[name].cost.feeding(missing, made.context)
+        steps = float(self._left_of(one)[0]) / (1.0 + min(made.row_brings, 1.0))
+        return gain_s * steps >= RETURNS * feeding_s
+
+    def _left_of(self, one: TrackedRequest) -> Floats:
+        """Tokens that are expected of one request still, [1]."""
+        sequence = one.sequence
+        most = sequence.request.max_tokens - sequence.num_output
+        written = np.array([sequence.num_output])
+        return self._lengths.remaining([one.class_key], written, np.array([most]))
