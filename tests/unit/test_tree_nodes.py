@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.control.adaptive.allocation import DraftOption, StepOptions, allocate
+from foretoken.control.adaptive.chosen import planned_trees
 from foretoken.control.adaptive.tree_nodes import TreeNodes
-from foretoken.control.adaptive.within_drafts import planned_trees
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.candidates import OtherCandidates
 from foretoken.proposers.tree_shapes import DynamicTree, StaticTree

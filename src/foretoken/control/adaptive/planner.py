@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Search, allocate
-from foretoken.control.adaptive.chosen import Chosen, held_by
+from foretoken.control.adaptive.chosen import Chosen, expected, held_by, planned_trees, prices
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
@@ -36,7 +36,6 @@ from foretoken.control.adaptive.planning import (
 )
 from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
-from foretoken.control.adaptive.within_drafts import expected, planned_trees, prices
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
