@@ -95,12 +95,9 @@ static void make_model(problem *p, int64_t positions) {
     m->head = make_linear(s->type, FT_FLOAT32, s->hidden, s->outputs);
     m->cos = make_numbers(s->type, positions * m->width, 1.0f);
     m->sin = make_numbers(s->type, positions * m->width, 1.0f);
-    const int64_t item = (int64_t)item_bytes(s->type);
-    m->feature_bytes = s->feature * item;
-    m->feature_stride = m->feature_bytes + 2 * pick(0, 5) * item;
     m->mixer = make_linear(s->type, s->type, s->feature, s->hidden);
     m->context_norm = make_numbers(m->norm_type, s->hidden, 1.0f);
-    m->features = make_numbers(s->type, s->slots * m->feature_stride / item, 1.0f);
+    m->features = make_features(s->type, s->slots, s->feature);
     make_sequential(p);
 }
 
@@ -143,7 +140,7 @@ static problem part_of(const problem *whole, int64_t first, int64_t count, int64
                             sizeof(ft_attention_unit)),
         .positions = make_bytes(all * sizeof(int64_t)), .slots = make_bytes(all * sizeof(int64_t)),
         .joined = make_bytes(all * row), .x = make_bytes((size_t)s->rows * row),
-        .gathered = s->gathers ? make_bytes((size_t)(s->fed * p.model.feature_bytes)) : NULL,
+        .gathered = s->gathers ? make_bytes((size_t)(s->fed * ft_feature_bytes(&p.model.features))) : NULL,
         .outputs = make_bytes((size_t)made * row),
         .before = p.model.shorts ? make_bytes((size_t)(count * s->rank) * item_bytes(s->type)) : NULL,
         .added = p.model.follow ? make_bytes((size_t)(count * s->outputs) * sizeof(float)) : NULL,

@@ -44,11 +44,8 @@ static void make_model(problem *p, int64_t positions) {
                                   .sin = make_numbers(s->type, positions * width, 1.0f),
                                   .vocabulary = s->vocabulary, .num_layers = (int32_t)s->layers};
     if (s->mixed) {
-        const int64_t bytes = s->feature * (int64_t)item_bytes(s->type);
-        const int64_t stride = bytes + 2 * pick(0, 5) * (int64_t)item_bytes(s->type);
         p->model.mixer = make_linear(s->type, s->type, s->feature, s->hidden);
-        p->model.features = make_numbers(s->type, s->slots * stride / (int64_t)item_bytes(s->type), 1.0f);
-        p->model.feature_bytes = bytes, p->model.feature_stride = stride;
+        p->model.features = make_features(s->type, s->slots, s->feature);
     }
     if (s->outputs < s->vocabulary) {
         int64_t *ids = make_bytes((size_t)s->outputs * sizeof *ids);
@@ -92,7 +89,7 @@ static problem part_of(const problem *whole, int64_t first, int64_t count) {
         .slots = make_bytes((size_t)s->rows * sizeof(int64_t)),
         .x = make_copy((const char *)from->x + (size_t)begin * row_bytes, (size_t)s->rows * row_bytes),
         .beside = s->beside ? make_bytes((size_t)s->rows * row_bytes) : NULL,
-        .gathered = s->mixed ? make_bytes((size_t)(s->rows * p.model.feature_bytes)) : NULL,
+        .gathered = s->mixed ? make_bytes((size_t)(s->rows * ft_feature_bytes(&p.model.features))) : NULL,
         .tokens = make_bytes((size_t)(s->steps * count) * sizeof(int64_t)),
         .logits = make_bytes((size_t)(kept * count * s->vocabulary) * sizeof(float)),
         .own = p.of_all_ids ? make_bytes((size_t)((s->masked ? s->steps : 1) * count * s->outputs) * sizeof(float)) : NULL};

@@ -98,7 +98,9 @@ def runners(
     name: str, kv_dtype: torch.dtype | None = None, make: HeadLinears | None = None
 ) -> list[BlockRunner]:
     """The same head with kernels and without, over the same features."""
-    store = FeatureStore([FINAL], HIDDEN, 80, dtype=torch.float32, device=torch.device("cpu"))
+    # Two points of three, which do not lie side by side.
+    points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
+    store = FeatureStore(points, half, 80, dtype=torch.float32, device=cpu)
     torch.manual_seed(8)
     store.slots_SF.normal_()
     table_VD = torch.randn(VOCAB, HIDDEN)
@@ -107,7 +109,7 @@ def runners(
     found = [
         BlockRunner(
             network(name),
-            FeatureView(store, [FINAL]),
+            FeatureView(store, [0, FINAL]),
             top=top,
             pages=HeadPages(10, PAGE, kv_dtype),
             make=make,

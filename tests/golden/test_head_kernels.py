@@ -47,8 +47,11 @@ def runners(
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
     net.d2t.copy_(torch.arange(DRAFTS) // 2)
     net.use_embedding(torch.randn(VOCAB, HIDDEN))
-    store = FeatureStore([FINAL], HIDDEN, 80, dtype=torch.float32, device=torch.device("cpu"))
-    view = FeatureView(store, [FINAL])
+    # Two points of three, which do not lie side by side.
+    points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
+    store = FeatureStore(points, half, 80, dtype=torch.float32, device=cpu)
+    store.slots_SF.normal_()
+    view = FeatureView(store, [0, FINAL])
 
     def runner() -> HeadRunner:
         pages = HeadPages(10, PAGE, kv_dtype)

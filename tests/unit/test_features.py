@@ -1,5 +1,7 @@
 """What drafters read of the target's hidden states."""
 
+import ctypes
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,3 +44,20 @@ def test_points_that_lie_side_by_side_are_read_where_they_lie(
     for read, rows in ((view.read(slots_N), slots_N), (view.read(slice(2, 5)), slice(2, 5))):
         assert torch.equal(read, wanted[rows])
         assert read.is_contiguous()
+
+
+@pytest.mark.parametrize("points", [(2, 5, 9, FINAL), (5, 9), (2, 9), (9, 2, FINAL)])
+def test_what_a_kernel_gathers_is_what_is_read(
+    store: FeatureStore, points: tuple[int, ...]
+) -> None:
+    """As `ft_gather_features` does, in bytes."""
+    view, slot = FeatureView(store, points), 5
+    told = view.in_c
+    starts = (ctypes.c_int64 * told.num_pieces).from_address(told.pieces)
+    row = b"".join(
+        ctypes.string_at(told.slots + slot * told.stride + start, told.piece_bytes)
+        for start in starts
+    )
+    assert row == view.read(slice(slot, slot + 1)).numpy().tobytes()
+    assert (told.num_pieces == 1) == (view.rows_SF is not None)
+    assert view.width == 2 * len(points)

@@ -171,13 +171,23 @@ class FtStop(ctypes.Structure):
     ]
 
 
+class FtFeatures(ctypes.Structure):
+    """Hidden states of the target by slot, of which a drafter reads pieces (feature_rows.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "slots pieces"),
+        *_fields(_I64, "stride piece_bytes num_pieces"),
+    ]
+
+
 class FtRolloutModel(ctypes.Structure):
     """A decoder that drafts chains, with what stands around its layers (rollout.h)."""
 
     _fields_ = [
         *_fields(_PTR, "decoder embedding norm head ids"),
-        *_fields(_PTR, "mixer features shape cos sin kv"),
-        *_fields(_I64, "feature_bytes feature_stride width kv_stride vocabulary"),
+        *_fields(_PTR, "mixer shape cos sin kv"),
+        ("features", FtFeatures),
+        *_fields(_I64, "width kv_stride vocabulary"),
         ("num_layers", _I32),
     ]
 
@@ -263,9 +273,9 @@ class FtBlockModel(ctypes.Structure):
 
     _fields_ = [
         *_fields(_PTR, "layers kinds mixer context_norm embedding norm head ids"),
-        *_fields(_PTR, "shorts follow judge features cos sin kv"),
-        *_fields(_I64, "hidden inner rank vocabulary"),
-        *_fields(_I64, "feature_bytes feature_stride width kv_stride"),
+        *_fields(_PTR, "shorts follow judge cos sin kv"),
+        *_fields(_I64, "hidden inner rank vocabulary width kv_stride"),
+        ("features", FtFeatures),
         *_fields(_I32, "num_layers num_kinds num_heads num_kv_heads head_dim type norm_type"),
         *_fields(_F32, "eps embedding_scale output_scale"),
     ]
@@ -334,6 +344,7 @@ STRUCTURES: Final = (
     FtStepKind,
     FtStep,
     FtStop,
+    FtFeatures,
     FtRolloutModel,
     FtRolloutCall,
     FtMlpStage,

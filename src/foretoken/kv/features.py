@@ -5,6 +5,7 @@ prefix hits need no second book: a token that was computed has its features, whe
 comes to ask. Knows neither models nor drafters. Costs one row of `width` values a token.
 """
 
+import ctypes
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import Self
@@ -12,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from foretoken.kernels.structures import FtFeatures
 from foretoken.kv.free_runs import Run
 from foretoken.kv.untouched import give_back, untouched_zeros
 
@@ -42,6 +44,7 @@ class FeatureStore:
             device: the model's.
         """
         assert len(set(points)) == len(points), points
+        self.width = hidden_size
         self.columns = {
             point: slice(i * hidden_size, (i + 1) * hidden_size) for i, point in enumerate(points)
         }
@@ -85,14 +88,37 @@ class FeatureView:
 
     def __init__(self, store: FeatureStore, points: Sequence[int]) -> None:
         """Read `points`, all of which `store` keeps."""
+        self.width = len(points) * store.width
         self._columns = [store.columns[point] for point in points]
         self.slots_SF = store.slots_SF
         first, last = self._columns[0].start, self._columns[-1].stop
         ends = [columns.stop for columns in self._columns]
-        beside = [columns.start for columns in self._columns] == [first, *ends[:-1]]
+        starts = [columns.start for columns in self._columns]
+        beside = starts == [first, *ends[:-1]]
+        pieces = [first] if beside else starts
+        item = self.slots_SF.element_size()
+        self._pieces = (ctypes.c_int64 * len(pieces))(*(item * start for start in pieces))
         self.rows_SF: Tensor | None = self.slots_SF[:, first:last] if beside else None
         """The drafter's features of all slots as rows of the store, perhaps far apart; None: they
         do not lie side by side."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The target's."""
+        return self.slots_SF.dtype
+
+    @property
+    def in_c(self) -> FtFeatures:
+        """The same as a kernel reads it, as long as this view is there."""
+        item, slots_SF = self.slots_SF.element_size(), self.slots_SF
+        assert slots_SF.stride(1) == 1, slots_SF.stride()
+        return FtFeatures(
+            slots=slots_SF.data_ptr(),
+            pieces=ctypes.addressof(self._pieces),
+            stride=slots_SF.stride(0) * item,
+            piece_bytes=self.width * item // len(self._pieces),
+            num_pieces=len(self._pieces),
+        )
 
     def read(self, slots_N: Tensor | slice) -> Tensor:
         """Features of these slots, [N, F]; perhaps a view where slots are neighbours."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
+from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers
@@ -42,8 +43,7 @@ class MixedFeatures:
     """A stream that begins with what a mixer makes of the target's features of fed slots."""
 
     mixer: KernelLinear
-    features_SF: Tensor
-    """By slot."""
+    features: FeatureView
 
 
 @final
@@ -100,18 +100,17 @@ class CompiledRollout:
             num_layers=layers.num_layers,
         )
         if parts.mixed is not None:
-            self._read_features(parts.mixed.mixer, parts.mixed.features_SF)
+            self._read_features(parts.mixed)
         self._run: Any = layers.library.function("ft_rollout", (_PTR, _PTR), _I64)
         self._call = FtRolloutCall()
-        self._buffers = _Buffers.of(self._call, self._model, parts, (1, 8), attention.units_a_row)
+        self._buffers = _Buffers.of(self._call, parts, (1, 8), attention.units_a_row)
 
-    def _read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
-        """Begin the stream with what `mixer` makes of the features of fed slots."""
-        assert slots_SF.stride(1) == 1 and slots_SF.dtype == mixer.dtype, slots_SF.stride()
-        assert slots_SF.shape[1] == mixer.packed.inputs, (slots_SF.shape, mixer.packed.inputs)
-        self._model.mixer, self._model.features = mixer.address, slots_SF.data_ptr()
-        self._model.feature_bytes = slots_SF.shape[1] * slots_SF.element_size()
-        self._model.feature_stride = slots_SF.stride(0) * slots_SF.element_size()
+    def _read_features(self, mixed: MixedFeatures) -> None:
+        """Begin the stream with what the mixer makes of the features of fed slots."""
+        mixer, features = mixed.mixer, mixed.features
+        assert features.dtype == mixer.dtype, (features.dtype, mixer.dtype)
+        assert features.width == mixer.packed.inputs, (features.width, mixer.packed.inputs)
+        self._model.mixer, self._model.features = mixer.address, features.in_c
 
     @property
     def reads_features(self) -> bool:
@@ -204,7 +203,6 @@ class _Buffers:
     """What a call writes to, as large as the largest call so far."""
 
     call: FtRolloutCall
-    model: FtRolloutModel
     parts: RolloutParts
     units_a_row: int
     x_TD: Tensor
@@ -218,7 +216,6 @@ class _Buffers:
     def of(
         cls,
         call: FtRolloutCall,
-        model: FtRolloutModel,
         parts: RolloutParts,
         size: tuple[int, int],
         units_a_row: int,
@@ -230,8 +227,8 @@ class _Buffers:
         x_TD, beside_TD = (like.new_empty(rows, like.shape[1]) for _ in range(2))
         logits_BV = torch.empty(sequences, parts.vocab_size or head.columns)
         own_BN = None if parts.ids_N is None else torch.empty(sequences, head.columns)
-        item = like.element_size()
-        gathered_TF = like.new_empty(rows, model.feature_bytes // item)
+        width = 0 if parts.mixed is None else parts.mixed.features.width
+        gathered_TF = like.new_empty(rows, width)
         units = -(-rows * units_a_row * UNIT_INTS // 2)
         ints = torch.empty(2 * rows + units, dtype=torch.int64)
         call.x = x_TD.data_ptr()
@@ -240,7 +237,6 @@ class _Buffers:
         call.slots, call.units = call.positions + 8 * rows, call.positions + 16 * rows
         return cls(
             call=call,
-            model=model,
             parts=parts,
             units_a_row=units_a_row,
             x_TD=x_TD,
@@ -258,7 +254,7 @@ class _Buffers:
     def grown(self, sequences: int, rows: int) -> "_Buffers":
         """Larger ones."""
         size = max(sequences, self.logits_BV.shape[0]), max(rows, self.x_TD.shape[0])
-        return _Buffers.of(self.call, self.model, self.parts, size, self.units_a_row)
+        return _Buffers.of(self.call, self.parts, size, self.units_a_row)
 
 
 def compile_rollout(layers: CompiledLayers | None, parts: RolloutParts) -> CompiledRollout | None:

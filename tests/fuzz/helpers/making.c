@@ -47,6 +47,16 @@ void *make_numbers(int type, int64_t count, float most) {
     return all;
 }
 
+ft_features make_features(int type, int64_t slots, int64_t width) {
+    const int64_t item = (int64_t)item_bytes(type), count = pick(1, 3);
+    const int64_t pieces = width % count ? 1 : count, piece = width / pieces;
+    const int64_t columns = width + 2 * pick(0, 5);
+    int64_t *begins = make_bytes((size_t)pieces * sizeof *begins);
+    for (int64_t i = 0; i < pieces; i++) begins[i] = item * pick(0, (int)(columns - piece));
+    return (ft_features){.slots = make_numbers(type, slots * columns, 1.0f), .pieces = begins,
+                         .stride = columns * item, .piece_bytes = piece * item, .num_pieces = pieces};
+}
+
 ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs) {
     ft_linear *l = make_bytes(sizeof *l);
     *l = (ft_linear){.x_type = type, .y_type = y_type, .inputs = inputs, .outputs = outputs};

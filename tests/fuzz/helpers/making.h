@@ -4,6 +4,7 @@
 
 #include "decoder.h"
 #include "draw.h"
+#include "feature_rows.h"
 #include "stop.h"
 
 void begin_making(uint64_t seed);
@@ -20,6 +21,8 @@ size_t item_bytes(int type);
 void *make_numbers(int type, int64_t count, float most);
 // Any weights that fit so many inputs; activations of `type`.
 ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs);
+// Features of so many slots, of which rows of `width` are read, in one piece or more.
+ft_features make_features(int type, int64_t slots, int64_t width);
 // Layers of one kind; of `beside`, each takes rows beside the stream too.
 ft_decoder *make_decoder(int type, int64_t hidden, int64_t layers, int beside);
 ft_attention_shape *make_shape(const ft_decoder *d, int kv_type, int page_size);

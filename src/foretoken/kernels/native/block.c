@@ -48,10 +48,7 @@ static void norm(const state *s, const void *weight, const void *x, void *y, int
 static void mix_features(const state *s) {
     const ft_block_model *m = s->model;
     const ft_block_call *call = s->call;
-    const size_t bytes = (size_t)m->feature_bytes;
-    for (int64_t r = 0; r < call->num_fed; r++)
-        memcpy(at_row(call->gathered, r, bytes),
-               at_row(m->features, call->slots[r], (size_t)m->feature_stride), bytes);
+    ft_gather_features(&m->features, call->slots, call->num_fed, call->gathered);
     ft_linear_dense(m->mixer, call->gathered, call->joined, NULL, call->num_fed);
     norm(s, m->context_norm, call->joined, call->joined, call->num_fed);
 }

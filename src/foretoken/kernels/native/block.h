@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "feature_rows.h"
 #include "linear.h"
 #include "rows.h"
 #include "stop.h"
@@ -38,11 +39,11 @@ typedef struct {
     const void *shorts;            // [tokens, rank], of the token before a row; or null
     const ft_linear *follow;       // [outputs, rank], float32: what that adds to the logits; or null
     const float *judge;            // [hidden], [rank] with shorts, and a bias: how sure a draft is; or null
-    const void *features;          // of the slots, feature_stride bytes apart
     const void *cos, *sin;         // tables of ft_rotary_call
     void *const *kv;               // the layers' stores
     int64_t hidden, inner, rank, vocabulary;
-    int64_t feature_bytes, feature_stride, width, kv_stride;
+    int64_t width, kv_stride;
+    ft_features features;          // as the mixer wants them
     int32_t num_layers, num_kinds, num_heads, num_kv_heads, head_dim;
     int32_t type, norm_type;  // of all activations; of all weights of norms
     float eps, embedding_scale, output_scale;
@@ -56,7 +57,7 @@ typedef struct {
     ft_attention_unit *units;     // room for num_kinds * rows * num_kv_heads
     int64_t *positions, *slots;   // [num_fed + rows], written: context rows first
     void *joined;    // [num_fed + rows, hidden], written; without `gathered` it has the context rows
-    void *gathered;  // [num_fed], feature_bytes each; or null
+    void *gathered;  // [num_fed] of features; or null
     void *x;         // [rows, hidden], written: outputs of the rows before the last norm
     void *outputs;   // [steps, num_blocks, hidden], written; without steps: [rows, hidden]
     void *before;    // [num_blocks, rank], with model->shorts

@@ -46,13 +46,9 @@ static void embed(const state *s, const int64_t *tokens) {
 }
 
 static void mix_features(const state *s) {
-    const size_t bytes = (size_t)s->model->feature_bytes, stride = (size_t)s->model->feature_stride;
-    char *to = s->call->gathered;
-    for (int64_t r = 0; r < s->step.rows; r++) {
-        const size_t slot = (size_t)s->call->slots[r];
-        memcpy(to + (size_t)r * bytes, (const char *)s->model->features + slot * stride, bytes);
-    }
-    ft_linear_dense(s->model->mixer, to, s->step.x, NULL, s->step.rows);
+    void *gathered = s->call->gathered;
+    ft_gather_features(&s->model->features, s->call->slots, s->step.rows, gathered);
+    ft_linear_dense(s->model->mixer, gathered, s->step.x, NULL, s->step.rows);
 }
 
 // Each span goes on from its last row alone: the others were only fed for their keys and values. Rows move

@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "draw.h"
+#include "feature_rows.h"
 #include "stop.h"
 
 // Layers of one kind, what stands around them, and their keys and values.
@@ -17,11 +18,10 @@ typedef struct {
     const ft_linear *head;  // [outputs, hidden]; its results are float32
     const int64_t *ids;     // the token of each output, ascending; null: its number
     const ft_linear *mixer;  // from the features of a slot to x; or null
-    const void *features;    // of the slots, as the mixer wants them, feature_stride bytes apart
     const ft_attention_shape *shape;
     const void *cos, *sin;  // tables of ft_rotary_call
     void *const *kv;        // the layers' stores
-    int64_t feature_bytes, feature_stride;
+    ft_features features;    // as the mixer wants them
     int64_t width, kv_stride, vocabulary;  // width: of cos and sin
     int32_t num_layers;
 } ft_rollout_model;
@@ -34,7 +34,7 @@ typedef struct {
     int64_t *positions, *slots;  // [rows], written
     void *x;       // [rows, hidden]: the residual stream, changed; row i ends as span i's newest
     void *beside;  // [rows, hidden], if the layers take the embedded tokens beside x; else null
-    void *gathered;  // [rows], feature_bytes each; null: x is given, where it is not embedded here
+    void *gathered;  // [rows] of features; null: x is given, where it is not embedded here
     const void *masks;  // [steps - 1, hidden]; or null
     const ft_draw_row *draws;  // [steps, spans]: how each token is chosen
     int64_t *tokens;           // [steps, spans], written

@@ -34,6 +34,7 @@ const ft_size ft_sizes[] = {
     SIZE(ft_step_kind),
     SIZE(ft_step),
     SIZE(ft_stop),
+    SIZE(ft_features),
     SIZE(ft_rollout_model),
     SIZE(ft_rollout_call),
     SIZE(ft_mlp_stage),

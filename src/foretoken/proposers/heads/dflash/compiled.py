@@ -244,17 +244,15 @@ class CompiledBlocks:
     def _bind_drafts(self, net: BlockHead) -> bool:
         """Bind what makes tokens of a block's rows, if all of it has kernels."""
         site, follow, model = self._site, net.follow, self._model
-        rows_SF, dtype = site.features.rows_SF, self._table_VD.dtype
+        features, dtype = site.features, self._table_VD.dtype
         own = net.lm_head if net.shape.own_head else None
         head = site.head if own is None else kernel_of(own, dtype, torch.float32)
-        if rows_SF is None or follow is None or not isinstance(head, KernelLinear):
+        if follow is None or not isinstance(head, KernelLinear):
             return False
         if (head.dtype, head.out_dtype) != (dtype, torch.float32):
             return False
-        assert rows_SF.stride(1) == 1 and rows_SF.dtype == dtype, rows_SF.stride()
-        model.features = rows_SF.data_ptr()
-        model.feature_bytes = rows_SF.shape[1] * rows_SF.element_size()
-        model.feature_stride = rows_SF.stride(0) * rows_SF.element_size()
+        assert features.dtype == dtype, (features.dtype, dtype)
+        model.features = features.in_c
         model.head, self._head = head.address, head
         model.ids = None if self._ids_N is None else self._ids_N.data_ptr()
         self._follow = follow
@@ -313,7 +311,7 @@ class CompiledBlocks:
         steps, count = plan.steps, len(blocks)
         call, kept = self._begin(context, blocks, token_ids, steps)
         model, head = self._model, self._head
-        call.gathered = self._room("gathered", fed * model.feature_bytes // self._item)
+        call.gathered = self._room("gathered", fed * self._site.features.width)
         reduced = self._ids_N is not None and not plan.best
         width = head.columns if self._ids_N is not None and plan.best else model.vocabulary
         logits_KV = torch.empty(steps * count, width)
@@ -364,10 +362,6 @@ class CompiledBlocks:
         call.x = self._room("x", rows * wide)
         call.outputs = self._room("outputs", max(rows, steps * len(blocks)) * wide)
         return call, (spans, pages, tokens)
-
-    @property
-    def _item(self) -> int:
-        return self._table_VD.element_size()
 
     def _room(self, name: str, count: int, dtype: torch.dtype | None = None) -> int:
         """Address of a buffer that only grows."""

@@ -76,11 +76,10 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
     if layers is None:
         return None
-    mixer, rows_SF = make(net.fc.weight.detach()), around.features.rows_SF
-    # Only a plain mixer over neighbouring features can be part of the call into C.
-    mixed = None
-    if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
-        mixed = MixedFeatures(mixer, rows_SF)
+    mixer, mixed = make(net.fc.weight.detach()), None
+    # Only a plain mixer can be part of the call into C.
+    if isinstance(mixer, KernelLinear) and not net.norms_features:
+        mixed = MixedFeatures(mixer, around.features)
     parts = RolloutParts(
         embedding_VD=table_VD.detach(),
         norm=build.norm(net.norm),
