@@ -140,7 +140,7 @@ static problem part_of(const problem *whole, int64_t first, int64_t count, int64
                             sizeof(ft_attention_unit)),
         .positions = make_bytes(all * sizeof(int64_t)), .slots = make_bytes(all * sizeof(int64_t)),
         .joined = make_bytes(all * row), .x = make_bytes((size_t)s->rows * row),
-        .gathered = s->gathers ? make_bytes((size_t)(s->fed * ft_feature_bytes(&p.model.features))) : NULL,
+        .gathered = s->gathers ? make_bytes((size_t)(s->fed * s->feature) * item_bytes(s->type)) : NULL,
         .outputs = make_bytes((size_t)made * row),
         .before = p.model.shorts ? make_bytes((size_t)(count * s->rank) * item_bytes(s->type)) : NULL,
         .added = p.model.follow ? make_bytes((size_t)(count * s->outputs) * sizeof(float)) : NULL,

@@ -89,7 +89,7 @@ static problem part_of(const problem *whole, int64_t first, int64_t count) {
         .slots = make_bytes((size_t)s->rows * sizeof(int64_t)),
         .x = make_copy((const char *)from->x + (size_t)begin * row_bytes, (size_t)s->rows * row_bytes),
         .beside = s->beside ? make_bytes((size_t)s->rows * row_bytes) : NULL,
-        .gathered = s->mixed ? make_bytes((size_t)(s->rows * ft_feature_bytes(&p.model.features))) : NULL,
+        .gathered = s->mixed ? make_bytes((size_t)(s->rows * s->feature) * item_bytes(s->type)) : NULL,
         .tokens = make_bytes((size_t)(s->steps * count) * sizeof(int64_t)),
         .logits = make_bytes((size_t)(kept * count * s->vocabulary) * sizeof(float)),
         .own = p.of_all_ids ? make_bytes((size_t)((s->masked ? s->steps : 1) * count * s->outputs) * sizeof(float)) : NULL};

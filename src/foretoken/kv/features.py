@@ -91,14 +91,12 @@ class FeatureView:
         self.width = len(points) * store.width
         self._columns = [store.columns[point] for point in points]
         self.slots_SF = store.slots_SF
-        first, last = self._columns[0].start, self._columns[-1].stop
-        ends = [columns.stop for columns in self._columns]
         starts = [columns.start for columns in self._columns]
-        beside = starts == [first, *ends[:-1]]
-        pieces = [first] if beside else starts
-        item = self.slots_SF.element_size()
+        first, stop = starts[0], starts[0] + self.width
+        beside = starts == list(range(first, stop, store.width))
+        pieces, item = [first] if beside else starts, self.slots_SF.element_size()
         self._pieces = (ctypes.c_int64 * len(pieces))(*(item * start for start in pieces))
-        self.rows_SF: Tensor | None = self.slots_SF[:, first:last] if beside else None
+        self.rows_SF: Tensor | None = self.slots_SF[:, first:stop] if beside else None
         """The drafter's features of all slots as rows of the store, perhaps far apart; None: they
         do not lie side by side."""
 

@@ -134,13 +134,13 @@ class AdaptiveControl:
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """A new plan, after everything was learnt from the steps of the last one."""
         began = self._clock()
-        self._sequences = list(sequences)
         if self._planner.operator is not self._operator:
             self._first.forget()
         if self._made is not None:
             self._catch_up(self._made)
             self._end_trial(self._made)
             self._planner.put_away(self._made, self._steps_done)
+        self._sequences = list(sequences)
         first, again = self._first.of(self._sequences, self._deciding_s), None
         if first is not None:
             again = self._planner.make_again(first, self._sequences[0], load)

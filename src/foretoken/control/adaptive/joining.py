@@ -47,7 +47,7 @@ class Newcomers:
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
             # A tree is taken whole: which of its nodes are the best was settled with it.
             length = 0 if tree is not None and length < usual.length else length
-            missing = max(sequence.num_tokens - one.has_read(self._drafters[name].facts), 0)
+            missing = self._missing(one, name)
             if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
                 length = 0
         if drafts:
@@ -72,8 +72,11 @@ class Newcomers:
             return True
         drafter = self._drafters[name]
         window = drafter.facts.window
-        missing = one.sequence.num_tokens - one.has_read(drafter.facts)
-        return drafter.is_ready and (not window or missing <= window)
+        return drafter.is_ready and (not window or self._missing(one, name) <= window)
+
+    def _missing(self, one: TrackedRequest, name: str) -> int:
+        """Tokens of the request that the drafter has not read."""
+        return max(one.sequence.num_tokens - one.has_read(self._drafters[name].facts), 0)
 
     def _reading_pays(
         self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str

@@ -189,11 +189,10 @@ class MadePlan:
     def emptied(self, class_key: str, resting: frozenset[str]) -> "MadePlan":
         """The same plan for nobody yet, to be joined by one request of this class, which is alone.
         These drafters rest now."""
-        self.usual(class_key)
         return replace(
             self, plan=replace(self.plan, resting=resting), held={}, gained_s={}, may_lose_s={},
             begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0, luck={},
-            blocking=set(),
+            blocking=set(), _classes={class_key: self.usual(class_key)},
         )  # fmt: skip
 
     def join(

@@ -12,8 +12,6 @@ typedef struct {
     int64_t stride, piece_bytes, num_pieces;
 } ft_features;
 
-static inline int64_t ft_feature_bytes(const ft_features *f) { return f->piece_bytes * f->num_pieces; }
-
 // The rows of these slots, one behind the other.
 static inline void ft_gather_features(const ft_features *f, const int64_t *slots, int64_t rows, void *to) {
     char *next = to;
