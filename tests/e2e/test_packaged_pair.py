@@ -20,6 +20,8 @@ PROMPTS = [
     "for index in range(10):\n    print(index)\nfor index in range(",
     "def area(width, height):\n    return width * height\n\n\ndef",
 ]
+ARITHMETIC: Any = {"dtype": "bfloat16", "batch_invariant": True}
+"""By name: a GPU has neither unless asked for."""
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.8, "seed": 3},
@@ -42,7 +44,7 @@ class Drafting(NamedTuple):
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM("demo", max_num_seqs=1, enable_prefix_caching=False, dtype="bfloat16") as llm:
+    with LLM("demo", max_num_seqs=1, enable_prefix_caching=False, **ARITHMETIC) as llm:
         assert "batch_invariant on" in llm.describe()
         yield llm
 
@@ -51,7 +53,7 @@ def plain() -> Iterator[LLM]:
 def drafting(request: pytest.FixtureRequest) -> Iterator[Drafting]:
     name, _, controlled = request.param.partition(", ")
     config = DRAFTERS[name]
-    settings: Any = {"dtype": "bfloat16", "adaptive_speculation": bool(controlled)}
+    settings: Any = {**ARITHMETIC, "adaptive_speculation": bool(controlled)}
     with LLM("demo", speculative_config=config, **settings) as llm:
         yield Drafting(llm, bool(controlled))
 

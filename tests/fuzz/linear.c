@@ -106,6 +106,7 @@ static example make(void) {
     // Many outputs: several tiles share the inputs of many rows.
     const int many = draw(10) == 0;
     l->inputs = 1 + draw(many ? 300 : wide ? 700 : 150);
+    if (draw(3) == 0) l->inputs = ft_round_up(l->inputs, FT_BLOCK);
     l->outputs = (1 + draw(many ? 1100 : wide ? 60 : 140)) * (l->gated ? 2 : 1);
     l->x_type = l->weight_type == FT_WEIGHT_FLOAT32 ? FT_FLOAT32 : (int)draw(2);
     l->y_type = (int)draw(2);
@@ -174,6 +175,23 @@ static double output_of(const example *e, const double *x, int64_t output) {
     return sum;
 }
 
+// How far rounded activations may bring an output from what it would be: six times the deviation. Each
+// is off by up to half a step, evenly. Steps of 8 bits are no larger than the largest activation / 127;
+// of what a norm leaves as bfloat16, than the activation / 128.
+static double rounding_of(const example *e, const double *x, int64_t output) {
+    const ft_linear *l = &e->layer;
+    double peak = 0, squares = 0, products = 0;
+    for (int64_t k = 0; k < l->inputs; k++) {
+        const double weight = e->matrix[output * l->inputs + k];
+        peak = fmax(peak, fabs(x[k]));
+        squares += weight * weight, products += weight * weight * x[k] * x[k];
+    }
+    const int bytes = l->weight_type >= FT_WEIGHT_INT8 && l->x_bits == 8;
+    const int rounded = l->norm && l->x_type == FT_BFLOAT16;
+    const double wide = bytes ? peak * peak * squares / (127 * 127) : 0;
+    return 6 * sqrt((wide + (rounded ? products / (128 * 128) : 0)) / 12);
+}
+
 static void check_row(const example *e, const ft_linear_rows *rows, int64_t row, double *x) {
     const ft_linear *l = &e->layer;
     const int64_t columns = l->gated ? l->outputs / 2 : l->outputs;
@@ -186,13 +204,19 @@ static void check_row(const example *e, const ft_linear_rows *rows, int64_t row,
     for (int64_t k = 0; k < l->inputs && l->norm; k++) x[k] *= factor * l->norm[k];
     for (int64_t column = 0; column < columns; column++) {
         const int64_t panel = column / FT_PANEL, n = column % FT_PANEL;
-        double y = output_of(e, x, l->gated ? panel * 2 * FT_PANEL + n : column);
-        if (l->gated) y *= output_of(e, x, (panel * 2 + 1) * FT_PANEL + n) / (1 + exp(-y));
+        const int64_t output = l->gated ? panel * 2 * FT_PANEL + n : column, up = output + FT_PANEL;
+        double y = output_of(e, x, output);
+        // Rounding of rows and results; sums of up to some hundred terms of about 1 each.
+        double room = 0.02 * sqrt((double)l->inputs) * (l->gated ? 30 : 4) + rounding_of(e, x, output);
+        if (l->gated) {
+            const double other = output_of(e, x, up), gate = y / (1 + exp(-y));
+            room = fabs(gate) * rounding_of(e, x, up) + 1.1 * fabs(other) * rounding_of(e, x, output) + room;
+            y = gate * other;
+        }
         if (rows->residual)
             y += at(rows->residual, l->y_type, row * rows->residual_stride + column);
         const double found = at(rows->y, l->y_type, row * rows->y_stride + column);
-        // Rounding of rows and results; sums of up to some hundred terms of about 1 each.
-        const double room = 0.02 * (fabs(y) + sqrt((double)l->inputs) * (l->gated ? 30 : 4));
+        room += 0.02 * fabs(y);
         if (!(fabs(found - y) <= room)) {
             printf("row %ld column %ld: %g, expected %g; type %d group %d %ld x %ld\n", (long)row,
                    (long)column, found, y, l->weight_type, l->group, (long)l->outputs,

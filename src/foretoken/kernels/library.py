@@ -31,8 +31,6 @@ _BY_ARCHITECTURE = {
 LEVELS = _BY_ARCHITECTURE.get(build.architecture(platform.machine()), ("portable",))
 """Those of this machine's architecture, as numbered in C, each with what those before it have; but
 `avxvnni` is of processors without AVX-512, and not all that have that have it."""
-_UNTRIED = frozenset({"amx"})
-"""`auto` stops below: these have not run on hardware, nor whole in an emulator."""
 _CHOICES = ("auto", "off", *LEVELS)
 
 
@@ -84,8 +82,7 @@ def find_library() -> Library | None:
     most = LEVELS[handle.ft_cpu_level()]
     level = wanted
     if wanted == "auto":
-        tried = [name for name in LEVELS if name not in _UNTRIED]
-        level = min(most, tried[-1], key=LEVELS.index)
+        level = most
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     if handle.ft_set_level(LEVELS.index(level)) != LEVELS.index(level):

@@ -79,6 +79,27 @@ static void multiply(emulated_tile *sum, const emulated_tile *a, const emulated_
         }
 }
 
+// Of bytes, the first with a sign and the second without, exactly.
+static void multiply_bytes_of(emulated_tile *sum, const emulated_tile *a, const emulated_tile *b) {
+    wanted(sum->rows && a->rows && b->rows, "multiplied before they are configured");
+    wanted(sum->rows == a->rows && sum->bytes == b->bytes && b->rows * 4 == a->bytes, "shapes");
+    for (int m = 0; m < a->rows; m++)
+        for (int n = 0; n < b->bytes / 4; n++) {
+            int32_t total;
+            memcpy(&total, sum->data[m] + 4 * n, 4);
+            for (int k = 0; k < b->rows * 4; k++)
+                total += (int8_t)a->data[m][k] * b->data[k / 4][4 * n + k % 4];
+            memcpy(sum->data[m] + 4 * n, &total, 4);
+        }
+}
+
+static void zero_tile(int tile) {
+    wanted(tiles[tile].rows, "set to zero before it is configured");
+    memset(tiles[tile].data, 0, sizeof tiles[tile].data);
+}
+
+#undef _tile_zero
+#undef _tile_dpbsud
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
@@ -86,6 +107,8 @@ static void multiply(emulated_tile *sum, const emulated_tile *a, const emulated_
 #define _tile_loadd(tile, base, stride) load_tile(tile, base, stride)
 #define _tile_stored(tile, base, stride) store_tile(tile, base, stride)
 #define _tile_dpbf16ps(sum, a, b) multiply(&tiles[sum], &tiles[a], &tiles[b])
+#define _tile_zero(tile) zero_tile(tile)
+#define _tile_dpbsud(sum, a, b) multiply_bytes_of(&tiles[sum], &tiles[a], &tiles[b])
 #define _tile_release() memset(tiles, 0, sizeof tiles)
 
 #define ft_linear_amx emulated_linear

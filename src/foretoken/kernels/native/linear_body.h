@@ -25,6 +25,7 @@ enum {
     MANY_SUMS = 1920,   // rows x tiles, where several share the inputs: half of an L2 cache
     STEP_BYTES = 64,    // of a panel: 2 bfloat16, 1 float32, 4 int8 or 8 int4 inputs
     CHUNK_STEPS = 64,   // a multiple of the steps of a block of 128 integer inputs
+    TILE_CHUNK = 256,   // of pairs in AMX's tiles, whose sums are loaded and stored in each chunk
     FETCH_STEPS = 32    // how far ahead weights are fetched, from the sizes tried
 };
 
@@ -83,7 +84,6 @@ ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_s
 
 #if defined(TILES)
 #define BF16_INPUTS 32
-#define MOST_PAIR_ROWS 16
 #include "linear_tiles.h"
 
 #elif defined(PAIRS) && defined(NEON)
@@ -205,6 +205,9 @@ FLOATING(float_steps, add_floats)
 #define PANELS_OF(rows, bits) FIXED_PANELS
 #endif
 #include "linear_fixed.h"
+#if defined(TILES)
+#include "linear_tiles_fixed.h"
+#endif
 
 // From panel `panel` of the tile on.
 static inline chunk part_of(const chunk *c, int panel) {
@@ -265,7 +268,6 @@ static inline chunk part_of(const chunk *c, int panel) {
     }
 
 #if !defined(TILES)
-#define MOST_PAIR_ROWS MOST_ROWS
 COPIES(pair_steps, MOST_ROWS, FLOAT_PANELS)
 #endif
 COPIES(float_steps, MOST_ROWS, FLOAT_PANELS)
@@ -284,6 +286,7 @@ TILE_COPIES(int4_split, FEW_ROWS / 2, WHOLE_PANELS)
 
 // How a layer's weights are walked through.
 typedef struct {
+    int chunk_steps;
     void (*tile)(const chunk *, int rows);
     void (*panel)(const chunk *, int rows);
     int most_rows;
@@ -292,6 +295,7 @@ typedef struct {
     // So many rows, alone with a chunk, go another way through a tile.
     int few_rows;
     void (*few)(const chunk *, int rows);
+    int cost_of;  // rows that cost as much as one, if not 0
 } walk;
 
 #if FEW_ROWS
@@ -307,24 +311,33 @@ static int few_rows_of(int bits) {
 #define FEW(bits) 0, 0
 #endif
 
-static walk walk_of(const ft_linear *layer) {
+static walk walk_of(const ft_linear *layer, int64_t rows) {
+#if defined(TILES)
+    const walk
+        pairs = {TILE_CHUNK, pair_steps_tile, pair_steps_panel, 2 * TILE_ROWS, 2, 2, 0, 0, TILE_ROWS},
+        bytes = {CHUNK_STEPS, tiled_8_tile, tiled_8_panel, TILE_ROWS, 4, 1, 0, 0, TILE_ROWS},
+        split = {CHUNK_STEPS, tiled_16_tile, tiled_16_panel, TILE_ROWS, 4, 2, 0, 0, TILE_ROWS};
+    if (layer->weight_type == FT_WEIGHT_BFLOAT16) return pairs;
+    if (goes_through_tiles(layer, rows)) return layer->x_bits == 8 ? bytes : split;
+#endif
+    (void)rows;
 #if QUAD_BITS >= 8
     if (layer->weight_type == FT_WEIGHT_INT8 && layer->x_bits == 8)
-        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1, FEW(8)};
+        return (walk){CHUNK_STEPS, int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1, FEW(8), 0};
 #endif
 #if QUAD_BITS >= 4
     if (layer->weight_type == FT_WEIGHT_INT4 && layer->x_bits == 8)
-        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1, FEW(4)};
+        return (walk){CHUNK_STEPS, int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1, FEW(4), 0};
 #endif
     switch (layer->weight_type) {
         case FT_WEIGHT_FLOAT32:
-            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4, 0, 0};
+            return (walk){CHUNK_STEPS, float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4, 0, 0, 0};
         case FT_WEIGHT_INT8:
-            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, 2, 0, 0};
+            return (walk){CHUNK_STEPS, int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, 2, 0, 0, 0};
         case FT_WEIGHT_INT4:
-            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, 2, 0, 0};
+            return (walk){CHUNK_STEPS, int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, 2, 0, 0, 0};
         default:
-            return (walk){pair_steps_tile, pair_steps_panel, MOST_PAIR_ROWS, 2, PAIR_INPUT_BYTES, 0, 0};
+            return (walk){CHUNK_STEPS, pair_steps_tile, pair_steps_panel, MOST_ROWS, 2, PAIR_INPUT_BYTES, 0, 0, 0};
     }
 }
 
@@ -381,6 +394,12 @@ static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int6
         }
 }
 
+// A share in which so many rows as cost no more are together, if so many are left.
+static inline int whole_share(int rows, int cost_of, int64_t left) {
+    const int64_t whole = ft_round_up(rows, cost_of);
+    return (int)(whole < left ? whole : left);
+}
+
 // All rows [first, first + count) over one chunk.
 static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
     if (panels == FT_TILE && count <= how->most_rows) {
@@ -392,7 +411,8 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
     int64_t row = 0;
     for (int64_t g = 0; g < groups; g++) {
         // Equal shares of what is left: a last group of one row would load the weights for itself.
-        const int rows = (int)((count - row) / (groups - g));
+        int rows = (int)((count - row) / (groups - g));
+        if (how->cost_of) rows = whole_share(rows, how->cost_of, count - row);
         c->x = start.x + row * start.x_stride;
         c->sums = start.sums + row * SUM_STRIDE;
         c->x_scale = start.x_scale + row * start.blocks;
@@ -430,9 +450,9 @@ static distance ahead(int64_t step, int64_t steps, int64_t next) {
 
 // Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile, and
 // where those do that rows are prepared in.
-static int steps_of_chunk(int64_t step, int64_t last, int64_t steps) {
+static int steps_of_chunk(int64_t step, int64_t last, int64_t steps, int most) {
     const int64_t turn = (steps - FETCH_STEPS) / FETCH_STEPS * FETCH_STEPS;
-    int64_t end = (step / CHUNK_STEPS + 1) * CHUNK_STEPS;
+    int64_t end = (step / most + 1) * most;
     if (step < turn && end > turn) end = turn;
     return (int)((end < last ? end : last) - step);
 }
@@ -448,7 +468,7 @@ typedef struct {
 
 static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
-    plan p = {.job = job, .how = walk_of(layer)};
+    plan p = {.job = job, .how = walk_of(layer, job->rows->rows)};
     const int each = p.how.inputs_per_step;
     p.steps = ft_round_up(ft_padded_inputs(layer), each) / each;
     // Rows that lie where they were given have no padding to read.
@@ -508,7 +528,7 @@ static void run_rows(const plan *p, int64_t panel, int64_t panels, int64_t row, 
     // Chunks outside, tiles inside: the rows' inputs of a chunk stay in the cache for all tiles, and
     // every weight is still read once.
     for (int64_t step = 0; step < p->last; step += c.steps) {
-        c.steps = steps_of_chunk(step, p->last, p->steps);
+        c.steps = steps_of_chunk(step, p->last, p->steps, p->how.chunk_steps);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = t * FT_TILE, left = panels - first;
             move_chunk(p, &c, panel + first, row, step);
@@ -532,17 +552,20 @@ static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
     if (!sums) abort();
     for (int64_t row = 0; row < rows; row += at_once)
         run_rows(&p, panel, panels, row, rows - row < at_once ? rows - row : at_once, sums);
+#if defined(TILES)
+    release_tiles();
+#endif
 }
 
 static int chunk_shift(const ft_linear *layer) {
-    const walk how = walk_of(layer);
-    return __builtin_ctz((unsigned)(CHUNK_STEPS * how.inputs_per_step * how.x_bytes));
+    const walk how = walk_of(layer, 1);
+    return __builtin_ctz((unsigned)(how.chunk_steps * how.inputs_per_step * how.x_bytes));
 }
 
 static size_t row_bytes(const ft_linear *layer) {
     const int64_t padded = ft_padded_inputs(layer);
     if (layer->weight_type >= FT_WEIGHT_INT8)
-        return (size_t)(walk_of(layer).x_bytes * ft_round_up(padded, FT_BLOCK));
+        return (size_t)(walk_of(layer, 1).x_bytes * ft_round_up(padded, FT_BLOCK));
     return (size_t)padded * (layer->weight_type == FT_WEIGHT_FLOAT32 ? 4 : PAIR_INPUT_BYTES);
 }
 
@@ -563,7 +586,7 @@ static void prepare(const ft_linear_job *job, int64_t row) {
     const void *x = job->rows->x;
     const int integer = layer->weight_type >= FT_WEIGHT_INT8;
     const int narrow = layer->weight_type == FT_WEIGHT_BFLOAT16 && PAIR_INPUT_BYTES == 2;
-    const int x_bytes = walk_of(layer).x_bytes;
+    const int x_bytes = walk_of(layer, 1).x_bytes;
     float block[FT_BLOCK];
     const vf factor = vf_set1(layer->norm ? norm_factor(layer, x, start) : 1.0f);
     const int64_t padded = integer ? job->x.blocks * FT_BLOCK : ft_padded_inputs(layer);

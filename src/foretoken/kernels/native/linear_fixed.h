@@ -16,6 +16,15 @@ enum { PAIR_INPUT_BYTES = 2 };
 enum { PAIR_INPUT_BYTES = 4 };
 #endif
 
+#if defined(TILES)
+// Whether tiles multiply so many rows: whole blocks of 8 bits, each with one scale.
+static int goes_through_tiles(const ft_linear *layer, int64_t rows) {
+    const int whole = !layer->group || layer->group == FT_BLOCK;
+    return layer->weight_type == FT_WEIGHT_INT8 && whole && rows > MOST_FIXED_ROWS &&
+           ft_padded_inputs(layer) % FT_BLOCK == 0;
+}
+#endif
+
 static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, const float *values,
                       int x_bytes) {
     const float limit = job->layer->x_bits == 8 ? MOST_OF_8 : MOST_FIXED;
@@ -47,6 +56,16 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         for (int k = 0; k < FT_BLOCK; k++) ((int8_t *)at)[k] = (int8_t)fixed[k];
         return;
     }
+#if defined(TILES)
+    if (goes_through_tiles(job->layer, job->rows->rows)) {
+        for (int k = 0; k < FT_BLOCK; k++) {
+            const int8_t lower = (int8_t)(uint8_t)fixed[k];
+            at[k] = (char)((fixed[k] - lower) / 256);
+            at[FT_BLOCK + k] = (char)lower;
+        }
+        return;
+    }
+#endif
 #ifdef DOTS
     // Of each eight first the upper bytes, then the lower ones, both with a sign: 256 upper + lower.
     for (int k = 0; k < FT_BLOCK; k++) {
