@@ -30,8 +30,8 @@ def say_which() -> None:
     """Log, the first time, how a GPU applies integer weights."""
     missing = _missing()
     if missing is None:
-        words = "On the GPU quantized weights are applied as integers by Triton kernels, which are"
-        logger.info("%s unverified on hardware; %s=off multiplies them out", words, VARIABLE)
+        words = "On the GPU quantized weights are applied as integers by Triton kernels, which save"
+        logger.info("%s memory and no time; %s=off multiplies them out", words, VARIABLE)
     else:
         logger.info("On the GPU quantized weights are multiplied out: %s", missing)
 

@@ -92,7 +92,7 @@ def _this_machine() -> Device:
     """Memory and cores as found; bandwidth and compute per core as typical servers have them."""
     hardware = Hardware.detect()
     wide = 128 if "avx512_bf16" in hardware.cpu_flags else 32
-    wide = 2048 if "amx_bf16" in hardware.cpu_flags else wide
+    wide = 1024 if "amx_bf16" in hardware.cpu_flags else wide
     return Device(
         name=f"this ({hardware.cpu_name}, {hardware.num_cores} cores)",
         kind="cpu",
