@@ -80,9 +80,7 @@ def find_library() -> Library | None:
     handle = ctypes.CDLL(str(path))
     check_sizes(handle)
     most = LEVELS[handle.ft_cpu_level()]
-    level = wanted
-    if wanted == "auto":
-        level = most
+    level = most if wanted == "auto" else wanted
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     if handle.ft_set_level(LEVELS.index(level)) != LEVELS.index(level):
