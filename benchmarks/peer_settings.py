@@ -44,35 +44,33 @@ class Found:
 class SettingsFile:
     """Searches that were made on one machine with one set of models."""
 
-    def __init__(self, path: Path, machine: dict[str, Any]) -> None:
+    def __init__(self, path: Path, machine: dict[str, Any], own: Path | None = None) -> None:
         """Read what is there; `machine` is processor, cores, flags and shape of the models.
+
+        Args:
+            path: the file.
+            machine: what searches depend on.
+            own: of fewer instructions than the machine has: where what is searched with these
+                goes, so that it is not taken for the machine's own; default: `path`.
 
         Raises:
             SystemExit: it was found on another machine or with other models.
         """
-        self._path, self._machine = path, machine
-        self._entries: dict[str, Found] = {}
-        if not path.is_file():
-            return
-        document = json.loads(path.read_text())
-        if document["machine"] != machine:
-            raise SystemExit(
-                f"{path} was found on {document['machine']}, this is {machine}: "
-                "name another file with --settings"
-            )
-        for key, entry in document["entries"].items():
-            tried = [Trial(**trial) for trial in entry.pop("tried")]
-            self._entries[key] = Found(**entry, tried=tried)
+        self._path, self._machine = own or path, machine
+        self._below = _read(path, machine) if own else {}
+        self._entries = _read(self._path, machine)
 
     def get(self, engine: str, name: str, versions: dict[str, str]) -> Found | None:
         """What was found for a case with the same versions."""
-        found = self._entries.get(f"{engine} | {name}")
+        key = f"{engine} | {name}"
+        found = self._entries.get(key) or self._below.get(key)
         return found if found and found.versions == versions else None
 
     def forget(self, engines: Iterable[str], names: Iterable[str]) -> None:
         """Leave out what was found, so that it is searched again."""
         for engine, name in itertools.product(engines, names):
             self._entries.pop(f"{engine} | {name}", None)
+            self._below.pop(f"{engine} | {name}", None)
 
     def put(self, engine: str, name: str, found: Found) -> None:
         """Add or replace an entry and write the file."""
@@ -88,3 +86,19 @@ class SettingsFile:
             if found:
                 return found.best
         return {}
+
+
+def _read(path: Path, machine: dict[str, Any]) -> dict[str, Found]:
+    if not path.is_file():
+        return {}
+    document = json.loads(path.read_text())
+    if document["machine"] != machine:
+        raise SystemExit(
+            f"{path} was found on {document['machine']}, this is {machine}: "
+            "name another file with --settings"
+        )
+    entries = {}
+    for key, entry in document["entries"].items():
+        tried = [Trial(**trial) for trial in entry.pop("tried")]
+        entries[key] = Found(**entry, tried=tried)
+    return entries

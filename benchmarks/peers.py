@@ -94,7 +94,10 @@ class Table:
         wanted = (OURS, OURS_8, *arguments.peer)
         self.absent = {e: why for e in wanted if (why := self._loader.absent(e)) is not None}
         self._engines = [engine for engine in wanted if engine not in self.absent]
-        self._file = SettingsFile(arguments.settings, machine_of(where, arguments.models))
+        path: Path = arguments.settings
+        held = None if arguments.instructions == NATIVE else f"-{arguments.instructions}"
+        own = held and path.with_name(path.stem + held + path.suffix)
+        self._file = SettingsFile(path, machine_of(where, arguments.models), own)
         self._tuner = Tuner(self._engines, self._loader, self._file, self._probe)
 
     def versions(self) -> dict[str, dict[str, str]]:
@@ -292,7 +295,7 @@ def make_arguments() -> argparse.ArgumentParser:
         "--instructions",
         choices=CHOICES,
         default=NATIVE,
-        help="hold every engine to these; settings stay those of the machine's own",
+        help="hold every engine to these; settings are the machine's own where they are known",
     )
     parser.add_argument("--prompts", type=int, default=1, help="per turn; default: %(default)s")
     parser.add_argument("--tokens", type=int, help="at most; default: what each case says")

@@ -210,6 +210,22 @@ def found(bench: Any, speed: float, **setting: Any) -> Any:
     return bench.peer_settings.Found(best=setting, versions={}, tokens=50, when="", tried=tried)
 
 
+def test_what_fewer_instructions_find_is_not_the_machine_s_own(bench: Any, tmp_path: Path) -> None:
+    """An engine that fails when it is held to AVX2 was skipped natively from then on."""
+    path, own = tmp_path / "settings.json", tmp_path / "settings-avx2.json"
+    native = bench.peer_settings.SettingsFile(path, {"cores": 2})
+    native.put("openvino", "int8", found(bench, 30.0, threads=2))
+    held = bench.peer_settings.SettingsFile(path, {"cores": 2}, own)
+    assert held.get("openvino", "int8", {}).best == {"threads": 2}, "known: taken as it is"
+    held.put("openvino", "16 bit", found(bench, 0.0))
+    held.forget(["openvino"], ["int8"])
+    assert held.get("openvino", "int8", {}) is None
+    again = bench.peer_settings.SettingsFile(path, {"cores": 2})
+    assert again.get("openvino", "16 bit", {}) is None
+    assert again.get("openvino", "int8", {}) is not None
+    assert bench.peer_settings.SettingsFile(path, {"cores": 2}, own).get("openvino", "16 bit", {})
+
+
 def test_a_peer_far_behind_is_named_and_not_asked(bench: Any) -> None:
     results = {
         ("foretoken", "int8"): found(bench, 20.0, threads=2),
