@@ -355,8 +355,6 @@ def prepare(given: argparse.Namespace) -> None:
 def search(given: argparse.Namespace, table: Table) -> None:
     """Tune every engine for every case that will be run, unless it is known."""
     names = cases_to_tune(given.parts)
-    if given.search:
-        table.forget(names)
     left = table.untuned(names)
     minutes = sum(SEARCH_MINUTES.get(engine, OTHER_SEARCH_MINUTES) for engine, _ in left)
     print(f"{len(left)} searches to make, about {minutes:.0f} minutes", flush=True)
@@ -416,6 +414,8 @@ def main() -> None:
             return
     where = announce(given)
     table = Table(given, where)
+    if given.search:
+        table.forget(cases_to_tune(given.parts))
     if given.prepare:
         search(given, table)
     else:
