@@ -38,3 +38,8 @@ STAYS = {
     "vllm": "its own kernels: it asks the processor",
 }
 """What an engine goes on using of the processor's own instructions."""
+
+
+def suffix_of(instructions: str) -> str:
+    """What a name ends with of that which is kept apart for these instructions."""
+    return "" if instructions == NATIVE else f"-{instructions}"

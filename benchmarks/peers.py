@@ -38,7 +38,7 @@ from peer_compare import (
     searching_for,
 )
 from peer_floor import LimitsProbe
-from peer_instructions import CHOICES, NATIVE, STAYS, VARIABLES
+from peer_instructions import CHOICES, NATIVE, STAYS, VARIABLES, suffix_of
 from peer_kept import Kept
 from peer_load import Loader
 from peer_servers import SERVING, serve_and_measure, server_arms
@@ -95,8 +95,8 @@ class Table:
         self.absent = {e: why for e in wanted if (why := self._loader.absent(e)) is not None}
         self._engines = [engine for engine in wanted if engine not in self.absent]
         path: Path = arguments.settings
-        held = None if arguments.instructions == NATIVE else f"-{arguments.instructions}"
-        own = held and path.with_name(path.stem + held + path.suffix)
+        suffix = suffix_of(arguments.instructions)
+        own = path.with_name(path.stem + suffix + path.suffix) if suffix else None
         self._file = SettingsFile(path, machine_of(where, arguments.models), own)
         self._tuner = Tuner(self._engines, self._loader, self._file, self._probe)
 
@@ -368,8 +368,7 @@ def run_table(given: argparse.Namespace, table: Table, where: Mapping[str, Any])
     key = {"git": where["git"], "cpu": where["cpu"], "versions": table.versions(),
            "quick": given.quick, "repeats": given.repeats, "tokens": given.tokens,
            "prompts": given.prompts}  # fmt: skip
-    suffix = "" if given.instructions == NATIVE else f"-{given.instructions}"
-    kept = Kept(given.models / f"peer-table{suffix}.json", key)
+    kept = Kept(given.models / f"peer-table{suffix_of(given.instructions)}.json", key)
     known = {} if given.again else {p: rows for p in given.parts if (rows := kept.rows(p))}
     left = [part for part in given.parts if part not in known]
     minutes = sum(table.seconds(part) for part in left) / 60

@@ -207,16 +207,16 @@ static void check_row(const example *e, const ft_linear_rows *rows, int64_t row,
         const int64_t output = l->gated ? panel * 2 * FT_PANEL + n : column, up = output + FT_PANEL;
         double y = output_of(e, x, output);
         // Rounding of rows and results; sums of up to some hundred terms of about 1 each.
-        double room = 0.02 * sqrt((double)l->inputs) * (l->gated ? 30 : 4) + rounding_of(e, x, output);
+        double room = 0.02 * sqrt((double)l->inputs) * (l->gated ? 30 : 4), rounding = rounding_of(e, x, output);
         if (l->gated) {
             const double other = output_of(e, x, up), gate = y / (1 + exp(-y));
-            room = fabs(gate) * rounding_of(e, x, up) + 1.1 * fabs(other) * rounding_of(e, x, output) + room;
+            rounding = fabs(gate) * rounding_of(e, x, up) + 1.1 * fabs(other) * rounding;
             y = gate * other;
         }
         if (rows->residual)
             y += at(rows->residual, l->y_type, row * rows->residual_stride + column);
         const double found = at(rows->y, l->y_type, row * rows->y_stride + column);
-        room += 0.02 * fabs(y);
+        room += 0.02 * fabs(y) + rounding;
         if (!(fabs(found - y) <= room)) {
             printf("row %ld column %ld: %g, expected %g; type %d group %d %ld x %ld\n", (long)row,
                    (long)column, found, y, l->weight_type, l->group, (long)l->outputs,

@@ -25,6 +25,19 @@ static int goes_through_tiles(const ft_linear *layer, int64_t rows) {
 }
 #endif
 
+#if defined(TILES) || defined(DOTS)
+// Of each `together` numbers of a block first the upper bytes, then the lower ones, both with a sign:
+// 256 upper + lower.
+ALWAYS void split_bytes(const int32_t *fixed, const int together, char *at) {
+    for (int k = 0; k < FT_BLOCK; k++) {
+        const int8_t lower = (int8_t)(uint8_t)fixed[k];
+        char *const to = at + k / together * 2 * together + k % together;
+        to[0] = (char)((fixed[k] - lower) / 256);
+        to[together] = (char)lower;
+    }
+}
+#endif
+
 static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, const float *values,
                       int x_bytes) {
     const float limit = job->layer->x_bits == 8 ? MOST_OF_8 : MOST_FIXED;
@@ -58,22 +71,12 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
     }
 #if defined(TILES)
     if (goes_through_tiles(job->layer, job->rows->rows)) {
-        for (int k = 0; k < FT_BLOCK; k++) {
-            const int8_t lower = (int8_t)(uint8_t)fixed[k];
-            at[k] = (char)((fixed[k] - lower) / 256);
-            at[FT_BLOCK + k] = (char)lower;
-        }
+        split_bytes(fixed, FT_BLOCK, at);
         return;
     }
 #endif
 #ifdef DOTS
-    // Of each eight first the upper bytes, then the lower ones, both with a sign: 256 upper + lower.
-    for (int k = 0; k < FT_BLOCK; k++) {
-        const int8_t lower = (int8_t)(uint8_t)fixed[k];
-        char *const to = at + k / 8 * 16 + k % 8;
-        to[0] = (char)((fixed[k] - lower) / 256);
-        to[8] = (char)lower;
-    }
+    split_bytes(fixed, 8, at);
 #else
     // Each four in the order in which unpack() below finds their weights.
     int16_t *target = (int16_t *)at;
