@@ -39,6 +39,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(packed_cache, "_FREE_MOST", 0)  # however little the disk at hand has left
     return packed_cache.packed_folder()
 
 
@@ -214,7 +215,7 @@ KILLED = """
 import os, signal, sys
 from foretoken import LLM
 from foretoken.models import load, packed_cache, packed_file
-packed_cache._LEAST_BYTES = 0
+packed_cache._LEAST_BYTES = packed_cache._FREE_MOST = 0
 packed_file.PackedWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 LLM(sys.argv[1], kv_cache_memory_bytes=8 << 20, max_model_len=128)
 """
@@ -268,6 +269,7 @@ def test_without_a_place_it_does_without(
     if trouble == "folder":
         kept.write_text("a file where the folder would be")
     elif trouble == "disk":
+        monkeypatch.setattr(packed_cache, "_FREE_MOST", 5 << 30)
         little = SimpleNamespace(free=99 << 20, total=1 << 30)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
     elif trouble == "limit":
@@ -291,8 +293,9 @@ def test_a_disk_is_not_filled(
 
     def usage(folder: Path) -> SimpleNamespace:
         taken = sum(path.stat().st_size for path in Path(folder).glob("*.packed"))
-        return SimpleNamespace(total=1 << 40, free=(20 << 30) + room - taken)
+        return SimpleNamespace(total=1 << 40, free=(5 << 30) + room - taken)
 
+    monkeypatch.setattr(packed_cache, "_FREE_MOST", 5 << 30)
     monkeypatch.setattr(shutil, "disk_usage", usage)
     tokens(second)
     assert only_file(kept) != first

@@ -50,8 +50,8 @@ _SUFFIX: Final = ".packed"
 _TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20
 """Smaller checkpoints are packed in less time than is worth a file."""
-_FREE_SHARE, _FREE_MOST = 0.1, 20 << 30
-"""What stays free on the disk: a tenth of it, and no more than 20 GiB."""
+_FREE_SHARE, _FREE_MOST = 0.1, 5 << 30
+"""What stays free on the disk: a tenth of it, and no more than 5 GiB."""
 _HEADER_BYTES: Final = 1 << 20
 _CODE: Final = ("quant", "models", "kernels/linear.py", "backend.py", "shape", "ops/linear")
 """Whatever decides how a matrix is packed, below the package."""
