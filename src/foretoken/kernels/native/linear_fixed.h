@@ -89,14 +89,13 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
 #endif
 }
 
-// Of a group's rows, the same for all panels: what whole sums start from, and what makes floats of them.
-typedef struct {
-    int32_t start[MOST_FIXED_ROWS];
-    float excess[MOST_FIXED_ROWS];  // the sum of q, which a zero point is times
-    float scale[MOST_FIXED_ROWS];   // of the activations
-} group_inputs;
-
 enum { MOST_GROUPS = CHUNK_STEPS / 4 };  // of a chunk: of 32 inputs of 4 bits
+
+// Of a chunk's groups, the same for all panels.
+typedef struct {
+    int32_t excess[MOST_FIXED_ROWS][MOST_GROUPS];  // the sum of q, which a zero point is times
+    int32_t start[MOST_FIXED_ROWS][MOST_GROUPS];   // what whole sums start from
+} group_inputs;
 
 #ifdef HALF_STEPS
 // Sums of 32 bits and the pairs of sums of 16 bits.
@@ -146,38 +145,48 @@ ALWAYS void widen(const char *halves, int64_t first, int64_t stride, const int p
             wide[p][h] = vf_load_half((const uint16_t *)halves + first + p * stride + h * W);
 }
 
-ALWAYS void start_group(const group_inputs *in, const int rows, const int panels, whole_sums sum) {
+ALWAYS void start_group(const group_inputs *in, const int rows, const int panels, int number,
+                        whole_sums sum) {
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int h = 0; h < HALVES; h++) sum[r][p][h] = vi_set1(in->start[r]);
+            UNROLL for (int h = 0; h < HALVES; h++) sum[r][p][h] = vi_set1(in->start[r][number]);
 }
 
+// How a layer has the numbers of its groups.
+enum { SCALES = 1, ZEROS = 2, HALVED = 4 };
+
 // Add whole sums of a group, times the scales of activations and weights. `narrow`: they have 16 bits, and
-// are first added up to what the group starts from.
+// are first added up to what the group starts from. `numbers` is known where this is inlined.
 ALWAYS void end_group(const chunk *c, const int rows, const int panels, const place *at,
-                      const group_inputs *in, whole_sums sum, const int narrow,
-                      const int with_zero, const int halves) {
+                      const group_inputs *in, whole_sums sum, const int narrow, const int numbers) {
+    // Else what all ways have in common is done before it is known which it is: sums have no registers then.
+    __asm__ volatile("" ::: "memory");
+    const int halves = numbers & HALVED, group = c->layer->group;
+    const int64_t block = group ? at->number * group / FT_BLOCK : at->number;
     const int64_t stride = c->group_stride;
     const int64_t first = at->panel * stride + at->number * FT_PANEL;
-    const float *scales = c->scale ? (const float *)c->scale + first : 0;
-    const float *zeros = with_zero ? (const float *)c->zero + first : 0;
+    const float *const scales = numbers & SCALES ? (const float *)c->scale + first : 0;
+    const float *const zeros = numbers & ZEROS ? (const float *)c->zero + first : 0;
     group_numbers wide_scales, wide_zeros;
     if (halves) widen(c->scale, first, stride, panels, wide_scales);
-    if (halves && with_zero) widen(c->zero, first, stride, panels, wide_zeros);
+    if (halves && zeros) widen(c->zero, first, stride, panels, wide_zeros);
     float *const sums = c->sums + at->panel * FT_PANEL;
     UNROLL for (int r = 0; r < rows; r++) {
-        const vf x_scale = vf_set1(in->scale[r]);
+        const vf x_scale = vf_set1(c->x_scale[r * c->blocks + block]);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
-                vf whole = vf_of_vi(narrow ? added_up(vi_set1(in->start[r]), sum[r][p][h]) : sum[r][p][h]);
-                if (with_zero) {
+                vi found = sum[r][p][h];
+                if (narrow) found = added_up(vi_set1(in->start[r][at->number]), found);
+                vf whole = vf_of_vi(found);
+                if (numbers & ZEROS) {
                     const vf zero = halves ? wide_zeros[p][h] : vf_load(zeros + p * stride + h * W);
-                    whole = vf_sub(whole, vf_mul(zero, vf_set1(in->excess[r])));
+                    const vf excess = vf_set1((float)in->excess[r][at->number]);
+                    whole = vf_sub(whole, vf_mul(zero, excess));
                 }
                 vf term = vf_mul(whole, x_scale);
                 if (halves)
                     term = vf_mul(term, wide_scales[p][h]);
-                else if (scales)
+                else if (numbers & SCALES)
                     term = vf_mul(term, vf_load(scales + p * stride + h * W));
                 float *total = sums + r * SUM_STRIDE + p * FT_PANEL + h * W;
                 vf_store(total, vf_add(vf_load(total), term));
@@ -191,13 +200,15 @@ ALWAYS void end_any_group(const chunk *c, const int bits, const int rows, const 
                           const int narrow) {
     const int with_zero = bits == 4 && c->zero;
     if (with_zero && c->halves)
-        end_group(c, rows, panels, at, in, sum, narrow, 1, 1);
+        end_group(c, rows, panels, at, in, sum, narrow, SCALES | ZEROS | HALVED);
     else if (with_zero)
-        end_group(c, rows, panels, at, in, sum, narrow, 1, 0);
+        end_group(c, rows, panels, at, in, sum, narrow, SCALES | ZEROS);
     else if (c->halves)
-        end_group(c, rows, panels, at, in, sum, narrow, 0, 1);
+        end_group(c, rows, panels, at, in, sum, narrow, SCALES | HALVED);
+    else if (bits == 4 || c->scale)
+        end_group(c, rows, panels, at, in, sum, narrow, SCALES);
     else
-        end_group(c, rows, panels, at, in, sum, narrow, 0, 0);
+        end_group(c, rows, panels, at, in, sum, narrow, 0);
 }
 
 #if defined(NEON)
@@ -324,7 +335,7 @@ ALWAYS void run_quads(const chunk *c, const int rows, const int panels, const pl
         return;
     }
     whole_sums sum;
-    start_group(in, rows, panels, sum);
+    start_group(in, rows, panels, at->number, sum);
     for (int i = at->step; i < at->end; i += HALF_STEPS) {
         const place part = {at->panel, at->number, i, i + HALF_STEPS};
         add_narrow(c, rows, panels, &part, narrow);
@@ -347,7 +358,7 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     }
 #endif
     whole_sums sum;
-    start_group(in, rows, panels, sum);
+    start_group(in, rows, panels, at->number, sum);
 #if defined(NEON)
     (void)split;
     add_group(c, bits, x_bits, rows, panels, at, sum);
@@ -357,18 +368,31 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     end_any_group(c, bits, rows, panels, at, in, sum, 0);
 }
 
-// What rows bring to group `number`.
-ALWAYS void find_inputs(const chunk *c, const int bits, const int rows, int number, group_inputs *in) {
-    const int group = c->layer->group, parts = (group ? group : FT_BLOCK) / 32;
-    const int64_t block = group ? number * group / FT_BLOCK : number;
-    const int middle = bits == 8 ? MIDDLE_OF_8 : c->zero ? 0 : 8;
+// What rows bring to the chunk's groups [first, end), of so many parts each.
+ALWAYS void add_parts(const chunk *c, const int rows, const int first, const int end, const int parts,
+                      int32_t middle, group_inputs *in) {
     for (int r = 0; r < rows; r++) {
-        int32_t excess = 0;
-        for (int i = 0; i < parts; i++) excess += c->x_sum[r * c->parts + number * parts + i];
-        in->start[r] = (int32_t)(0u - (uint32_t)excess * (uint32_t)middle);
-        in->excess[r] = (float)excess;
-        in->scale[r] = c->x_scale[r * c->blocks + block];
+        const int32_t *const sums = c->x_sum + r * c->parts;
+        for (int group = first; group < end; group++) {
+            int32_t excess = 0;
+            for (int i = 0; i < parts; i++) excess += sums[group * parts + i];
+            in->excess[r][group] = excess;
+            in->start[r][group] = (int32_t)(0u - (uint32_t)excess * (uint32_t)middle);
+        }
     }
+}
+
+// The usual numbers of parts in copies of their own: of several groups at once.
+ALWAYS void find_inputs(const chunk *c, const int bits, const int rows, int first, int end,
+                        group_inputs *in) {
+    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
+    const int middle = bits == 8 ? MIDDLE_OF_8 : c->zero ? 0 : 8;
+    if (parts == 1)
+        add_parts(c, rows, first, end, 1, middle, in);
+    else if (parts == 4)
+        add_parts(c, rows, first, end, 4, middle, in);
+    else
+        add_parts(c, rows, first, end, parts, middle, in);
 }
 
 ALWAYS void fixed_steps(const chunk *given, const int bits, const int x_bits, const int split,
@@ -377,12 +401,12 @@ ALWAYS void fixed_steps(const chunk *given, const int bits, const int x_bits, co
     const chunk copy = *given, *const c = &copy;
     const int most = PANELS_OF(rows, bits), at_once = panels < most ? panels : most;
     const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
-    group_inputs inputs[MOST_GROUPS];
-    for (int i = 0; i * steps < c->steps; i++) find_inputs(c, bits, rows, i, &inputs[i]);
+    group_inputs inputs;
+    find_inputs(c, bits, rows, 0, (c->steps + steps - 1) / steps, &inputs);
     for (int panel = 0; panel < panels; panel += at_once)
         for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
             const place at = {panel, group, i, i + steps < c->steps ? i + steps : c->steps};
-            run_group(c, bits, x_bits, split, rows, at_once, &at, &inputs[group]);
+            run_group(c, bits, x_bits, split, rows, at_once, &at, &inputs);
         }
 }
 

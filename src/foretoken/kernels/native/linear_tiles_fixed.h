@@ -92,7 +92,7 @@ ALWAYS void end_rows(const chunk *given, const int x_bits, const int rows, const
     c.x_sum += row * c.parts;
     const place at = {0, block, 0, 0};
     group_inputs in;
-    find_inputs(&c, 8, rows, block, &in);
+    find_inputs(&c, 8, rows, block, block + 1, &in);
     whole_sums sum;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++) {
@@ -101,7 +101,7 @@ ALWAYS void end_rows(const chunk *given, const int x_bits, const int rows, const
                 const vi part = vi_load(lower[row + r] + p * FT_PANEL);
                 whole = _mm512_add_epi32(_mm512_slli_epi32(whole, 8), part);
             }
-            sum[r][p][0] = _mm512_add_epi32(whole, vi_set1(in.start[r]));
+            sum[r][p][0] = _mm512_add_epi32(whole, vi_set1(in.start[r][block]));
         }
     end_any_group(&c, 8, rows, panels, &at, &in, sum, 0);
 }
