@@ -27,6 +27,7 @@ from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
 from foretoken.models import load, packed_cache, packed_file
 from foretoken.testing import write_tiny_llama
+from tests.packed import keep_packed
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
 
@@ -37,10 +38,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(packed_cache, "_FREE_MOST", 0)  # however little the disk at hand has left
-    return packed_cache.packed_folder()
+    return keep_packed(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -212,10 +210,11 @@ def test_a_second_start_imports_no_compiler(model: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, shutil, signal, sys, types
 from foretoken import LLM
 from foretoken.models import load, packed_cache, packed_file
-packed_cache._LEAST_BYTES = packed_cache._FREE_MOST = 0
+packed_cache._LEAST_BYTES = 0
+shutil.disk_usage = lambda _: types.SimpleNamespace(total=1 << 40, free=1 << 40)
 packed_file.PackedWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 LLM(sys.argv[1], kv_cache_memory_bytes=8 << 20, max_model_len=128)
 """
@@ -269,7 +268,6 @@ def test_without_a_place_it_does_without(
     if trouble == "folder":
         kept.write_text("a file where the folder would be")
     elif trouble == "disk":
-        monkeypatch.setattr(packed_cache, "_FREE_MOST", 5 << 30)
         little = SimpleNamespace(free=99 << 20, total=1 << 30)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
     elif trouble == "limit":
@@ -295,7 +293,6 @@ def test_a_disk_is_not_filled(
         taken = sum(path.stat().st_size for path in Path(folder).glob("*.packed"))
         return SimpleNamespace(total=1 << 40, free=(5 << 30) + room - taken)
 
-    monkeypatch.setattr(packed_cache, "_FREE_MOST", 5 << 30)
     monkeypatch.setattr(shutil, "disk_usage", usage)
     tokens(second)
     assert only_file(kept) != first

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import find_library
-from foretoken.models import LoadOptions, load, packed_cache
+from foretoken.models import LoadOptions, load
 from foretoken.runtime.runner import Runner
 from tests.golden import quantized as q
 from tests.golden.families import OWN, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward
 from tests.golden.test_ready_made import CASES
+from tests.packed import keep_packed
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
 
@@ -25,11 +26,7 @@ IDS = [1 + 7 * at % 60 for at in range(40)]
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packed weights of the smallest models too, in a folder of this test's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(packed_cache, "_FREE_MOST", 0)  # however little the disk at hand has left
-    return packed_cache.packed_folder()
+    return keep_packed(tmp_path, monkeypatch)
 
 
 def logits(folder: Path, dtype: torch.dtype, quantization: str | None = None) -> Tensor:

@@ -91,6 +91,9 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
 
 enum { MOST_GROUPS = CHUNK_STEPS / 4 };  // of a chunk: of 32 inputs of 4 bits
 
+// Inputs that share a scale; a layer without groups has blocks.
+ALWAYS int inputs_of_group(const chunk *c) { return c->layer->group ? c->layer->group : FT_BLOCK; }
+
 // Of a chunk's groups, the same for all panels.
 typedef struct {
     int32_t excess[MOST_FIXED_ROWS][MOST_GROUPS];  // the sum of q, which a zero point is times
@@ -161,15 +164,15 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
                       const group_inputs *in, whole_sums sum, const int narrow, const int numbers) {
     // Else what all ways have in common is done before it is known which it is: sums have no registers then.
     __asm__ volatile("" ::: "memory");
-    const int halves = numbers & HALVED, group = c->layer->group;
-    const int64_t block = group ? at->number * group / FT_BLOCK : at->number;
+    const int with_scale = numbers & SCALES, with_zero = numbers & ZEROS, halves = numbers & HALVED;
+    const int64_t block = at->number * inputs_of_group(c) / FT_BLOCK;
     const int64_t stride = c->group_stride;
     const int64_t first = at->panel * stride + at->number * FT_PANEL;
-    const float *const scales = numbers & SCALES ? (const float *)c->scale + first : 0;
-    const float *const zeros = numbers & ZEROS ? (const float *)c->zero + first : 0;
+    const float *const scales = with_scale ? (const float *)c->scale + first : 0;
+    const float *const zeros = with_zero ? (const float *)c->zero + first : 0;
     group_numbers wide_scales, wide_zeros;
     if (halves) widen(c->scale, first, stride, panels, wide_scales);
-    if (halves && zeros) widen(c->zero, first, stride, panels, wide_zeros);
+    if (halves && with_zero) widen(c->zero, first, stride, panels, wide_zeros);
     float *const sums = c->sums + at->panel * FT_PANEL;
     UNROLL for (int r = 0; r < rows; r++) {
         const vf x_scale = vf_set1(c->x_scale[r * c->blocks + block]);
@@ -178,7 +181,7 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
                 vi found = sum[r][p][h];
                 if (narrow) found = added_up(vi_set1(in->start[r][at->number]), found);
                 vf whole = vf_of_vi(found);
-                if (numbers & ZEROS) {
+                if (with_zero) {
                     const vf zero = halves ? wide_zeros[p][h] : vf_load(zeros + p * stride + h * W);
                     const vf excess = vf_set1((float)in->excess[r][at->number]);
                     whole = vf_sub(whole, vf_mul(zero, excess));
@@ -186,7 +189,7 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
                 vf term = vf_mul(whole, x_scale);
                 if (halves)
                     term = vf_mul(term, wide_scales[p][h]);
-                else if (numbers & SCALES)
+                else if (with_scale)
                     term = vf_mul(term, vf_load(scales + p * stride + h * W));
                 float *total = sums + r * SUM_STRIDE + p * FT_PANEL + h * W;
                 vf_store(total, vf_add(vf_load(total), term));
@@ -385,7 +388,7 @@ ALWAYS void add_parts(const chunk *c, const int rows, const int first, const int
 // The usual numbers of parts in copies of their own: of several groups at once.
 ALWAYS void find_inputs(const chunk *c, const int bits, const int rows, int first, int end,
                         group_inputs *in) {
-    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
+    const int parts = inputs_of_group(c) / 32;
     const int middle = bits == 8 ? MIDDLE_OF_8 : c->zero ? 0 : 8;
     if (parts == 1)
         add_parts(c, rows, first, end, 1, middle, in);
@@ -400,7 +403,7 @@ ALWAYS void fixed_steps(const chunk *given, const int bits, const int x_bits, co
     // Sums are stored while it is read: of a copy, the compiler knows that they leave it as it is.
     const chunk copy = *given, *const c = &copy;
     const int most = PANELS_OF(rows, bits), at_once = panels < most ? panels : most;
-    const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
+    const int steps = inputs_of_group(c) * bits / 32;
     group_inputs inputs;
     find_inputs(c, bits, rows, 0, (c->steps + steps - 1) / steps, &inputs);
     for (int panel = 0; panel < panels; panel += at_once)
