@@ -1,8 +1,10 @@
 # make demo        watch the packaged models write with and without speculation
-# make test        the tests, a few minutes on two cores
-# make check       lint, format, types, import layers; C kernels fuzzed under sanitizers
+# make test        the tests, five minutes on two cores
+# make check       lint, format, types, import layers
+# make test-full   before a release: the slow tests too, and which lines nothing reaches; then
+#                  test-without-kernels, fuzz and test-ray (two hours on two cores)
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
-# make test-full   the long versions of the losslessness tests too, and which lines nothing reaches
+# make fuzz        the C kernels under sanitizers
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-ray    replicas that Ray Serve starts, in an environment that adds Ray to that of the tests
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
@@ -34,15 +36,18 @@ ENVIRONMENTS ?= $(BENCH)/environments
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators test-ray check \
+.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators test-ray check fuzz \
   bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
 
-# One process per core; a file's tests stay together, since they share models.
+# One process per core. A file's tests stay together, since they share models. The files keep their
+# order, in which those of tests/e2e, the longest, come first: the end finds no process alone.
+PYTEST = $(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
 
 PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py \
   tests/e2e/test_tensor_parallel_torch.py tests/unit/distributed \
@@ -50,12 +55,12 @@ PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py 
   tests/unit/test_linear.py tests/unit/test_quant.py tests/unit/test_attention.py
 
 test-without-kernels: $(VENV)/.installed-dev
-	FORETOKEN_KERNELS=off $(RUN) -m pytest -n auto --dist loadfile $(PLAIN) $(ARGS)
+	FORETOKEN_KERNELS=off $(PYTEST) $(PLAIN) $(ARGS)
 
 # A part of the tests reaches a part of the code, so only the whole is measured.
 test-full: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 \
-	  $(or $(ARGS),--cov)
+	$(PYTEST) -m "slow or not slow" --timeout=3600 $(or $(ARGS),--cov)
+	$(MAKE) test-without-kernels fuzz test-ray ARGS='-m "slow or not slow"'
 
 test-pythons:
 	set -e; for python in $(PYTHONS); do \
@@ -84,7 +89,7 @@ $(SPECULATORS)/.installed: pyproject.toml
 RAY := .venv-ray
 
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/e2e/test_ray.py $(ARGS)
+	$(RAY)/bin/python -m pytest -m "slow or not slow" tests/e2e/test_ray.py $(ARGS)
 
 $(RAY)/.installed: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(RAY)
@@ -99,6 +104,8 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+fuzz: $(VENV)/.installed-dev
 	$(RUN) scripts/fuzz_kernels.py 20
 
 PEERS = $(RUN) benchmarks/peers.py --models $(MODELS) --environments $(ENVIRONMENTS)

@@ -2,7 +2,7 @@
 
     fuzz_kernels.py [--aarch64] [ROUNDS [SEED]]
 
-`make check` calls it. Without a C compiler there is nothing to check, which it says. With --aarch64
+`make fuzz` calls it. Without a C compiler there is nothing to check, which it says. With --aarch64
 (`make check-arm`) the programs are compiled for that machine and run in an emulator, as processors
 of three ages, and the bits that `across.c` hashes are compared with this machine's; without the
 tools for it, it says which are missing.

@@ -79,7 +79,7 @@ def test_it_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     assert_sentence(last_line(name, tmp_path))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_starts_many_servers_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     assert_sentence(last_line(name, tmp_path))

@@ -118,6 +118,7 @@ def say(name: str, **environment: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_what_is_said_is_one_line_of_ours(tmp_path: Path) -> None:
     """Not the connection error of a library three layers down, which names neither cause."""
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}

@@ -30,6 +30,7 @@ def without_extras_run(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate 'def f(' --max-tokens 4", "lab plan demo"])
 def test_commands_that_need_no_extra(command: str) -> None:
     status, output, errors = without_extras_run(*shlex.split(command))
@@ -37,6 +38,7 @@ def test_commands_that_need_no_extra(command: str) -> None:
     assert output.strip()
 
 
+@pytest.mark.slow
 def test_offline_use_needs_no_extra_and_grammars_name_theirs() -> None:
     done = without_extras(OFFLINE, timeout_s=280)
     assert done.returncode == 0, done.stderr
@@ -51,6 +53,7 @@ def test_offline_use_needs_no_extra_and_grammars_name_theirs() -> None:
 URL = "http://127.0.0.1:9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "package", "extra"),
     [

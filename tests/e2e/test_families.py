@@ -21,7 +21,7 @@ CASES = (
     "gpt2",
     "starcoder2",
     *(
-        pytest.param(case, marks=pytest.mark.full)
+        pytest.param(case, marks=pytest.mark.slow)
         for case in ("llama biases", "llama yarn rope", "gpt_neox", "olmo2", "cohere")
     ),
 )

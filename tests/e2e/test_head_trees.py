@@ -20,6 +20,7 @@ from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import slow_but
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
@@ -56,7 +57,7 @@ def open_head(model: Path, folder: Path, name: str, **keys: Any) -> LLM:
     return LLM(str(model), speculative_config=config, **SETTINGS, **pressure)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle3", "dspark"))
 def test_trees_change_no_token(
     name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
 ) -> None:

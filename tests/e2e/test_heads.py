@@ -128,7 +128,7 @@ def test_stopping_where_no_gain_is_expected_changes_no_token(
     assert 100 < drafts.value <= tokens.value < drafts.value * wary["num_speculative_tokens"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("name", HEADS)
 def test_ten_thousand_tokens(

@@ -26,6 +26,7 @@ from tests.e2e.lossless import (
     make_prompts,
     with_model,
 )
+from tests.marks import slow_but
 
 TOKENS, COUNT = 24, 8
 TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
@@ -78,7 +79,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize("pressure", ["calm", "chunks"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "chunks"], "chunks"))
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters_change_no_token(
     name: str, pressure: str, model: Path, drafters: dict[str, Any], kept: Any, plain: Any

@@ -9,6 +9,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, make_prompts, open_llm
+from tests.marks import slow_but
 
 DRAFT: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 4}
 METHODS: dict[str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ def run(llm: LLM, parameters: dict[str, Any], late: random.Random | None) -> tup
     return list(ids.values()), joined
 
 
-@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
 @pytest.mark.parametrize("method", METHODS)
 def test_whoever_joins_changes_nothing(
     method: str, pressure: str, model: Path, folders: dict[str, Path]

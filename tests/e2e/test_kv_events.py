@@ -152,6 +152,7 @@ def test_pages_are_told_with_their_tokens_and_can_be_named_by_whoever_listens(
     assert at // PAGE == (len(text) - 1) // PAGE
 
 
+@pytest.mark.slow
 def test_a_salt_is_told_hashed_and_evictions_as_they_happen(tmp_path: Path) -> None:
     with told(tmp_path) as (server, subscriber):
         ask(server, [9] * (2 * PAGE), cache_salt="team-a's own word")

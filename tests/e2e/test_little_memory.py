@@ -34,6 +34,7 @@ def texts(llm: LLM) -> list[list[int]]:
     return [list(one.outputs[0].token_ids) for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", DRAFTERS)
 @pytest.mark.parametrize("tokens", [320, 800])
 def test_short_of_pages_drafts_go_and_requests_do_not(

@@ -117,7 +117,7 @@ def _counter(llm: object, name: str) -> float:
     return metric.value
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("method", ["junk", *METHODS])
 def test_ten_thousand_tokens(

@@ -107,7 +107,7 @@ def test_so_it_does_where_a_stage_is_lost(folder: Path, how: str, streams: int) 
     _lose(folder, how, streams, 0.05, "pipeline_parallel_size")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("streams", [3, 0])
 @pytest.mark.parametrize("how", HARMS)
@@ -178,7 +178,7 @@ def test_no_rank_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     _kill_server(tmp_path, "tensor_parallel_size")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rank_outlives_twenty_servers(tmp_path: Path, kind: str) -> None:

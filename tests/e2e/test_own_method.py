@@ -44,6 +44,7 @@ from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 from foretoken.testing import TINY
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
@@ -278,7 +279,7 @@ def counted(llm: LLM, name: str) -> float:
     return found.value
 
 
-@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "shortage"], "shortage"))
 @pytest.mark.parametrize(
     "keys",
     [
@@ -302,7 +303,7 @@ def test_it_changes_no_token(
         assert counted(llm, "num_accepted_tokens") > 0
 
 
-@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "shortage"], "shortage"))
 @pytest.mark.parametrize(
     "keys",
     [
@@ -344,6 +345,7 @@ def test_among_other_drafters(policy: str, model: Path, head: Path, plain: Any) 
         assert metrics is not None and set(metrics.drafter_per_step) <= {"other", ""}
 
 
+@pytest.mark.slow
 def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> None:
     """Three tokens, with the head and without: a two-sample chi-square of what came out."""
     params = SamplingParams(

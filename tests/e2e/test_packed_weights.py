@@ -199,6 +199,7 @@ print(*(name for name in ("torch._dynamo", "sympy") if name in sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_a_second_start_imports_no_compiler(model: Path) -> None:
     """Some operations on tensors without contents import seconds of Python."""
     tokens(model)
@@ -220,6 +221,7 @@ LLM(sys.argv[1], kv_cache_memory_bytes=8 << 20, max_model_len=128)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_nothing_to_find(
     model: Path, kept: Path, said: pytest.LogCaptureFixture
 ) -> None:

@@ -25,6 +25,7 @@ from foretoken.runtime.verifier import Verification
 from foretoken.types import StepStats
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
@@ -119,7 +120,7 @@ class AnyPlan:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", slow_but(DRAFTERS, "draft_model", "dspark"))
 def test_no_plan_changes_a_token(
     name: str,
     shape: str,
@@ -138,6 +139,7 @@ def test_no_plan_changes_a_token(
                 assert any(one.num_accepted for one in plans.outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["draft_model", "dflash", "dspark"])
 def test_drawn_tokens_have_the_plain_distribution(

@@ -222,7 +222,7 @@ def test_a_model_that_is_not_there_is_said_at_once() -> None:
     assert done.returncode == 3 and "./nothing" in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_one_replica_after_the_other_is_killed_under_many_clients() -> None:
     asked, pauses, back = bodies(CLIENTS), list[float](), list[float]()
@@ -244,7 +244,7 @@ def test_one_replica_after_the_other_is_killed_under_many_clients() -> None:
     print(f"another replica was there after {min(back):.1f} to {max(back):.1f} s")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("drain_s", [300, 1], ids=["they end there", "they go on elsewhere"])
 def test_a_replica_that_has_to_go_loses_no_stream(drain_s: int) -> None:

@@ -21,6 +21,7 @@ from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.progress import DraftProgress
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.marks import slow_but
 
 TOKENS, COUNT, PAGE = 40, 12, 8
 DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
@@ -121,7 +122,7 @@ def entering(llm: LLM, seed: int, *, audits: bool) -> Entering:
     return proposer
 
 
-@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
 @pytest.mark.parametrize("name", METHODS)
 def test_entering_anywhere_changes_no_token(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any

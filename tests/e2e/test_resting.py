@@ -18,6 +18,7 @@ from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import slot_of
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.marks import slow_but
 
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
 TOKENS, COUNT = 40, 9
@@ -95,7 +96,7 @@ class Resting:
         assert not view.read(torch.tensor(slots)).isnan().any()
 
 
-@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_read_only_what_was_kept(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
@@ -110,6 +111,7 @@ def test_heads_read_only_what_was_kept(
     assert resting.num_rested > 30 and resting.num_drafted > 50
 
 
+@pytest.mark.slow
 def test_one_head_rests_and_the_other_does_not(
     model: Path, folders: dict[str, Path], plain: Any
 ) -> None:

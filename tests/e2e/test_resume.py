@@ -20,6 +20,7 @@ from foretoken.errors import ParameterError
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import make_prompts
 from tests.e2e.resumed import CASES, Ask, Written, asked, cuts, run
+from tests.marks import slow_but
 
 DRAFT = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}
@@ -62,12 +63,13 @@ def compare(llm: LLM, asks: list[Ask], wholes: list[dict[int, Written]]) -> int:
     return len(made)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, "ngram"))
 def test_every_position(method: str, golden: Golden) -> None:
     with LLM("demo", speculative_config=METHODS[method], **COMMON | PRESSURES["calm"]) as llm:
         assert compare(llm, *golden(QUICK, 16)) > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pressure", ["chunks", "shortage"])
 def test_every_position_under_pressure(pressure: str, golden: Golden) -> None:
     """Prompt and output computed in chunks; preempted again for want of pages."""
@@ -77,7 +79,7 @@ def test_every_position_under_pressure(pressure: str, golden: Golden) -> None:
             assert llm._engine.parts.scheduler.num_preemptions > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("pressure", PRESSURES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_position_of_many(method: str, pressure: str, golden: Golden) -> None:
@@ -101,6 +103,7 @@ def test_heads_draft_for_what_they_did_not_see(
         assert compare(llm, asks, wholes) == 6 * 12
 
 
+@pytest.mark.slow
 def test_unseeded_outputs_go_on_in_distribution(model: Path) -> None:
     """The next token of 3,000 unseeded requests, penalised for those that were written, against the
     distribution worked out from raw log-probabilities. Chance of failing in error: 1e-6, but the

@@ -93,6 +93,7 @@ def test_drawn_tokens_are_compared_with_plain_draws(audited: Serving) -> None:
     assert said["alarms"] == 0 and "failed" not in said["compared"]
 
 
+@pytest.mark.slow
 def test_a_request_ends_the_audit_that_runs(audited: Serving) -> None:
     interrupted = found(audited)["compared"].get("interrupted", 0)
     same = found(audited)["compared"].get("same", 0)
@@ -115,6 +116,7 @@ def speculates(server: Serving) -> bool:
     return enabled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_wrong_drafts_end_drafting(
     broken: Serving, temperature: int, caplog: pytest.LogCaptureFixture

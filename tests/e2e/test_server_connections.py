@@ -124,6 +124,7 @@ def test_who_sends_too_slowly_is_not_waited_for(
     wait_alone(server)
 
 
+@pytest.mark.slow
 def test_dripping_does_not_buy_time(server: Serving) -> None:
     """Whatever is dripped: blank lines, a head, a body, a body that was refused."""
     starts = [b"\r\n", b"GET / HTTP/1.1\r\na: ", head(10_000), head(10_000, key="wrong")]
@@ -142,6 +143,7 @@ def test_dripping_does_not_buy_time(server: Serving) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_half_open_connections_do_not_lock_others_out(server: Serving) -> None:
     with ExitStack() as stack:
         for number in range(10 * ROOM):
@@ -218,6 +220,7 @@ def test_answers_that_nobody_takes_are_dropped(server: Serving) -> None:
         wait_alone(server, 100)
 
 
+@pytest.mark.slow
 def test_a_stream_that_nobody_takes_is_dropped(server: Serving) -> None:
     with connect(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

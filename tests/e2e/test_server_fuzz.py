@@ -79,7 +79,7 @@ def test_bodies_of_the_schema(server: Serving, path: str) -> None:
     server.wait_idle()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_many_bodies_of_the_schema(server: Serving, path: str) -> None:
     fuzz(server, path, 400)
@@ -92,6 +92,7 @@ FIELDS = ("temperature", "n", "seed", "top_k", "logprobs", "priority", "min_p",
           "prompt_logprobs", "repetition_penalty", "stop_token_ids", "logit_bias")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 def test_numbers_beyond_measure(server: Serving, field: str) -> None:
     shape = {"stop_token_ids": "[%s]", "logit_bias": '{"3": %s}'}.get(field, "%s")

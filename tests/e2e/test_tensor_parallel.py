@@ -16,6 +16,7 @@ from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output
 from tests.e2e.lossless import PARAMETERS
+from tests.marks import slow_but
 
 PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in (8, 13, 38)]
 SPECULATION: dict[str, dict[str, Any] | None] = {
@@ -71,8 +72,7 @@ def tokens(llm: LLM) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("speculation", SPECULATION)
+@pytest.mark.parametrize("speculation", slow_but(SPECULATION, "draft model"))
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [

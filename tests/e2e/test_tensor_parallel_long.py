@@ -93,7 +93,7 @@ def test_ten_thousand_tokens(model: Path, draft: Path, tmp_path: Path) -> None:
     assert total >= 10_000, total
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_many_thousand_tokens(

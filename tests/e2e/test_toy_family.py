@@ -215,6 +215,7 @@ def literals() -> Iterator[tuple[str, str]]:
                 yield module.path, node.value
 
 
+@pytest.mark.slow
 def test_no_other_file_names_a_family() -> None:
     """Llama apart, which heads and exports say that they are; GGUF calls Mistral by its name, and
     files of block heads say that their layers are Qwen3's, as published ones do."""

@@ -15,6 +15,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
+from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {
@@ -58,6 +59,7 @@ def accepted(llm: LLM) -> float:
     return float(metric.value)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_junk_trees_change_nothing(model: Path, reference: Reference) -> None:
     with open_llm(model, {}, **PRESSURES["calm"]) as llm:
         for name in PARAMETERS:
@@ -102,11 +104,10 @@ def open_draft(model: Path, draft: Path, config: dict[str, Any], **pressure: Any
     return LLM(str(model), speculative_config=speculative, **SETTINGS, **pressure)
 
 
-LATE = pytest.mark.full
 QUICK = ("greedy", "penalties", "bias", "logprobs", "several")
 
 
-@pytest.mark.parametrize("drafts", ["auto", pytest.param("greedy", marks=LATE), "wide", "dynamic"])
+@pytest.mark.parametrize("drafts", slow_but(["auto", "greedy", "wide", "dynamic"], "dynamic"))
 def test_trees_of_a_draft_model(
     drafts: str, model: Path, draft: Path, reference: Reference
 ) -> None:
@@ -143,7 +144,10 @@ def test_a_tree_keeps_more_than_its_first_branch(model: Path, tmp_path: Path) ->
     assert lengths[1] > 1.1 * lengths[0] > 1.2
 
 
-@pytest.mark.parametrize("method", ["auto", pytest.param("greedy", marks=LATE), "dynamic"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["auto", pytest.param("greedy", marks=pytest.mark.slow), "dynamic"]
+)
 @pytest.mark.parametrize("rule", ["standard", "traversal"])
 def test_drawn_trees_have_the_plain_distribution(
     rule: str, method: str, model: Path, tmp_path: Path
@@ -169,12 +173,13 @@ def test_drawn_trees_have_the_plain_distribution(
     assert_alike(*counts, least_freedom=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pressure", "drafts"),
     [
         ("calm", "auto"),
         ("calm", "dynamic"),
-        pytest.param("chunks", "auto", marks=LATE),
+        pytest.param("chunks", "auto", marks=pytest.mark.slow),
         ("shortage", "auto"),
     ],
 )

@@ -176,7 +176,7 @@ FULL_ONLY = (
 
 def transformers_cases() -> list[Any]:
     """The names in BY_TRANSFORMERS, for parametrize."""
-    full = [pytest.mark.full]
+    full = [pytest.mark.slow]
     return [pytest.param(case, marks=full if case in FULL_ONLY else []) for case in BY_TRANSFORMERS]
 
 

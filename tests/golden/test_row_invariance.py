@@ -55,7 +55,7 @@ def _params() -> list[Any]:
     """Each kind with one thread and with two; families with two in the long suite."""
     found = []
     for kind, (what, _) in KINDS.items():
-        marks = [pytest.mark.full] if isinstance(what, str) else []
+        marks = [pytest.mark.slow] if isinstance(what, str) else []
         found += [pytest.param((kind, None, 1)), pytest.param((kind, None, 2), marks=marks)]
         if kind in INT8_KV:
             found.append(pytest.param((kind, torch.int8, 1)))

@@ -95,6 +95,7 @@ def hatchling(source: Path, out: Path, kind: str, **environment: str) -> tuple[P
     return made, done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_an_sdist_has_every_file(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")

@@ -144,7 +144,7 @@ def test_simulated_tokens_with_filters_and_penalties(
 
 
 @CASES
-@pytest.mark.full
+@pytest.mark.slow
 def test_simulated_tokens_at_length(rule: str, method: str, k: int, seeded: bool) -> None:
     params = SamplingParams(temperature=1.3, seed=0 if seeded else None)
     check_simulated(params, (rule, method, k), 100_000)

@@ -13,6 +13,7 @@ from tests.unit.control_fakes import Batch, World, running
 _CASES = st.tuples(st.sampled_from((1, 3, 8, 24)), st.floats(0.0, 1.0), st.floats(0.005, 0.2))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(_CASES)
 def test_the_account_is_never_overdrawn_by_more_than_one_trial(

@@ -182,7 +182,7 @@ def draw_tree(
     return tuple(ids), torch.stack(rows)
 
 
-@pytest.mark.parametrize("fixed", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("fixed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", ["matching", "standard", "traversal"])
 def test_simulated_trees_have_the_targets_distribution(rule: str, fixed: bool) -> None:
     """LENGTH tokens in one or two verifications, with a penalty that looks at the branch."""

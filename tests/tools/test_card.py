@@ -31,6 +31,7 @@ RECORD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_cards(tmp_path: Path) -> None:
     progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
     run_folder.save(tmp_path, 100, {"progress": progress})

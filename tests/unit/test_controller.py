@@ -12,6 +12,7 @@ from foretoken.control.floor import FIRST_REST, AcceptanceFloor
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import Speculation, StepStats
+from tests.marks import slow_but
 from tests.unit.control_fakes import Batch, Running, World, running
 
 KNOWN = [(DraftShape(1, 1, 1, 0.0), 0.1)]
@@ -42,8 +43,8 @@ def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
     return max(speeds)
 
 
-@pytest.mark.parametrize("count", [1, 4, 8, 32])
-@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("count", slow_but([1, 4, 8, 32], 4))
+@pytest.mark.parametrize("chance", slow_but([0.0, 0.3, 0.6, 0.8, 0.95], 0.0, 0.8))
 def test_steady_traffic_is_nearly_as_fast_as_the_best_fixed_length(
     count: int, chance: float
 ) -> None:

@@ -134,17 +134,21 @@ def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
 
 
 class Waiting(Proposer):
-    """Drafts one wrong token, and does not come back with it before it may."""
+    """Drafts one wrong token, in as many steps as it may: each step stops here for the test."""
 
     name = "waiting"
 
     def __init__(self) -> None:
-        self.asked, self.may = threading.Event(), threading.Event()
+        self.asked, self.may = threading.Semaphore(0), threading.Semaphore(0)
 
     def propose(self, context: Context) -> Draft:
-        self.asked.set()
-        assert self.may.wait(60)
+        self.asked.release()
+        assert self.may.acquire(timeout=60)
         return Draft(ids=tuple((0,) * min(1, span.draft_budget) for span in context.spans))
+
+    async def in_step(self) -> None:
+        """A step has come to its drafts, and the loop has the outputs of those before it."""
+        assert await asyncio.to_thread(self.asked.acquire, timeout=60)
 
     def release(self, request_id: str) -> None:
         """Nothing is kept."""
@@ -162,23 +166,20 @@ def test_who_comes_while_drafts_are_made_is_in_the_step(model: Path) -> None:
         steps: list[list[str]] = []
         running = AsyncEngine(engine, observers=[lambda outputs: steps.append(names(outputs))])
         running.start()
-        proposer.may.set()
         first = opened(running, "first")
-        while not steps:
-            await asyncio.sleep(0.001)
-        # In the middle of a later step: somebody comes, the first goes, one more comes.
-        proposer.may.clear()
-        proposer.asked.clear()
-        await asyncio.to_thread(proposer.asked.wait, 60)
-        before = len(steps)
+        await proposer.in_step()
+        proposer.may.release()
+        await proposer.in_step()
+        assert steps == [["first"]]
+        # In the middle of the second step: somebody comes, the first goes, one more comes.
         second = opened(running, "second")
         running.close(first)
         third = opened(running, "third")
-        proposer.may.set()
+        proposer.may.release(100)
         found = await asyncio.gather(read(second), read(third))
         assert [ids(outputs) for outputs in found] == [[*ids(found[0])]] * 2
-        assert "second" in steps[before], "it waited for another step"
-        assert "third" not in steps[before], "it came before the end of another request"
+        assert "second" in steps[1], "it waited for another step"
+        assert "third" not in steps[1], "it came before the end of another request"
         assert engine.parts.scheduler.num_running == 0
         await running.stop()
 

@@ -1,6 +1,7 @@
 """The running test of drawn tokens: seldom wrong, however often it is asked, and soon right."""
 
 import numpy as np
+import pytest
 
 from foretoken.server.auditing.evidence import FairTokens
 
@@ -15,6 +16,7 @@ def run(given: np.ndarray, drawn: np.ndarray, logs: np.ndarray, error: float) ->
     return test
 
 
+@pytest.mark.slow
 def test_alike_tokens_are_seldom_accused() -> None:
     """400 tests of 2,000 tokens at 5%, asked after each token: 20 are allowed, and 33 happen to a
     test of exactly 5% once in 400 times."""

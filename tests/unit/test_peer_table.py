@@ -185,6 +185,7 @@ def test_without_a_compiler_the_floor_is_memory_alone(bench: Any) -> None:
     assert work.prompt_s(limits(bench, 1e6), 10) == work.step_bytes() / 1e6
 
 
+@pytest.mark.slow
 def test_this_machines_limits_are_measured(bench: Any) -> None:
     found = bench.peer_floor.LimitsProbe(1).now()
     if not found.products_per_s:

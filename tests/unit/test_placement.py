@@ -84,6 +84,7 @@ def test_cores_that_are_not_allowed() -> None:
         keep_to(frozenset({most, most + 1}))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_threads_started_before_and_later_keep_to_them() -> None:
     code = (

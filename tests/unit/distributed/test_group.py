@@ -59,6 +59,7 @@ def test_ranks_get_what_torch_cat_makes(make: Make, size: int) -> None:
     assert _open_files() == opened or make is not _shared
 
 
+@pytest.mark.slow
 @both
 def test_a_rank_that_is_killed_ends_the_group(make: Make) -> None:
     with Followers(make(3, 60.0), working.harms_itself, 2, 17, signal.SIGKILL) as followers:
@@ -69,6 +70,7 @@ def test_a_rank_that_is_killed_ends_the_group(make: Make) -> None:
         assert _left_by(followers) == [RankLostError.exit_code, -signal.SIGKILL]
 
 
+@pytest.mark.slow
 @both
 def test_a_rank_that_is_stopped_ends_the_group(make: Make) -> None:
     with Followers(make(3, 1.5), working.harms_itself, 1, 9, signal.SIGSTOP) as followers:
@@ -83,6 +85,7 @@ def test_a_rank_that_is_stopped_ends_the_group(make: Make) -> None:
         assert stopped.wait(LEAVES_S + BUSY_S) == RankLostError.exit_code
 
 
+@pytest.mark.slow
 @both
 def test_a_slow_rank_ends_the_group_and_leaves_when_it_comes(make: Make) -> None:
     with Followers(make(3, 1.0), working.is_slow, 1, 2.5) as followers:
@@ -92,6 +95,7 @@ def test_a_slow_rank_ends_the_group_and_leaves_when_it_comes(make: Make) -> None
         assert _left_by(followers) == [RankLostError.exit_code] * 2
 
 
+@pytest.mark.slow
 def test_closing_wakes_one_that_is_stopped() -> None:
     followers = Followers(_shared(2, 0.5), working.harms_itself, 1, 2, signal.SIGSTOP)
     assert followers.group is not None
@@ -105,6 +109,7 @@ def test_closing_wakes_one_that_is_stopped() -> None:
         followers.group.all_gather(torch.zeros(1), 0)
 
 
+@pytest.mark.slow
 def test_others_are_told_what_a_rank_said_last() -> None:
     with Followers(_shared(3, 60.0), working.breaks, 2, False) as followers:
         assert followers.group is not None
@@ -113,6 +118,7 @@ def test_others_are_told_what_a_rank_said_last() -> None:
         assert _left_by(followers) == [RankLostError.exit_code, ConfigError.exit_code]
 
 
+@pytest.mark.slow
 def test_a_bug_is_told_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     with Followers(_shared(2, 60.0), working.breaks, 1, True) as followers:
         assert followers.group is not None
@@ -122,6 +128,7 @@ def test_a_bug_is_told_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_never_joins_is_noticed() -> None:
     with pytest.raises(RankLostError, match="rank 1 has died"):
         Followers(_shared(2, 60.0), working.turns, _Unloadable())
@@ -134,6 +141,7 @@ class _Unloadable:
         return os._exit, (3,)
 
 
+@pytest.mark.slow
 @both
 def test_ranks_that_idle_leave_when_rank_0_does(make: Make) -> None:
     with Followers(make(3, 0.5), working.listens) as followers:
@@ -147,6 +155,7 @@ def test_ranks_that_idle_leave_when_rank_0_does(make: Make) -> None:
         assert _left_by(followers) == [RankLostError.exit_code] * 2
 
 
+@pytest.mark.slow
 @both
 def test_ranks_that_idle_leave_by_word(make: Make) -> None:
     with Followers(make(2, 60.0), working.listens) as followers:

@@ -11,24 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import LEVELS, Library, find_library
+from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
 from foretoken.ops.attention.compiled import CompiledAttention
 from foretoken.ops.stored_kv import multiplied_out, stored
+from tests.marks import KERNEL_LEVELS, level_of
 
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64), (6, 2, 32), (4, 2, 80), (2, 1, 128)]
 KINDS = [(torch.float32, 1e-4, 2e-5), (torch.bfloat16, 2e-2, 2e-2)]
 LENGTH = 1200
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=KERNEL_LEVELS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The kernels at one level."""
     found = find_library()
-    if found is None or LEVELS.index(request.param) > found.handle.ft_cpu_level():
+    level = level_of(request.param, found)
+    if found is None or level > found.handle.ft_cpu_level():
         pytest.skip("no such kernels here")
     before = found.handle.ft_level()
-    found.handle.ft_set_level(LEVELS.index(request.param))
+    found.handle.ft_set_level(level)
     yield found
     found.handle.ft_set_level(before)
 

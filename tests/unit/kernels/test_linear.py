@@ -13,18 +13,20 @@ from torch import Tensor
 from foretoken.kernels.library import LEVELS, Library, find_library
 from foretoken.kernels.linear import Packed, pack_float, pack_int4, pack_int8, stack_packed
 from foretoken.ops.linear import KernelLinear
+from tests.marks import KERNEL_LEVELS, level_of
 
 SHAPES = [(1, 1), (16, 32), (17, 33), (64, 64), (100, 70), (130, 257), (192, 192), (333, 1031)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=KERNEL_LEVELS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The kernels at each level that this machine has."""
     found = find_library()
-    if found is None or LEVELS.index(request.param) > LEVELS.index(found.level):
+    level = level_of(request.param, found)
+    if found is None or level > LEVELS.index(found.level):
         pytest.skip("not on this machine")
-    found.handle.ft_set_level(LEVELS.index(request.param))
+    found.handle.ft_set_level(level)
     yield found
     found.handle.ft_set_level(LEVELS.index(found.level))
 

@@ -9,27 +9,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import LEVELS, Library, find_library
+from foretoken.kernels.library import Library, find_library
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.activation import Activation, gelu_tanh, silu
 from foretoken.ops.row_operations import RowKernels, Turn
 from foretoken.ops.stored_kv import stored
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
+from tests.marks import KERNEL_LEVELS, level_of
 
 WIDTHS = [1, 3, 16, 31, 32, 33, 192, 200, 1037]
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2)}
 DTYPES = list(TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=KERNEL_LEVELS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[RowKernels]:
     """The kernels at one level."""
     found: Library | None = find_library()
-    if found is None or LEVELS.index(request.param) > found.handle.ft_cpu_level():
+    level = level_of(request.param, found)
+    if found is None or level > found.handle.ft_cpu_level():
         pytest.skip("no such kernels here")
     before = found.handle.ft_level()
-    found.handle.ft_set_level(LEVELS.index(request.param))
+    found.handle.ft_set_level(level)
     yield RowKernels(found)
     found.handle.ft_set_level(before)
 

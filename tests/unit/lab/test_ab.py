@@ -72,6 +72,7 @@ def true_tpots(server: MockServer) -> np.ndarray:
     return np.array([(t.last_s - t.first_s) / (t.tokens - 1) for t in counted])
 
 
+@pytest.mark.slow
 def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> None:
     slow, fast = MockServer(SLOW), MockServer(FAST)
     with mock_running(slow) as off, mock_running(fast) as on:
@@ -116,6 +117,7 @@ class Interrupt(Exception):
     """Stops a measurement in the middle."""
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_saved_and_goes_on(tmp_path: Path, workload: WorkloadConfig) -> None:
     out = tmp_path / "out"
     begun: list[str] = []
@@ -150,6 +152,7 @@ def test_a_stopped_run_is_saved_and_goes_on(tmp_path: Path, workload: WorkloadCo
     assert len([r for r in read_requests(out) if not r.warm_up]) == 48
 
 
+@pytest.mark.slow
 def test_more_blocks_are_another_look(tmp_path: Path, workload: WorkloadConfig) -> None:
     out = tmp_path / "out"
     with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
@@ -160,6 +163,7 @@ def test_more_blocks_are_another_look(tmp_path: Path, workload: WorkloadConfig) 
     assert second.gains[0].num_blocks == 4
 
 
+@pytest.mark.slow
 def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
     command = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 1"
     arm = ArmConfig(name="m", command=command, ready_timeout_s=200)
@@ -189,6 +193,7 @@ pid.write_text(str(new.pid))
 """Ends the one server and starts the other at the same URL."""
 
 
+@pytest.mark.slow
 def test_a_server_by_url_is_restarted_before_every_block(
     tmp_path: Path, workload: WorkloadConfig
 ) -> None:
@@ -289,6 +294,7 @@ def test_sigterm_ends_a_run_at_an_await(sigint: signal.Handlers) -> None:
     assert seen == ["went on", "stopped", "as before"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN])
 def test_sigterm_stops_the_servers_too(tmp_path: Path, sigint: signal.Handlers) -> None:
     """Also where a shell had SIGINT ignored, as of what a script starts in the background."""

@@ -20,6 +20,7 @@ from foretoken.lab.http.timed import Answer
 from foretoken.lab.mock.faults import SHARES, MockFaults, faults_of
 from foretoken.lab.mock.generator import MockLaw, MockModel
 from foretoken.lab.mock.server import MockServer
+from tests.marks import slow_but
 from tests.unit.lab.in_process import InProcess
 
 TEXTS = [f"prompt {i}: write about what number {i} is good for" for i in range(60)]
@@ -65,7 +66,7 @@ def test_every_fault_has_its_check() -> None:
     assert set(FINDS.values()) | {"verification"} == {check.name for check in CHECKS}
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+@pytest.mark.parametrize("share", slow_but([1.0, 0.3, 0.1], 1.0))
 @pytest.mark.parametrize("fault", FINDS)
 def test_a_fault_is_caught(fault: str, share: float) -> None:
     found = run(faults_of([f"{fault}={share}"]), plan_for(fault, share))
@@ -80,6 +81,7 @@ def plan_for(fault: str, share: float) -> AuditPlan:
     return AuditPlan(prompts=128, only=(FINDS[fault],))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_unverified_draws_are_caught(share: float) -> None:
     found = run(MockFaults(skip_verification=share), AuditPlan(only=("verification",)))
@@ -192,6 +194,7 @@ def test_servers_of_one_machine_are_asked_in_turns() -> None:
     assert set(most) == {1}
 
 
+@pytest.mark.slow
 def test_consequences_are_told_from_faults() -> None:
     found = run(MockFaults(skip_verification=0.3, break_tools=1.0))
     faulty = {name for name, result in found.items() if result.status == "fault"}
@@ -211,7 +214,7 @@ def test_prompts_that_go_on_are_as_long_for_both_sides() -> None:
     assert found.p_value == 1.0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_false_alarms_are_rare() -> None:
     """300 right servers, each with a language and rounding of its own; 1% may be accused."""
     faulty = []

@@ -137,6 +137,7 @@ def test_a_tail_of_too_few_requests_is_no_finding(ratio: float) -> None:
     assert "there are 96" in found.says and found.needed_blocks
 
 
+@pytest.mark.slow
 def test_many_classes_do_not_make_a_loss_of_chance() -> None:
     """Twenty classes without a gain, each with its 95 % interval: one in twenty would be `lost`."""
     rng = np.random.default_rng(11)

@@ -43,6 +43,7 @@ def test_what_measures_takes_a_file_and_goes_on(name: str) -> None:
     assert {"config", "--set", "--dry-run", "--resume", "--out"} <= options(name)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
     """Not only at import: PyTorch stays out while commands run too, but for `simulate`, which runs
     the engine's own scheduler."""

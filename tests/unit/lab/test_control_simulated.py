@@ -14,6 +14,8 @@ from foretoken.control.cost import StepShape
 from foretoken.lab.simulate.drafting import SimulatedDrafting
 from tests.outside import module_outside
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 

@@ -26,12 +26,14 @@ def played(law: str, speedup: float, experiments: int) -> list[Played]:
     return [play(load_policy(None), given, seed) for seed in range(experiments)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_intervals_cover_quick(law: str) -> None:
     """A part of the full test; bounds are what chance allows around 93 to 97 %."""
     assert 0.88 <= measure_coverage(SimulatedExperiment(law=LAWS[law]), "tpot_p50", 150).share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["base", URL])
 def test_a_gain_at_the_limit_is_hardly_ever_shipped(law: str) -> None:
     """Every look taken; arms by URL shipped it in 24 % once, when blocks passed for starts."""
@@ -57,7 +59,7 @@ def test_a_small_gain_is_turned_down() -> None:
     assert sum(p.verdict == DO_NOT_SHIP for p in found) >= 18
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("law", LAWS)
 def test_intervals_cover(law: str) -> None:
@@ -69,7 +71,7 @@ def test_intervals_cover(law: str) -> None:
         assert share <= 0.975 or law == URL, (metric, share)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("law", LAWS)
 def test_verdicts_over_many_experiments(law: str) -> None:

@@ -15,6 +15,7 @@ from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.lint.translate import translated
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from tests.marks import slow_but
 
 OLD = """
 # as of 2024
@@ -100,7 +101,7 @@ def test_the_same_command_line_in_today_s_words_does_not_fit() -> None:
 @pytest.mark.parametrize(
     "method", ["draft_model", "ngram", "suffix", "eagle3", "dflash", "dspark", "none"]
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", slow_but([0.0, 1.0], 0.0))
 def test_accepts_every_command_that_plan_writes(
     engine: str, method: str, temperature: float
 ) -> None:

@@ -23,6 +23,8 @@ from foretoken.lab.simulate.machine import (
 from foretoken.lab.simulate.serving import ServingLimits, SimulatedRun, simulate
 from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
 
+pytestmark = pytest.mark.slow
+
 CPU = SimulatedMachine(
     target=TableCost(
         ((1, 0.030), (4, 0.033), (6, 0.036), (8, 0.042), (16, 0.066), (64, 0.200), (2048, 5.9)),

@@ -87,6 +87,7 @@ def speculative(command: str) -> dict[str, Any] | None:
     return json.loads(found[1]) if found else None
 
 
+@pytest.mark.slow
 @given(asked())
 @settings(max_examples=60, deadline=None)
 def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings) -> None:
@@ -142,6 +143,7 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
         assert there in verdict.reason
 
 
+@pytest.mark.slow
 @given(asked())
 @settings(max_examples=60, deadline=None)
 def test_break_even_lies_where_the_table_turns(question: PlanSettings) -> None:
@@ -163,6 +165,7 @@ def test_break_even_lies_where_the_table_turns(question: PlanSettings) -> None:
             assert times.tpot_s == times.tpot_plain_s
 
 
+@pytest.mark.slow
 @given(asked())
 @settings(max_examples=40, deadline=None)
 def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> None:
@@ -176,6 +179,7 @@ def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> N
     assert json.loads(json.dumps(document))["verdict"]["word"] == plan.verdict.word
 
 
+@pytest.mark.slow
 @given(asked())
 @settings(max_examples=40, deadline=None)
 def test_a_terminal_of_80_columns_cuts_nothing(question: PlanSettings) -> None:

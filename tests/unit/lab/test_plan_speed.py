@@ -25,6 +25,7 @@ from foretoken.lab.simulate.compare import ratio_after
 from foretoken.lab.simulate.machine import planned_machine
 from foretoken.lab.simulate.serving import ServingLimits, simulate
 from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
+from tests.marks import slow_but
 
 PAIR: dict[str, Any] = {
     "target": "llama-3.1-70b",
@@ -104,7 +105,7 @@ def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
         {"device": "h100-sxm", "draft": None, "method": "dflash"},
     ],
 )
-@pytest.mark.parametrize("clients", [1, 8, 64])
+@pytest.mark.parametrize("clients", slow_but([1, 8, 64], 1))
 def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, Any], clients: int) -> None:
     """Decoding alone, every draft as likely as the next: a pass reads the draft's weights once for
     all requests, in both."""

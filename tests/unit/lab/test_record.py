@@ -343,6 +343,7 @@ def test_words_of_a_command_line_lose_secrets_however_short(word: str, left: str
     assert redact_word(word) == left
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_recorded_when_it_is_stopped(tmp_path: Path) -> None:
     out = tmp_path / "recorded.jsonl"
     command = [sys.executable, "-m", "foretoken", "lab", "record", "http://127.0.0.1:9", "--json"]

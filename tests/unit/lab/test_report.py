@@ -179,6 +179,7 @@ def test_labels(metric: str, shown: str) -> None:
     assert label(metric) == shown
 
 
+@pytest.mark.slow
 def test_the_command_writes_and_names_the_page(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ab(1.6))
     result = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run")])

@@ -12,6 +12,8 @@ import pytest
 
 from tests.outside import module_outside
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 

@@ -47,7 +47,7 @@ def test_intervals_of_p10_cover(law: DraftLaw) -> None:
     assert held(law, 0.1, 60) >= 0.87
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("law", [DIFFERENT, NEARLY_ALIKE, ALIKE])
 def test_intervals_of_quantiles_cover(law: DraftLaw, q: float) -> None:

@@ -56,6 +56,7 @@ def test_plain_decoding_takes_what_the_costs_say() -> None:
     assert run.drafting == 0.0
 
 
+@pytest.mark.slow
 def test_fixed_drafts_give_the_acceptance_length_of_their_chance() -> None:
     free = replace(MACHINE, target=LineCost(0.01), drafters=(SimulatedDrafter(name="draft"),))
     traffic = Traffic(classes=(chat(0.7, output=2000, varied=False),), requests=4)
@@ -107,6 +108,7 @@ def test_a_workload_is_served_as_it_was_recorded(tmp_path: Path) -> None:
     assert [one.tokens for one in served] == [7, 8, 9]
 
 
+@pytest.mark.slow
 def test_requests_arrive_at_their_rate() -> None:
     traffic = Traffic(classes=(chat(),), requests=400, rate=2.0)
     run = simulate(MACHINE, FixedArm(0), traffic)
@@ -226,6 +228,7 @@ def test_the_command_takes_lengths_by_load() -> None:
     assert runs[3, "schedule"]["drafting"] < 0.5 < runs[3, "k=2"]["drafting"]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_needs() -> None:
     for call, said in (
         ([], "the model to serve"),
@@ -287,6 +290,7 @@ def test_what_a_server_adds_is_found_in_what_it_served() -> None:
     assert silly == ServerCost()
 
 
+@pytest.mark.slow
 def test_chances_by_depth_give_their_acceptance_length() -> None:
     law = DraftChance(chance=0.5, by_depth=(0.5, 0.8, 0.9))
     free = replace(MACHINE, target=LineCost(0.01), drafters=(SimulatedDrafter(name="draft"),))

@@ -59,6 +59,7 @@ def test_values_go_to_settings_and_placeholders() -> None:
             apply(CONFIG, wrong)
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_every_cell(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\ntwo\nthree\n")
@@ -127,6 +128,7 @@ def test_servers_take_what_the_dial_turns() -> None:
             assert not [f for f in found if f.level == "error"], (told, found)
 
 
+@pytest.mark.slow
 def test_a_dial_measures_every_level(tmp_path: Path) -> None:
     """The command line, from a dry run to a break-even that a resumed run reads."""
     prompts = tmp_path / "prompts.txt"

@@ -8,7 +8,6 @@ from foretoken.lab.tune.simulated import SimulatedAnswers
 SEEDS = 20
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_the_search_is_as_good_as_is_promised() -> None:
     found: list[Rehearsed] = []

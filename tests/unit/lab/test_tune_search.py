@@ -39,6 +39,7 @@ GOOD = rehearsed(0.8)
 ANSWERS = SimulatedAnswers(GOOD.case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_it_finds_the_best_within_its_time(seed: int) -> None:
     found = play(GOOD, ANSWERS, seed)
@@ -47,6 +48,7 @@ def test_it_finds_the_best_within_its_time(seed: int) -> None:
     assert found.minutes <= 60.0
 
 
+@pytest.mark.slow
 def test_what_loses_is_left_off() -> None:
     bad = rehearsed(0.15)
     answers = SimulatedAnswers(bad.case)
@@ -113,6 +115,7 @@ class _StandsStill:
         return replace(seen, loads=(slow, *seen.loads[1:]), seconds=seen.seconds + 900.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [1, 2, 3, 5])
 def test_one_standstill_does_not_end_a_search(place: int) -> None:
     search = Search(question=GOOD.question, budget_s=3600.0)
@@ -149,6 +152,7 @@ def quiet(_: object) -> None:
     """Show nothing."""
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_from_its_folder(tmp_path: Path) -> None:
     search = Search(question=GOOD.question, budget_s=3600.0)
     server, whole = SimulatedServer(ANSWERS, 5), Journal(tmp_path / "whole", search, resume=False)
@@ -237,6 +241,7 @@ def test_a_setting_that_does_not_start_is_given_up() -> None:
     assert found.verdict == "use"
 
 
+@pytest.mark.slow
 def test_a_class_that_loses_is_named() -> None:
     laws = {"draft_model": DraftChance(chance=0.02)}
     poem = RequestClass(name="poem", share=0.5, prompt=30, output=30, chances=laws)

@@ -58,6 +58,7 @@ def test_a_lossy_server_is_caught() -> None:
     assert not found.distributions[0].passed
 
 
+@pytest.mark.slow
 def test_the_width_of_a_near_tie_is_the_servers_own() -> None:
     """A server whose numbers scatter is not accused of what they turn; one of other texts is."""
     scattered = [MockServer(FAST, MockModel(rounding=0.1)) for _ in range(2)]
@@ -102,6 +103,7 @@ def test_refused_parameters_are_told_apart_from_failures() -> None:
     assert found.lossless, "what is refused is no wrong output"
 
 
+@pytest.mark.slow
 def test_the_permutation_test_keeps_its_level_and_has_power() -> None:
     rng = np.random.default_rng(0)
 

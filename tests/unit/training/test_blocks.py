@@ -258,6 +258,7 @@ def config_of(folder: Path, method: str, steps: int, *keys: str, more: str = "")
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "form", "few"),
     [

@@ -93,6 +93,7 @@ def test_answers_go_on_where_a_killed_run_stopped(target: Path, tmp_path: Path) 
     assert len(seen) == 1, seen
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_one_interval_at_most(target: Path, tmp_path: Path) -> None:
     """kill -9 in the middle; the next start goes on from the newest checkpoint."""
     config, run = write_config(tmp_path, steps=100_000), tmp_path / "run"

@@ -63,7 +63,7 @@ def test_two_ranks_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     """From prompts on: rank 0 answers and writes, both step; the files are those of one process."""
     target = write_tiny_llama(tmp_path / "target", seed=2, num_hidden_layers=8)
