@@ -87,6 +87,7 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
             refused = httpx.post(url + TEXT, json=BODY)
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["type"] == "service_unavailable_error"
+            assert refused.json()["error"]["code"] == "draining"
             assert httpx.get(url + "/health/live").status_code == 200
             assert time.monotonic() - began < 2, "too late to say anything"
             found = events(lines)

@@ -7,9 +7,11 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from foretoken.assembly import build_engine
@@ -80,6 +82,23 @@ def test_spans_that_cannot_be_made_are_known_before_the_model_is_loaded(
     nowhere = EngineConfig.from_kwargs(model=str(tmp_path / "nothing"))
     with pytest.raises(MissingPackageError, match=r"--otlp-traces-endpoint.*foretoken\[otel\]"):
         serve(nowhere, server, print)
+
+
+def test_who_asks_while_it_drains_is_told_so(state: ServerState) -> None:
+    drain = Drain(0.0)
+    app = build_app(replace(state, draining=drain))
+
+    async def ask(path: str, body: dict[str, Any] | None) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            method, key = "GET" if body is None else "POST", {"authorization": "Bearer key"}
+            return await client.request(method, path, json=body, headers=key)
+
+    drain.begin()
+    for path, body in (("/v1/completions", {"prompt": [1, 2], "max_tokens": 1}), ("/health", None)):
+        answer = asyncio.run(ask(path, body))
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "draining" and answer.headers["retry-after"]
 
 
 def test_the_address_that_is_printed(state: ServerState) -> None:
