@@ -34,6 +34,8 @@ from foretoken.server.settings import KVEventsConfig, Limits, ServerConfig
 if TYPE_CHECKING:
     from foretoken.distributed.launched import LaunchedRank
 
+logger = logging.getLogger("foretoken")
+
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 """The settings that say how to draft."""
@@ -203,6 +205,7 @@ def _serve(settings: dict[str, Any]) -> int:
     show_logs(formatter)
     for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
         handler.setFormatter(formatter)
+    _warn_if_open(server)
     if speculates_by_default(settings, config):
         speculation = default_speculation(config)
         if speculation is not None:
@@ -268,12 +271,15 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if beside and speculation is None and not any(map(_names_a_drafter, beside)):
         speculation = {"method": AUTO}  # as where nothing is said
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
-    own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
-    own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE))
-    if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
-        own["api_keys"] = os.environ[API_KEY_VARIABLE].split(",")
+    own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or None)
+    own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE, "").strip() or None)
+    own.setdefault("api_keys", _keys_in(os.environ.get(API_KEY_VARIABLE, "")))
     for name in ("api_keys", "served_model_names", "allowed_hosts"):
-        own[name] = tuple(own.get(name, ()))
+        given = own.get(name, ())
+        ok = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+        shown = "..." if name == "api_keys" else given
+        require(name.removesuffix("s"), shown, ok, "text, or a list of texts, in quotation marks")
+        own[name] = tuple(given)
     if "kv_events" in own:
         several = any(name in settings for name in _REPLICAS)
         own["kv_events"] = _kv_events(own["kv_events"], several=several)
@@ -284,6 +290,31 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     except ConfigError as error:
         raise _as_flag(error, engine) from None
     return config, server
+
+
+def _keys_in(variable: str) -> tuple[str, ...]:
+    """The API keys of the environment.
+
+    Raises:
+        ConfigError: one of several is empty, which would let nobody in, or everybody.
+    """
+    keys = tuple(key.strip() for key in variable.split(","))
+    if keys == ("",):
+        return ()
+    require(API_KEY_VARIABLE, "...", all(keys), "keys with one comma between each two, none empty")
+    return keys
+
+
+def _warn_if_open(server: ServerConfig) -> None:
+    """Say that no key is asked for where that may not be meant."""
+    emptied = not (server.api_keys or os.environ.get(API_KEY_VARIABLE, "unset").strip())
+    if emptied or server.is_open:
+        why = f"{API_KEY_VARIABLE} is empty" if emptied else f"no --api-key, no {API_KEY_VARIABLE}"
+        logger.warning(
+            "no API key is asked for (%s): whoever reaches %s may ask",
+            why,
+            server.host or "0.0.0.0",
+        )
 
 
 def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
