@@ -185,7 +185,7 @@ WRONG = {
     "2.0": (asked(PLAIN, version="2.0"), "version: got HTTP/2.0"),
     "h2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""),
     "connect": (b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", ""),
-    "connect with an offer": (f"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n{JAVA}\r\n\r\n".encode(), ""),
+    "connect with an offer": (b"CONNECT x:80 HTTP/1.1\r\n" + JAVA.encode() + b"\r\n\r\n", ""),
     "gzip with an offer": (asked(JAVA, "transfer-encoding: gzip, chunked"), "transfer-encoding"),
     "two hosts with an offer": (asked(JAVA, PLAIN, "host: y"), "host: got 2"),
 }  # fmt: skip

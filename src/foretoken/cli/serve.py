@@ -15,6 +15,7 @@ import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
 from foretoken.cli.other_flags import other_settings
+from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
@@ -213,10 +214,10 @@ def _serve(settings: dict[str, Any]) -> int:
             config = replace(config, speculative_config=found)
     replicas = replicas_of(settings)
     if replicas is None:
-        return run(config, server, _say, others)
+        return run(config, server, say, others)
     from foretoken.replicas.run import serve_replicas
 
-    return serve_replicas(config, server, replicas, _say, log_format)
+    return serve_replicas(config, server, replicas, say, log_format)
 
 
 def _check_launch(
@@ -234,10 +235,6 @@ def _check_launch(
     require(
         "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed
     )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:

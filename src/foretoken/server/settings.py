@@ -141,8 +141,9 @@ class ServerConfig:
 
 def _is_key(given: object) -> bool:
     """Whether a client can send it in a header as it is."""
-    ok = isinstance(given, str) and given.isascii() and given.isprintable()
-    return ok and bool(given) and given == given.strip()
+    if not isinstance(given, str):
+        return False
+    return given.isascii() and given.isprintable() and bool(given) and given == given.strip()
 
 
 def _is_here(host: str) -> bool:
