@@ -24,7 +24,7 @@ from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
-from foretoken.hardware import Gpus, Hardware
+from foretoken.hardware import Gpus, Hardware, check_temporary_folder
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.features import FINAL
 from foretoken.kv.pool import PagePool
@@ -74,9 +74,10 @@ def build_engine(
         others: where the other processes come from that share the model; None: they are started.
 
     Raises:
-        ConfigError: settings that contradict each other or the model.
+        ConfigError: settings that contradict each other or the model, or no temporary folder.
         ModelError: a model is missing, not supported, or broken on disk.
     """
+    check_temporary_folder()
     return _Assembly(config, others).engine(proposer)
 
 

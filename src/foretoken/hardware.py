@@ -4,12 +4,15 @@ import ctypes
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Self, cast
+
+from foretoken.errors import ConfigError
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameters of glibc's mallopt."""
@@ -150,3 +153,16 @@ def _free_memory() -> int:
     if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
         limits.append(max(0, int(limit.read_text()) - int(used.read_text())))
     return min(limits)
+
+
+def check_temporary_folder() -> None:
+    """PyTorch, for one, makes files in a temporary folder when it is first used.
+
+    Raises:
+        ConfigError: there is none that can be written to.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        allowed = f"a folder that can be written to, for temporary files ({error.strerror})"
+        raise ConfigError("TMPDIR", os.environ.get("TMPDIR"), allowed) from error

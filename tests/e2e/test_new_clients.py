@@ -1,6 +1,7 @@
 """What new clients send, and what must not be answered: fields without effect, names of foreign
 hosts, bodies that a page of another site could post, endpoints that are not built."""
 
+import gzip
 import json
 import logging
 import socket
@@ -142,7 +143,8 @@ def test_a_body_that_is_no_object_is_named(server: Serving) -> None:
 
 
 FOREIGN = ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io",
-           "foretoken.local", "LOCALHOST.EVIL.example.")  # fmt: skip
+           "foretoken.local", "LOCALHOST.EVIL.example.", "[::1].evil.example",
+           "localhost@evil.example", "evil%2eexample")  # fmt: skip
 OWN = ("localhost", "LocalHost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]", "10.0.0.7",
        "app.localhost:80", "foretoken:8000", "localhost.", "")  # fmt: skip
 
@@ -168,6 +170,21 @@ def test_allowed_hosts() -> None:
     assert is_own("llm.example:443", ["LLM.example"])
     assert is_own("a.b.example", ["*.example"]) and not is_own("example.org", ["*.example"])
     assert not is_own("xllm.example", ["llm.example"]) and is_own("any.where", ["*"])
+
+
+def test_a_compressed_body_is_refused_by_name(server: Serving) -> None:
+    body = gzip.compress(json.dumps({"prompt": "x", "max_tokens": 1}).encode())
+    for coding in ("gzip", "GZIP", "br", "x-unknown", "identity, gzip"):
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            answer = httpx.post(server.url + path, content=body, headers=headers)
+            assert answer.status_code == 415 and answer.headers["accept-encoding"] == "identity"
+            message = answer.json()["error"]["message"]
+            assert message.startswith("content-encoding: got") and "allowed: identity" in message
+    for plain in ("identity", "Identity"):
+        asked = {"prompt": "x", "max_tokens": 1}
+        answer = post(server, "/v1/completions", asked, **{"content-encoding": plain})
+        assert answer.status_code == 200
 
 
 def test_a_post_must_say_that_it_is_json_without_a_key(server: Serving, keyed: Serving) -> None:

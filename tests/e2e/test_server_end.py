@@ -27,6 +27,16 @@ UNFINISHED = (
     "content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
 ).encode()
 """A request whose body never comes."""
+LATE = """
+import os, signal, sys
+
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
+        kill(process, number)
+
+sys.late = Late()
+"""
+"""A `sitecustomize` that has a signal come after Python has given up its own handlers."""
 
 
 @contextmanager
@@ -87,6 +97,7 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
             refused = httpx.post(url + TEXT, json=BODY)
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["type"] == "service_unavailable_error"
+            assert refused.json()["error"]["code"] == "draining"
             assert httpx.get(url + "/health/live").status_code == 200
             assert time.monotonic() - began < 2, "too late to say anything"
             found = events(lines)
@@ -99,17 +110,25 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing() -> None:
-    with process_of("--drain-s", "600") as (process, url), connect(url) as slow:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing(
+    first: signal.Signals, tmp_path: Path
+) -> None:
+    """Nor does a third one matter, while the process is being torn down."""
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    options = ("--drain-s", "600")
+    with process_of(*options, customize=tmp_path) as (process, url), connect(url) as slow:
         slow.sendall(UNFINISHED)
         with httpx.stream("POST", url + TEXT, json={**ENDLESS, "stream": True}) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: {")
-            process.send_signal(signal.SIGINT)
+            process.send_signal(first)
             while httpx.get(url + "/health").status_code != 503:
                 time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            assert events(lines)[-1] == "[DONE]"
+            process.send_signal(signal.SIGTERM)
+            found = events(lines)
+            assert found[-1] == "[DONE]"
+            assert json.loads(found[-2])["error"]["code"] == "draining"
         assert process.wait(30) == 0
     with process_of("--drain-s", "600") as (process, url), connect(url) as slow:
         slow.sendall(UNFINISHED)

@@ -3,13 +3,16 @@ port that is taken, an address that no browser reads, errors of the loop that fi
 
 import asyncio
 import errno
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from foretoken.assembly import build_engine
@@ -17,7 +20,7 @@ from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, MissingPackageError, ModelNotFoundError
 from foretoken.server.app import build_app, build_state
 from foretoken.server.problems import problem_of
-from foretoken.server.run import banner, serve, warm_up
+from foretoken.server.run import banner, drained_by_signals, serve, warm_up
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
@@ -80,6 +83,60 @@ def test_spans_that_cannot_be_made_are_known_before_the_model_is_loaded(
     nowhere = EngineConfig.from_kwargs(model=str(tmp_path / "nothing"))
     with pytest.raises(MissingPackageError, match=r"--otlp-traces-endpoint.*foretoken\[otel\]"):
         serve(nowhere, server, print)
+
+
+def test_who_asks_while_it_drains_is_told_so(state: ServerState) -> None:
+    drain = Drain(0.0)
+    app = build_app(replace(state, draining=drain))
+
+    async def ask() -> httpx.Response:
+        transport, key = httpx.ASGITransport(app=app), {"authorization": "Bearer key"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"prompt": [1, 2], "max_tokens": 1}
+            return await client.post("/v1/completions", json=body, headers=key)
+
+    drain.begin()
+    answer = asyncio.run(ask())
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "draining" and answer.headers["retry-after"]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Whatever a test does to them, they are as before."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.usefixtures("handlers")
+def test_signals_drain_then_end_the_waiting_then_do_nothing(
+    state: ServerState, first: signal.Signals
+) -> None:
+    """From before anybody knows the URL until the process has gone."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    drain = Drain(600.0)
+    runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
+    with drained_by_signals(runner):
+        signal.raise_signal(first)
+        assert drain() and not drain.is_over
+        signal.raise_signal(signal.SIGTERM)
+        assert drain.is_over
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert signal.getsignal(number) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_a_lost_terminal_changes_nothing(state: ServerState) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    drain = Drain(600.0)
+    runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
+    with drained_by_signals(runner):
+        signal.raise_signal(signal.SIGHUP)
+        assert not drain()
 
 
 def test_the_address_that_is_printed(state: ServerState) -> None:

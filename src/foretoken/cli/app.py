@@ -5,6 +5,8 @@ Knows no subcommand's options. Unexpected exceptions keep their traceback: they 
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +25,7 @@ from foretoken.cli.serve import serve
 from foretoken.cli.train import train_app
 from foretoken.errors import ForetokenError
 from foretoken.extras import OptionalPackages
+from foretoken.hardware import check_temporary_folder
 from foretoken.logs import chosen_level
 
 
@@ -32,7 +35,7 @@ class ForetokenGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
         try:
-            with OptionalPackages("this command"):
+            with OptionalPackages("this command"), _temporary_folder():
                 result = super().invoke(ctx)
         except ForetokenError as error:
             print(f"foretoken: {error}", file=sys.stderr)
@@ -42,6 +45,17 @@ class ForetokenGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one row per subcommand."""
         write_commands(self, formatter)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """Within, its lack is a ConfigError, wherever it is found."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename is None:  # as the standard library raises it
+            check_temporary_folder()
+        raise
 
 
 app = typer.Typer(

@@ -15,6 +15,7 @@ import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
 from foretoken.cli.other_flags import other_settings
+from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
@@ -33,6 +34,8 @@ from foretoken.server.settings import KVEventsConfig, Limits, ServerConfig
 
 if TYPE_CHECKING:
     from foretoken.distributed.launched import LaunchedRank
+
+logger = logging.getLogger("foretoken")
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
@@ -203,6 +206,7 @@ def _serve(settings: dict[str, Any]) -> int:
     show_logs(formatter)
     for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
         handler.setFormatter(formatter)
+    _warn_if_open(server)
     if speculates_by_default(settings, config):
         speculation = default_speculation(config)
         if speculation is not None:
@@ -210,10 +214,10 @@ def _serve(settings: dict[str, Any]) -> int:
             config = replace(config, speculative_config=found)
     replicas = replicas_of(settings)
     if replicas is None:
-        return run(config, server, _say, others)
+        return run(config, server, say, others)
     from foretoken.replicas.run import serve_replicas
 
-    return serve_replicas(config, server, replicas, _say, log_format)
+    return serve_replicas(config, server, replicas, say, log_format)
 
 
 def _check_launch(
@@ -231,10 +235,6 @@ def _check_launch(
     require(
         "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed
     )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
@@ -268,12 +268,15 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if beside and speculation is None and not any(map(_names_a_drafter, beside)):
         speculation = {"method": AUTO}  # as where nothing is said
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
-    own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
-    own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE))
-    if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
-        own["api_keys"] = os.environ[API_KEY_VARIABLE].split(",")
+    own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or None)
+    own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE, "").strip() or None)
+    own.setdefault("api_keys", _keys_in(os.environ.get(API_KEY_VARIABLE, "")))
     for name in ("api_keys", "served_model_names", "allowed_hosts"):
-        own[name] = tuple(own.get(name, ()))
+        given = own.get(name, ())
+        ok = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+        shown = "..." if name == "api_keys" else given
+        require(name.removesuffix("s"), shown, ok, "text, or a list of texts, in quotation marks")
+        own[name] = tuple(given)
     if "kv_events" in own:
         several = any(name in settings for name in _REPLICAS)
         own["kv_events"] = _kv_events(own["kv_events"], several=several)
@@ -284,6 +287,31 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     except ConfigError as error:
         raise _as_flag(error, engine) from None
     return config, server
+
+
+def _keys_in(variable: str) -> tuple[str, ...]:
+    """The API keys of the environment.
+
+    Raises:
+        ConfigError: one of several is empty, which would let nobody in, or everybody.
+    """
+    keys = tuple(key.strip() for key in variable.split(","))
+    if keys == ("",):
+        return ()
+    require(API_KEY_VARIABLE, "...", all(keys), "keys with one comma between each two, none empty")
+    return keys
+
+
+def _warn_if_open(server: ServerConfig) -> None:
+    """Say that no key is asked for where that may not be meant."""
+    emptied = not (server.api_keys or os.environ.get(API_KEY_VARIABLE, "unset").strip())
+    if emptied or server.is_open:
+        why = f"{API_KEY_VARIABLE} is empty" if emptied else f"no --api-key, no {API_KEY_VARIABLE}"
+        logger.warning(
+            "no API key is asked for (%s): whoever reaches %s may ask",
+            why,
+            server.host or "0.0.0.0",
+        )
 
 
 def _kv_events(given: object, *, several: bool) -> KVEventsConfig:

@@ -151,7 +151,7 @@ def come(launch: LaunchedRank) -> int:
         RankLostError: rank 0 is not there.
         ForetokenError: what was to be done could not be.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with _reached(launch) as line:
         message, received, _, _ = socket.recv_fds(line, 1, MOST_RANKS)

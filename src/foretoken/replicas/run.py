@@ -1,6 +1,7 @@
 """Runs a front and its replicas until it is told to stop.
 
-SIGTERM and SIGINT: no new requests, running ones may finish, then the replicas end; exit code 0.
+SIGTERM, SIGINT and SIGHUP: no new requests, running ones may finish, then the replicas end; exit
+code 0.
 """
 
 import logging
@@ -22,7 +23,7 @@ from foretoken.replicas.relaying import RelayedRequests, RelayParts
 from foretoken.replicas.settings import PER_NODE, ReplicaConfig, ReplicaSpec
 from foretoken.server.routed.origin import INTERNAL_HEADER
 from foretoken.server.routed.report import PATH, Report
-from foretoken.server.run import bound, run_until_told, url_of
+from foretoken.server.run import bound, drained_by_signals, run_until_told, url_of
 from foretoken.server.settings import ServerConfig
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
@@ -66,10 +67,11 @@ def serve_replicas(
             listening.listen()
             asked = "asked for" if server.api_keys else "none"
             names = ", ".join(server.names_of(engine.model))
-            say(f"Serving {names} at {url_of(listening)}  (API at /v1, page at /)")
-            say(f"Replicas: {config.replicas}" + _words_of_count(config))
-            say(f"Speculation: {report.speculation}; API key: {asked}; stop with Ctrl-C")
-            return 0 if run_until_told(runner, listening) else 1
+            with drained_by_signals(runner):
+                say(f"Serving {names} at {url_of(listening)}  (API at /v1, page at /)")
+                say(f"Replicas: {config.replicas}" + _words_of_count(config))
+                say(f"Speculation: {report.speculation}; API key: {asked}; stop with Ctrl-C")
+                return 0 if run_until_told(runner, listening) else 1
 
 
 def front_server(state: FrontState) -> DrainingServer:

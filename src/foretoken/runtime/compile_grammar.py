@@ -184,7 +184,8 @@ def main(orders: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's are for the owner, who ends us
+        signal.signal(number, signal.SIG_IGN)
     threading.stack_size(_STACK_BYTES)
     compiling = threading.Thread(target=main, args=(sys.stdin.buffer, sys.stdout.buffer))
     compiling.start()

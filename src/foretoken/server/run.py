@@ -1,14 +1,15 @@
 """Runs the server until it is told to stop: sockets, signals, the lines printed at the start.
 
-SIGTERM and SIGINT: no new requests, running ones may finish, exit code 0. A lost engine: exit
-code 1, after every open request was answered.
+SIGTERM, SIGINT and SIGHUP: no new requests, running ones may finish, exit code 0. A lost engine:
+exit code 1, after every open request was answered.
 """
 
 import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from foretoken.config import EngineConfig
@@ -59,10 +60,11 @@ def serve(
         state = build_state(engine, server, drain, spans)
         runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
         listening.listen()  # who reads the URL may connect at once
-        for line in banner(state, listening):
-            say(line)
-        if not run_until_told(runner, listening):
-            return 1
+        with drained_by_signals(runner):
+            for line in banner(state, listening):
+                say(line)
+            if not run_until_told(runner, listening):
+                return 1
         return 0 if state.engine.stopped_cleanly else 1
 
 
@@ -109,11 +111,24 @@ def bound(server: ServerConfig) -> socket.socket:
     return listening
 
 
+@contextmanager
+def drained_by_signals(runner: DrainingServer) -> Iterator[None]:
+    """Signals that ask for an end drain `runner` from here on; afterwards they are ignored, since
+    the process ends anyway. SIGHUP is one of them unless it is ignored already, as under nohup."""
+    heard = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    for number in heard:
+        signal.signal(number, runner.handle_exit)
+    try:
+        yield
+    finally:
+        for number in heard:  # Python ends with the default ones in force, if any were ours
+            signal.signal(number, signal.SIG_IGN)
+
+
 def run_until_told(runner: DrainingServer, listening: socket.socket) -> bool:
-    """Serve until a signal; whether it began to. Signals beside those that the runner hears, at its
-    beginning and its end, are harmless."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    """Serve until `runner` is drained; whether it began to."""
     asyncio.run(runner.serve(sockets=[listening]))
     return runner.started
 

@@ -3,6 +3,7 @@
 Frozen and torch-free. The engine's own settings are in `foretoken.config`.
 """
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -116,10 +117,11 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        others = (key for key in (self.admin_key, self.internal_key) if key is not None)
-        for key in (*self.api_keys, *others):
-            ok = isinstance(key, str) and bool(key) and key.isascii() and key.isprintable()
-            require("api_key", "...", ok, "printable ASCII, at least one character")
+        allowed = "printable ASCII, at least one character, no space around it"
+        for name in ("api_key", "admin_key", "internal_key"):
+            keys = self.api_keys if name == "api_key" else (getattr(self, name),)
+            optional = () if name == "api_key" else (None,)
+            require(name, "...", all(key in optional or _is_key(key) for key in keys), allowed)
         levels = ", ".join(METRICS_LEVELS)
         level = self.per_request_metrics
         require("per_request_spec_decode_metrics", level, level in METRICS_LEVELS, levels)
@@ -127,6 +129,26 @@ class ServerConfig:
         require("tool_call_parser", self.tool_parser, self.tool_parser in TOOL_PARSERS, known)
         check_fields(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach it and no key is asked for."""
+        return not (self.api_keys or _is_here(self.host))
+
     def names_of(self, model: str) -> tuple[str, ...]:
         """Names that requests may give for `model`, the answered one first."""
         return self.served_model_names or (model,)
+
+
+def _is_key(given: object) -> bool:
+    """Whether a client can send it in a header as it is."""
+    if not isinstance(given, str):
+        return False
+    return given.isascii() and given.isprintable() and bool(given) and given == given.strip()
+
+
+def _is_here(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

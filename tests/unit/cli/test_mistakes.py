@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from foretoken import LLM
 from foretoken.cli.app import app
-from foretoken.errors import CheckpointError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.run_files import write_json
@@ -237,3 +239,24 @@ def _holds(said: str, words: str) -> bool:
     """Whether an answer has the words; one that has not is shown."""
     assert re.search(words, said), said
     return True
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["generate x", "serve demo --port 0 --speculative-config none",
+     "lab bench --server http://127.0.0.1:9 --workload demo --dry-run"],
+)  # fmt: skip
+def test_a_machine_without_a_temporary_folder(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is full, or all of it is read-only: PyTorch cannot even be used."""
+    missing = str(tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [missing])
+    monkeypatch.setenv("TMPDIR", missing)
+    monkeypatch.setattr("foretoken.logs.show_logs", lambda *_: None)
+    result = CliRunner().invoke(app, shlex.split(line))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"foretoken: TMPDIR: got {missing!r}; allowed: a folder that")
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        LLM("demo")

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
-from foretoken.cli.serve import served, speculation_of
+from foretoken.cli.serve import _serve, served, speculation_of
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT
@@ -49,6 +49,11 @@ def test_an_unknown_flag_is_an_error_that_suggests() -> None:
         ("metrics-prefix: a-b", "metrics_prefix"),
         ("otlp-traces-endpoint: localhost", "otlp_traces_endpoint"),
         ("max-queue: -1", "max_queue"),
+        ("api-key: 12345", "api_key"),
+        ("api-key: [k1, null]", "api_key"),
+        ("api-key: [k1, '']", "api_key"),
+        ("admin-key: ' k'", "admin_key"),
+        ("served-model-name: 5", "served_model_name"),
         ("[1, 2]", "mapping"),
         ("a: [", "YAML"),
     ],
@@ -141,3 +146,75 @@ def test_a_launcher_s_processes_are_those_that_share_the_model(
         monkeypatch.setenv(name, value)
     result = run("demo", *given)
     assert result.exit_code == 2 and named in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ("k1", ("k1",)),
+        ("k1, k2", ("k1", "k2")),
+        ("k1,k2 ,\tk3\n", ("k1", "k2", "k3")),
+        ("", ()),
+        (" \n", ()),
+    ],
+)
+def test_keys_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str, keys: tuple[str, ...]
+) -> None:
+    """As shells, compose files and mounted secrets write them."""
+    monkeypatch.setenv("FORETOKEN_API_KEY", given)
+    monkeypatch.setenv("FORETOKEN_ADMIN_KEY", given.split(",")[0] + "\n")
+    server = served({"model": "demo"})[1]
+    assert server.api_keys == keys and server.admin_key == (keys[0] if keys else None)
+
+
+@pytest.mark.parametrize("given", ["k1,", ",k1", "k1,,k2", "k1, ,k2", ","])
+def test_an_empty_key_among_several_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("FORETOKEN_API_KEY", given)
+    with pytest.raises(ConfigError, match="FORETOKEN_API_KEY: got .*none empty") as error:
+        served({"model": "demo"})
+    assert "k1" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["", " ", " k", "k\n", "k\xe9"])
+@pytest.mark.parametrize("option", ["api_key", "admin_key", "internal_key"])
+def test_a_key_that_no_client_can_send_is_an_error(option: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        served({"model": "demo", option: [key] if option == "api_key" else key})
+
+
+@pytest.mark.parametrize(
+    ("variable", "settings", "why"),
+    [
+        (None, {"host": "0.0.0.0"}, "no --api-key, no FORETOKEN_API_KEY"),
+        (None, {"host": "::"}, "no --api-key"),
+        (None, {"host": ""}, "whoever reaches 0.0.0.0 may ask"),
+        (None, {"host": "llm.example"}, "whoever reaches llm.example may ask"),
+        ("", {}, "FORETOKEN_API_KEY is empty"),
+        (" ", {"host": "0.0.0.0"}, "FORETOKEN_API_KEY is empty"),
+        (None, {}, None),
+        (None, {"host": "localhost"}, None),
+        (None, {"host": "::1"}, None),
+        ("k", {"host": "0.0.0.0"}, None),
+        ("", {"host": "0.0.0.0", "api_key": ["k"]}, None),
+    ],
+)
+def test_a_server_that_is_open_to_others_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str | None,
+    settings: dict[str, Any],
+    why: str | None,
+) -> None:
+    """Before the model is loaded, whoever serves."""
+    monkeypatch.delenv("FORETOKEN_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("FORETOKEN_API_KEY", variable)
+    monkeypatch.setattr("foretoken.logs.show_logs", lambda *_: None)
+    monkeypatch.setattr("foretoken.server.run.serve", lambda *_: 0)
+    with caplog.at_level("WARNING", "foretoken"):
+        assert _serve({"model": "demo", "speculative_config": "none", **settings}) == 0
+    assert caplog.text.count("no API key is asked for") == (why is not None)
+    assert (why or "") in caplog.text

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.errors import ConfigError
+from foretoken.http1 import Http1Protocol
 from foretoken.lab.http.timed import now
 from foretoken.lab.mock.faults import MockFaults, strikes
 from foretoken.lab.mock.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
@@ -285,7 +286,7 @@ def _server(app: ASGIApp) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http="httptools",
+        http=Http1Protocol,
         ws="none",
         lifespan="on",
         access_log=False,

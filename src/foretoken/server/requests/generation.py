@@ -243,7 +243,7 @@ def _check_admission(state: ServerState, num_choices: int) -> None:
     if num_choices > limits.max_n:
         raise Problem(400, f"n: got {num_choices} outputs in all; allowed: {limits.max_n}", "n")
     if state.draining():
-        raise Problem(503, "the server is going away", headers={"retry-after": "5"})
+        raise draining()
     if not state.engine.alive:
         raise Problem(503, "the engine has stopped")
     running = state.engine.engine.parts.config.max_num_seqs

@@ -1,6 +1,6 @@
 """One connection: what a client may send and hold before anything is known of it, and how it ends.
 
-uvicorn's protocol with bounds: the size of a head and the time of a whole request, half-closed
+The protocol with bounds: the size of a head and the time of a whole request, half-closed
 clients, and an end that does not reset what the client is still sending. Knows no endpoint.
 Invariants: a request that has not come whole within `client_timeout_s` is answered with 408 or
 closed; when there are too many connections, the one that has kept the server waiting longest goes,
@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from foretoken.http1 import Http1Protocol
 from foretoken.server.problems import Problem
 from foretoken.server.transport.line import Line, Taker, answer_of
 
@@ -36,7 +35,7 @@ class ConnectionLimits:
 
 
 @final
-class Connection(HttpToolsProtocol):
+class Connection(Http1Protocol):
     """Reads requests and writes answers, within limits."""
 
     def __init__(self, limits: ConnectionLimits, **given: Any) -> None:
@@ -117,23 +116,24 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """More of its URL."""
         super().on_url(url)
-        self._check_head(len(url))
+        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         super().on_header(name, value)
-        self._check_head(len(name) + len(value))
+        self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         """Its body begins."""
-        self._in_head = False
         super().on_headers_complete()
+        self._in_head = self._offers_upgrade
 
     def on_message_complete(self) -> None:
         """A request has been read."""
-        self._whole = True
-        self._stop_waiting()
         super().on_message_complete()
+        if not self._offers_upgrade:
+            self._whole = True
+            self._stop_waiting()
 
     def on_response_complete(self) -> None:
         """An answer has been written; what is left of its request must come soon."""
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called where the parser stopped."""
-        self.refuse(self._problem or Problem(400, "the request is not HTTP/1.1 as it should be"))
+        self.refuse(self._problem or Problem(400, msg))
 
     def hang_up(self) -> None:
         """Close, once what was written is out, and without resetting a client that still sends."""
@@ -280,7 +280,7 @@ class Connection(HttpToolsProtocol):
                 self._socket.write(b"3\r\n:\n\n\r\n")
         self.loop.call_later(wait_s, self._probe, min(2 * wait_s, _PROBES_S[1]))
 
-    def _check_head(self, more_bytes: int) -> None:
+    def _count_head(self, more_bytes: int) -> None:
         self._named_bytes += more_bytes
         if self._named_bytes > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
             self._problem = _head_too_large()

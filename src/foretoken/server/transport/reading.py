@@ -20,7 +20,7 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
     """Read a request's JSON as `kind`.
 
     Raises:
-        Problem: 413 too large, 415 not JSON, 400 malformed, with wrong fields or too
+        Problem: 413 too large, 415 not JSON or compressed, 400 malformed, with wrong fields or too
             many values, 499 gone.
     """
     return as_body(await read_json(request, max_bytes), kind)
@@ -30,8 +30,14 @@ async def read_json(request: Request, max_bytes: int) -> bytes:
     """A request's body, if it says that it is JSON and has no more values than are read at once.
 
     Raises:
-        Problem: 413 too large, 415 not JSON, 400 too many values, 499 gone.
+        Problem: 413 too large, 415 not JSON or compressed, 400 too many values, 499 gone.
     """
+    codings = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if codings not in ("", "identity"):
+        allowed = "identity: a body is not compressed"
+        headers = {"accept-encoding": "identity"}
+        raise Problem(415, f"content-encoding: got {codings[:200]!r}; allowed: {allowed}",
+                      headers=headers)  # fmt: skip
     unsaid = "application/json" if request.scope["foretoken.tenant"] is not None else ""
     media = request.headers.get("content-type", unsaid).split(";")[0].strip().lower()
     if media != "application/json":
