@@ -24,8 +24,10 @@ from foretoken.errors import ForetokenError
 
 logger = logging.getLogger("foretoken")
 
-HEAD = struct.Struct("!BQ")
-"""Before every order and answer: whether it refuses an order, and the bytes that follow."""
+ORDER = struct.Struct("!dQ")
+"""Before every order: seconds of processor time for it, and the bytes that follow."""
+ANSWER = struct.Struct("!?Q")
+"""Before every answer: whether it says why there is no text, and the bytes that follow."""
 MOST_CHARACTERS = 32 << 20
 """Of a text: no context holds as many."""
 MOST_RENDERS = 8
@@ -206,10 +208,10 @@ class _Process:
         until = time.monotonic() + _MOST_WAITED_S
         try:
             self._link.settimeout(_MOST_WAITED_S)
-            self._link.sendall(HEAD.pack(0, len(order)))
+            self._link.sendall(ORDER.pack(most_seconds(len(order)), len(order)))
             self._link.sendall(order)
             self._link.settimeout(_LOOK_S)
-            refused, length = HEAD.unpack(self._receive(HEAD.size, until, wanted))
+            refused, length = ANSWER.unpack(self._receive(ANSWER.size, until, wanted))
             if length > 4 * MOST_CHARACTERS:
                 return None
             text = self._receive(length, until, wanted).decode("utf-8", "surrogatepass")
@@ -218,7 +220,7 @@ class _Process:
             return None
         except (ConnectionError, UnicodeDecodeError):
             return None
-        return bool(refused), text
+        return refused, text
 
     def _receive(self, count: int, until: float, wanted: Callable[[], bool]) -> bytearray:
         """So many bytes."""

@@ -29,7 +29,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from foretoken.text.renderers import HEAD, MOST_CHARACTERS, most_seconds
+from foretoken.text.renderers import ANSWER, MOST_CHARACTERS, ORDER
 
 MOST_BYTES = 512 << 20
 """Address space of the process."""
@@ -91,20 +91,29 @@ def _compiled(source: str) -> _Template:
 
 def _reads_parts(tree: nodes.Template) -> bool:
     """Whether a template goes through the parts of a message's content by itself."""
-
-    def is_content(node: nodes.Node, names: frozenset[str] = frozenset()) -> bool:
-        if isinstance(node, nodes.Getattr):
-            return node.attr == "content"
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-        return isinstance(node, nodes.Name) and node.name in {"content", *names}
-
-    named = frozenset(
+    named = {
         one.target.name
         for one in tree.find_all(nodes.Assign)
-        if isinstance(one.target, nodes.Name) and is_content(one.node)
-    )
-    return any(is_content(loop.iter, named) for loop in tree.find_all(nodes.For))
+        if isinstance(one.target, nodes.Name) and _is_content(one.node)
+    }
+    given = {one.name for macro in tree.find_all(nodes.Macro) for one in macro.args}
+    named |= given & {"content"}
+    loops = [loop.iter for loop in tree.find_all(nodes.For)]
+    return any(_is_content(one) or (isinstance(one, nodes.Name) and one.name in named)
+               for one in map(_unfiltered, loops))  # fmt: skip
+
+
+def _unfiltered(node: nodes.Node) -> nodes.Node:
+    while isinstance(node, nodes.Filter) and node.node is not None:
+        node = node.node
+    return node
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    return isinstance(key, nodes.Const) and key.value == "content"
 
 
 def _call(call: Any) -> Any:
@@ -198,12 +207,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def main(link: socket.socket) -> None:
     """Answer order after order, each within its time; past that the kernel ends the process."""
     orders = link.makefile("rb")
-    while len(head := orders.read(HEAD.size)) == HEAD.size:
-        _, length = HEAD.unpack(head)
-        signal.setitimer(signal.ITIMER_PROF, most_seconds(length))
+    while len(head := orders.read(ORDER.size)) == ORDER.size:
+        seconds, length = ORDER.unpack(head)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         refused, answer = answer_to(orders.read(length))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        link.sendall(HEAD.pack(refused, len(answer)))
+        link.sendall(ANSWER.pack(refused, len(answer)))
         link.sendall(answer)
 
 
