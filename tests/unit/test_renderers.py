@@ -117,6 +117,29 @@ def test_renders_that_take_long_get_company(monkeypatch: pytest.MonkeyPatch) -> 
     assert renderers.ask(PLAIN) == "hi"
 
 
+@pytest.mark.usefixtures("patient")
+def test_a_render_that_takes_long_steps_back_for_good() -> None:
+    """What it makes counts, however long it takes; its process is not used again."""
+    renderers = Renderers()
+    renderers.warm_up()
+    process = only_process(renderers)
+    seen: list[int] = []
+
+    def wanted() -> bool:
+        seen.append(os.getpriority(os.PRIO_PROCESS, process._child.pid))
+        return seen[-1] == seen[0]
+
+    with pytest.raises(ForetokenError):
+        renderers.ask(NEVER, wanted)
+    assert seen[-1] > os.getpriority(os.PRIO_PROCESS, 0)
+    long = order_of("{% for i in range(9000) %}{% for j in range(999) %}{% endfor %}{% endfor %}hi",
+                    {"messages": []})  # fmt: skip
+    renderers.warm_up()
+    process = only_process(renderers)
+    assert renderers.ask(long) == "hi"
+    assert process.exit_code is not None and only_process(renderers) is not process
+
+
 def test_short_renders_share_processes() -> None:
     renderers = Renderers()
     with ThreadPoolExecutor(16) as pool:
@@ -189,8 +212,8 @@ def test_a_process_ends_with_its_owner_and_answers_before() -> None:
     with ours, ours.makefile("rb") as answers:
         for _ in range(2):
             ours.sendall(ORDER.pack(5.0, len(PLAIN)) + PLAIN)
-            refused, length = ANSWER.unpack(answers.read(ANSWER.size))
-            assert not refused and answers.read(length) == b"hi"
+            refused, last, length = ANSWER.unpack(answers.read(ANSWER.size))
+            assert not refused and not last and answers.read(length) == b"hi"
     assert child.wait(60) == 0
 
 
@@ -206,9 +229,9 @@ def test_a_process_is_light() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda: ANSWER.pack(False, 1 << 62),
-        lambda: ANSWER.pack(False, 1) + b"\xff",
-        lambda: ANSWER.pack(False, 9) + b"short",
+        lambda: ANSWER.pack(False, False, 1 << 62),
+        lambda: ANSWER.pack(False, False, 1) + b"\xff",
+        lambda: ANSWER.pack(False, False, 9) + b"short",
         lambda: b"\x00",
     ],
 )

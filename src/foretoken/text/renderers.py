@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, final
 
 from foretoken.errors import ForetokenError
@@ -26,8 +27,9 @@ logger = logging.getLogger("foretoken")
 
 ORDER = struct.Struct("!dQ")
 """Before every order: seconds of processor time for it, and the bytes that follow."""
-ANSWER = struct.Struct("!?Q")
-"""Before every answer: whether it says why there is no text, and the bytes that follow."""
+ANSWER = struct.Struct("!??Q")
+"""Before every answer: whether it says why there is no text, whether its process takes no more
+orders, and the bytes that follow."""
 MOST_CHARACTERS = 32 << 20
 """Of a text: no context holds as many."""
 MOST_RENDERS = 8
@@ -82,7 +84,7 @@ class Renderers:
             ForetokenError: no process can be started.
         """
         with self._changed:
-            if not self._idle and not self._num_busy:
+            if not self._idle and self._num_busy < MOST_RENDERS:
                 self._idle.append(_Process())
 
     def ask(self, order: bytes, wanted: Callable[[], bool] = always) -> str:
@@ -104,7 +106,7 @@ class Renderers:
             try:
                 answer = process.ask(order, wanted)
             finally:
-                self._give_back(process, usable=answer is not None)
+                self._give_back(process, usable=answer is not None and not process.is_done)
             if answer is not None:
                 refused, text = answer
                 if refused:
@@ -136,22 +138,23 @@ class Renderers:
         try:
             return _Process()
         except BaseException:
-            self._leave()
+            with self._changed:
+                self._num_busy -= 1
             raise
 
     def _give_back(self, process: "_Process", *, usable: bool) -> None:
-        if not usable or len(self._idle) >= _MOST_KEPT:
+        """Take a process back; in place of one that is of no use the next is started at once."""
+        kept = usable and len(self._idle) < _MOST_KEPT
+        if not kept:
             process.end()
-            self._leave()
-        else:
-            self._leave(process)
-
-    def _leave(self, process: "_Process | None" = None) -> None:
         with self._changed:
             self._num_busy -= 1
-            if process is not None:
+            if kept:
                 self._idle.append(process)
             self._changed.notify()
+        if not usable:
+            with suppress(ForetokenError):  # who needs it will try again, and say so
+                self.warm_up()
 
 
 @final
@@ -166,6 +169,8 @@ class _Process:
         """
         self._owner = os.getpid()
         self._slow = False
+        self.is_done = False
+        """Whether it takes no more orders."""
         ours, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -211,7 +216,7 @@ class _Process:
             self._link.sendall(ORDER.pack(most_seconds(len(order)), len(order)))
             self._link.sendall(order)
             self._link.settimeout(_LOOK_S)
-            refused, length = ANSWER.unpack(self._receive(ANSWER.size, until, wanted))
+            refused, self.is_done, length = ANSWER.unpack(self._receive(ANSWER.size, until, wanted))
             if length > 4 * MOST_CHARACTERS:
                 return None
             text = self._receive(length, until, wanted).decode("utf-8", "surrogatepass")

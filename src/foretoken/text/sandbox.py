@@ -33,6 +33,10 @@ from foretoken.text.renderers import ANSWER, MOST_CHARACTERS, ORDER
 
 MOST_BYTES = 512 << 20
 """Address space of the process."""
+_SHORT_S = 0.1
+"""Seconds of processor time that a render has on a par with everybody else."""
+_STEP = 10
+"""Of niceness: a tenth of what others have, where all want a processor."""
 _LONGEST_REASON = 500
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an answer's reasoning; templates read the first or the second."""
@@ -205,14 +209,26 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def main(link: socket.socket) -> None:
-    """Answer order after order, each within its time; past that the kernel ends the process."""
+    """Answer order after order, each within its time; past that the kernel ends the process. One
+    that takes long steps back behind whatever else runs, and is the last: there is no way forward.
+    """
+    last = False
+
+    def step_back(*_: object) -> None:
+        nonlocal last
+        last = True
+        os.nice(_STEP)
+
+    signal.signal(signal.SIGVTALRM, step_back)
     orders = link.makefile("rb")
     while len(head := orders.read(ORDER.size)) == ORDER.size:
         seconds, length = ORDER.unpack(head)
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _SHORT_S)
         refused, answer = answer_to(orders.read(length))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        link.sendall(ANSWER.pack(refused, len(answer)))
+        link.sendall(ANSWER.pack(refused, last, len(answer)))
         link.sendall(answer)
 
 
@@ -220,7 +236,7 @@ def _confine() -> None:
     """Take the bounds that hold whatever is ordered."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF, signal.SIGVTALRM})
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # short of memory, the kernel is to end us and not the owner
