@@ -162,7 +162,10 @@ def test_arguments_are_objects_whether_they_come_as_json_or_not(tmp_path: Path) 
 
 def test_parts_are_left_to_a_template_that_goes_through_them(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    chat = [{"role": "user", "content": parts}, {"role": "user", "content": "three"}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "user", "content": "three"},
+    ]
     theirs, own = both_of(folder_of(tmp_path, PARTS))
     text = theirs.apply_chat_template(chat, tokenize=False)
     assert own.chat_text(chat) == text == "[user]onetwo[user]three"

@@ -33,7 +33,8 @@ def test_calls_whose_content_is_null() -> None:
     assert made["content"] == ""
     functions = [call["function"] for call in made["tool_calls"]]
     assert functions == [CALL, {"name": "g", "arguments": {}}, {"name": "h", "arguments": {}}]
-    for none in (None, []):
+    nothing: tuple[Any, ...] = (None, [])
+    for none in nothing:
         [made] = conversation_of([{"role": "assistant", "content": "x", "tool_calls": none}])
         assert made == {"role": "assistant", "content": "x"}
 

@@ -208,7 +208,7 @@ def test_a_process_ends_with_its_owner_and_answers_before() -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", "foretoken.text.sandbox"]
     with theirs:
-        child = subprocess.Popen(command, stdin=theirs)
+        child = subprocess.Popen(command, stdin=theirs.fileno())
     with ours, ours.makefile("rb") as answers:
         for _ in range(2):
             ours.sendall(ORDER.pack(5.0, len(PLAIN)) + PLAIN)

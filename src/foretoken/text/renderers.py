@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, final
 
 from foretoken.errors import ForetokenError
@@ -59,7 +59,8 @@ def order_of(source: str, given: Mapping[str, Any] | None) -> bytes:
     Raises:
         ValueError: it is nested too deeply.
     """
-    return marshal.dumps((source, given))
+    order: Any = (source, given)
+    return marshal.dumps(order)
 
 
 def always() -> bool:
@@ -171,22 +172,21 @@ class _Process:
         self._slow = False
         self.is_done = False
         """Whether it takes no more orders."""
-        ours, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         command = [sys.executable, "-P", "-m", "foretoken.text.sandbox"]
         nowhere = subprocess.DEVNULL
-        try:
-            self._child = subprocess.Popen(
-                command, stdin=theirs, stdout=nowhere, stderr=nowhere, env=kept
-            )
-        except OSError as error:
-            ours.close()
-            raise ForetokenError(f"no process to fill chat templates in: {error}") from error
-        finally:
+        with ExitStack() as opened:
+            try:
+                self._link, theirs = (opened.enter_context(end) for end in socket.socketpair())
+                self._child: subprocess.Popen[bytes] = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere, env=kept
+                )
+            except OSError as error:
+                raise ForetokenError(f"no process to fill chat templates in: {error}") from error
+            opened.pop_all()
             theirs.close()
-        self._link = ours
-        self.end = weakref.finalize(self, _end, self._child, ours, self._owner)
+        self.end = weakref.finalize(self, _end, self._child, self._link, self._owner)
         """End it, whatever it does; a second time is fine."""
 
     @property
