@@ -17,6 +17,7 @@ from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
 from foretoken.shared_engine import SharedEngine
+from foretoken.text.conversation import conversation_of
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
 from foretoken.types.llm_inputs import (
@@ -132,7 +133,7 @@ class LLM:
         prompts = [
             {
                 "prompt_token_ids": tokenizer.apply_chat_template(
-                    conversation, add_generation_prompt=add_generation_prompt
+                    conversation_of(conversation), add_generation_prompt=add_generation_prompt
                 )
             }
             for conversation in conversations

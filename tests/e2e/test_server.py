@@ -87,8 +87,8 @@ def test_content_may_come_in_parts(client: openai.OpenAI) -> None:
         )
         return answer.choices[0].message.content
 
-    parts = [{"type": "text", "text": "Write "}, {"type": "text", "text": "a stack."}]
-    assert ask(parts) == ask("Write a stack.")
+    parts = [{"type": "text", "text": "Write"}, {"type": "text", "text": "a stack."}]
+    assert ask(parts) == ask("Write\na stack.")
 
 
 def test_n_prompts_and_samples(client: openai.OpenAI) -> None:

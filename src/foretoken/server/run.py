@@ -55,6 +55,7 @@ def serve(
         engine = build_engine(config, others=others)
         warm_up(engine)
         if engine.parts.tokenizer is not None:
+            engine.parts.tokenizer.prepare_chat()
             logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)

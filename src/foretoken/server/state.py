@@ -15,6 +15,7 @@ from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.routed.origin import RequestOrigin
 from foretoken.server.routed.pace import ServerPace
 from foretoken.server.settings import ServerConfig
+from foretoken.text.renderers import MOST_RENDERS
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types.fingerprint import Fingerprint
 
@@ -50,11 +51,16 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )
     """Where grammars are compiled, one at a time."""
+    rendering: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MOST_RENDERS, "foretoken-templates")
+    )
+    """Where chat templates are waited for: one that takes long holds up nothing else."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:
         """Stop what runs beside the engine; a grammar that is being compiled is refused."""
-        self.compiling.shutdown(wait=False, cancel_futures=True)
+        for executor in (self.compiling, self.rendering):
+            executor.shutdown(wait=False, cancel_futures=True)
         self.engine.engine.parts.grammars.stop()
 
     @property

@@ -2,27 +2,24 @@
 
 Renders with jinja2 to the same text as transformers (tests/golden/test_chat_template.py), whose
 import takes seconds. Everything is read when it is made; the folder may go afterwards. Templates
-come with models and are not trusted: the environment is jinja2's sandbox. Knows no token ids.
+come with models and are not trusted: none is read by jinja2 in this process. Knows no token ids.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from foretoken.errors import PromptError
-
-if TYPE_CHECKING:
-    from jinja2.sandbox import SandboxedEnvironment
+from foretoken.text.renderers import Renderers, always, order_of
 
 _SPECIALS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 _OWN = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that a request has fields for."""
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send an answer's reasoning; templates read the first or the second."""
+_TOKEN = re.compile(r"\b\w+_token\b")
 
 
 @final
@@ -31,10 +28,9 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], specials: Mapping[str, str]) -> None:
         """Templates by name, of which `default` is used, and `tool_use` where there are tools."""
-        self._environment = _environment()
+        self.renderers = Renderers()
         self._specials = dict(specials)
         self._sources = dict(sources)
-        self._templates: dict[str, Any] = {}
 
     @classmethod
     def of_folder(cls, folder: Path, config: Mapping[str, Any]) -> "ChatTemplate | None":
@@ -58,56 +54,56 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
+        wanted: Callable[[], bool] = always,
     ) -> str:
         """The text of a conversation.
 
         Args:
-            messages: of plain JSON values; keys whose value is None count as left out.
+            messages: of plain JSON values; keys whose value is None count as left out, and
+                arguments of tool calls may be the JSON of an object.
             add_generation_prompt: whether the answer is to begin at the end of the text.
             tools: as OpenAI writes them; what becomes of them is the template's affair.
             variables: more for the template, such as `enable_thinking`.
+            wanted: asked now and then; when it says no, the text is not made to the end.
 
         Raises:
-            PromptError: the template rejects the conversation, or is broken itself.
+            PromptError: the template rejects the conversation, is broken itself, or takes more time
+                or memory than a text may.
+            ForetokenError: there is no process to render in, or the text is not wanted any more.
         """
-        import jinja2
-
         for name in variables:
             if name in _OWN:
                 allowed = "names that are no fields of the request"
                 raise PromptError("chat_template_kwargs", name, allowed)
         if not messages:
             raise PromptError("messages", messages, "at least one message")
+        given = {**self._specials, **variables, "messages": messages, "documents": None}
+        given |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            chat = [_message(message) for message in messages]
-            given = {**self._specials, **variables, "messages": chat, "documents": None}
-            given |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
-            text: str = self._template(tools).render(_plain(given))
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError,
-                RecursionError, TypeError, ValueError) as error:  # fmt: skip
-            raise PromptError("messages", messages, f"what the template takes: {error}") from error
-        return text
+            _check_messages(messages)
+            order = order_of(self._source(tools), _plain(given))
+            return self.renderers.ask(order, wanted)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise PromptError("messages", f"{len(messages)} messages", str(error)) from error
 
-    def _template(self, tools: object) -> Any:
+    def _source(self, tools: object) -> str:
         name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise ValueError(f"there is no {name} among {', '.join(self._sources)}")
-        if name not in self._templates:
-            self._templates[name] = self._environment.from_string(self._sources[name])
-        return self._templates[name]
+        return self._sources[name]
 
     def unknown_tokens(self, config: Mapping[str, Any]) -> set[str]:
         """Tokens that a template names and the folder's files do not: their values are defaults of
         transformers' classes."""
-        from jinja2 import TemplateSyntaxError, meta
-
+        known = {*self._specials, *(name for name in config if name in _SPECIALS)}
         named: set[str] = set()
         for source in self._sources.values():
+            if set(_TOKEN.findall(source)) <= known:
+                continue  # what most templates are: no process has to read them for this
             try:
-                named |= meta.find_undeclared_variables(self._environment.parse(source))
-            except TemplateSyntaxError:
+                named |= set(self.renderers.ask(order_of(source, None)).split("\n"))
+            except ValueError:
                 continue
-        known = {*self._specials, *(name for name in config if name in _SPECIALS)}
         return {name for name in named if name.endswith("_token")} - known
 
 
@@ -141,15 +137,10 @@ def _specials(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(text) for name, text in texts.items() if text is not None}
 
 
-def _message(message: object) -> dict[str, Any]:
-    """A message without what is None, its reasoning under the names that templates read."""
-    if not isinstance(message, Mapping):
-        raise TypeError(f"a message is a dictionary, not {type(message).__name__}")
-    fields = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((fields[name] for name in _REASONING if name in fields), None)
-    if reasoning is not None:
-        fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
-    return fields
+def _check_messages(messages: Sequence[object]) -> None:
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise TypeError(f"dictionaries, not {type(message).__name__}")
 
 
 def _plain(value: Any) -> Any:
@@ -161,70 +152,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     raise TypeError(f"plain values, not {type(value).__name__}")
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is; jinja2's own filter writes it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _environment() -> "SandboxedEnvironment":
-    """jinja2 as chat templates expect it."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    @final
-    class GenerationBlock(Extension):
-        """`{% generation %}`: marks the answers for training, and prints what is in it."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            """The tag and its content."""
-            line = next(parser.stream).lineno
-            content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            block = nodes.CallBlock(self.call_method("_print"), [], [], content)
-            return block.set_lineno(line)
-
-        def _print(self, caller: Any) -> Any:
-            return caller()
-
-    @final
-    class Variables(Namespace):
-        """`namespace()`, without names that begin with an underscore."""
-
-        def __setitem__(self, name: str, value: object) -> None:
-            """Set a variable."""
-            if name.startswith("_"):
-                raise SecurityError(f"a template may not set {name!r}")
-            super().__setitem__(name, value)
-
-    def namespace(*args: Any, **kwargs: Any) -> Variables:
-        made = Variables()
-        for name, value in dict(*args, **kwargs).items():
-            made[name] = value
-        return made
-
-    def fail(message: str) -> None:
-        raise TemplateError(message)
-
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = fail
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    made.globals["namespace"] = namespace
-    return made

@@ -6,7 +6,7 @@ a tokenizer is made.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.reach import token_reach
+from foretoken.text.renderers import always
 
 __all__ = ["Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
@@ -144,11 +145,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        wanted: Callable[[], bool] = always,
     ) -> str:
-        """The text of a conversation, as `apply_chat_template` encodes it.
+        """The text of a conversation, as `apply_chat_template` encodes it; ended early once
+        `wanted` says no.
 
         Raises:
-            PromptError: the model has no chat template, or it rejects the messages.
+            PromptError: the model has no chat template, or it rejects the messages, or it takes
+                more time or memory than it may.
+            ForetokenError: there is no process to fill templates in, or the text is not wanted.
         """
         if self._chat is None:
             raise PromptError("messages", messages, "a model with a chat template")
@@ -157,7 +162,17 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             variables=variables or {},
+            wanted=wanted,
         )
+
+    def prepare_chat(self) -> None:
+        """Have the first conversation find ready what fills the chat template, if there is one.
+
+        Raises:
+            ForetokenError: there is no process to fill templates in.
+        """
+        if self._chat is not None:
+            self._chat.renderers.warm_up()
 
     def _special(self, name: str) -> int | None:
         token = self._config.get(name)

@@ -21,6 +21,7 @@ from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
 from foretoken.server.tools.choice import ToolPlan, plan_tools
 from foretoken.server.tools.messages import ChoiceMessage
+from foretoken.server.transport.events import unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason
 
@@ -35,12 +36,15 @@ async def chat_completions(request: Request) -> ASGIApp:
     check_texts(state, body)
     plan = plan_tools(body, state.config.tool_parser)
     params = chat_params(body, state.config.limits, plan.structure)
-    prompt = await chat_prompt(
-        state,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        tools=plan.tools,
-        variables=body.template_variables,
+    prompt = await unless_gone(
+        request,
+        chat_prompt(
+            state,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            tools=plan.tools,
+            variables=body.template_variables,
+        ),
     )
 
     def writer(generation: Generation) -> ChoiceWriter:

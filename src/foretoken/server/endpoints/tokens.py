@@ -12,7 +12,7 @@ from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import to_json
+from foretoken.server.transport.events import to_json, unless_gone
 from foretoken.server.transport.reading import read_body
 
 _MOST_CHARACTERS = 1 << 18
@@ -29,11 +29,14 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise PromptError("prompt", None, "either prompt or messages")
     if body.messages is not None:
-        prompt = await chat_prompt(
-            state,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            variables=body.chat_template_kwargs,
+        prompt = await unless_gone(
+            request,
+            chat_prompt(
+                state,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                variables=body.chat_template_kwargs,
+            ),
         )
         ids = prompt.ids
     else:

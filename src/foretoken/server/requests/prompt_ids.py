@@ -5,6 +5,7 @@ encoded off the loop.
 """
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from foretoken.errors import ContextError, PromptError
 from foretoken.server.problems import Problem
 from foretoken.server.schemas import CompletionBody, GenerationBody, Message, Tool
 from foretoken.server.state import ServerState
+from foretoken.text.conversation import conversation_of
 from foretoken.text.tokenizer import Tokenizer
 
 _ENCODED_AT_ONCE = 2000
@@ -102,24 +104,29 @@ async def chat_prompt(
     tools: Sequence[Tool] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> PromptIds:
-    """A conversation through the model's chat template.
+    """A conversation through the model's chat template. Cancelled, it is not rendered to the end.
 
     Raises:
         PromptError: there is no template, it rejects the messages, or they cannot fit.
     """
     tokenizer = tokenizer_of(state)
+    gone = threading.Event()
 
-    def run() -> list[int]:
-        text = tokenizer.chat_text(
-            [_plain(message) for message in messages],
+    def run() -> str:
+        return tokenizer.chat_text(
+            conversation_of([message.model_dump(exclude_none=True) for message in messages]),
             add_generation_prompt=add_generation_prompt,
             tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
             variables=variables,
+            wanted=lambda: not gone.is_set(),
         )
-        check_fits(state, "messages", text, _most_tokens(state))
-        return tokenizer.encode(text, add_special_tokens=False)
 
-    return _within(state, PromptIds(await asyncio.to_thread(run)))
+    try:
+        text = await asyncio.get_running_loop().run_in_executor(state.rendering, run)
+    finally:
+        gone.set()
+    check_fits(state, "messages", text, _most_tokens(state))
+    return _within(state, PromptIds(await encode(state, text, special=False)))
 
 
 def _most_tokens(state: ServerState) -> int:
@@ -133,19 +140,3 @@ def _within(state: ServerState, prompt: PromptIds) -> PromptIds:
     if most is not None and len(prompt.ids) > most:
         raise ContextError("prompt", f"{len(prompt.ids)} tokens", f"at most {most} on this server")
     return prompt
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates take it: parts of text joined."""
-    fields = message.model_dump(exclude_none=True)
-    if isinstance(message.content, list):
-        fields["content"] = "".join(_text(part) for part in message.content)
-    return fields
-
-
-def _text(part: dict[str, Any]) -> str:
-    text = part.get("text")
-    if part.get("type") != "text" or not isinstance(text, str):
-        given = str(part.get("type"))[:50]
-        raise PromptError("messages.content.type", given, "text (others: not yet built)")
-    return text

@@ -13,6 +13,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
+from foretoken.text.conversation import conversation_of
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.settings import DataSettings
 
@@ -135,9 +136,11 @@ def token_ids(record: Any, tokenizer: Tokenizer | None, *, whole: bool = False) 
         if not _are_messages(messages):
             return None
         if whole:
-            return tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+            return tokenizer.apply_chat_template(
+                conversation_of(messages), add_generation_prompt=False
+            )
         asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-        return tokenizer.apply_chat_template(asked) if asked else None
+        return tokenizer.apply_chat_template(conversation_of(asked)) if asked else None
     text = record.get("prompt", record.get("text"))
     return tokenizer.encode(text) if isinstance(text, str) and text else None
 
