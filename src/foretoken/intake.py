@@ -12,7 +12,7 @@ from typing import final
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
-from foretoken.errors import ContextError, ParameterError, PromptError
+from foretoken.errors import ContextError, ParameterError, PromptError, named_as
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.resuming import with_resumed_text
 from foretoken.runtime.scheduling.scheduler import Scheduler
@@ -153,7 +153,8 @@ class Intake:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if self.tokenizer is None or not params.bad_words:
             return ()
-        return self.tokenizer.bad_words_ids(params.bad_words)
+        with named_as({"text": "bad_words"}):
+            return self.tokenizer.bad_words_ids(params.bad_words)
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
         given = params.prediction
@@ -162,7 +163,8 @@ class Intake:
         if isinstance(given, str):
             if self.tokenizer is None:
                 raise ParameterError("prediction", given, "token ids: there is no tokenizer")
-            return tuple(self.tokenizer.encode(given, add_special_tokens=False))
+            with named_as({"text": "prediction"}):
+                return tuple(self.tokenizer.encode(given, add_special_tokens=False))
         worst = max(given, default=0)
         if worst >= self.vocab_size:
             raise ParameterError("prediction", worst, f"0 to {self.vocab_size - 1}")

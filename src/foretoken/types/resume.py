@@ -53,10 +53,10 @@ class Resume:
         if not isinstance(given, Mapping):
             raise ParameterError("resume", given, f"a dictionary with {', '.join(known)}")
         for key, value in given.items():
-            if key not in known:
+            if key not in known and value is not None:
                 name = key if isinstance(key, str) else "(a key that is no text)"
                 raise ParameterError(f"resume.{name}", value, one_of(name, known))
-        return cls(**given)
+        return cls(**{key: value for key, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         """Check types; turn the ids into a tuple."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.engine import Engine
+from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.proposers.lookup.suffix.texts import CachedText
@@ -31,9 +32,10 @@ async def write_speculation(request: Request) -> Response:
     """Put another policy in force from the next step on; fields left out are as configured."""
     state = state_of(request)
     body = await read_body(request, SpeculationBody, state.config.limits.max_body_bytes)
-    policy = Speculation.of(body.model_dump())
-    assert policy is not None, "made of a dictionary"
-    await state.engine.call(lambda engine: engine.set_speculation(policy))
+    with named_as({"speculation": ""}):
+        policy = Speculation.of(body.model_dump())
+        assert policy is not None, "made of a dictionary"
+        await state.engine.call(lambda engine: engine.set_speculation(policy))
     return Response(to_json(await _describe(state)), media_type="application/json")
 
 

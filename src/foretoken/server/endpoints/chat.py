@@ -6,6 +6,7 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
     TokenTexts,
     chat_logprobs,
@@ -34,19 +35,20 @@ async def chat_completions(request: Request) -> ASGIApp:
     check_model(state, body.model)
     check_texts(state, body)
     plan = plan_tools(body, state.config.tool_parser)
-    params = chat_params(body, state.config.limits, plan.structure)
-    prompt = await chat_prompt(
-        state,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        tools=plan.tools,
-        variables=body.template_variables,
-    )
 
     def writer(generation: Generation) -> ChoiceWriter:
         return _ChatWriter(generation, body, plan)
 
-    return await respond(request, body, [prompt], params, _SHAPE, writer)
+    with named_as(body.typed_names):
+        params = chat_params(body, state.config.limits, plan.structure)
+        prompt = await chat_prompt(
+            state,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            tools=plan.tools,
+            variables=body.template_variables,
+        )
+        return await respond(request, body, [prompt], params, _SHAPE, writer)
 
 
 @final

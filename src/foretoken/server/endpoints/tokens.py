@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretoken.errors import PromptError
+from foretoken.errors import PromptError, named_as
 from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
@@ -27,14 +27,16 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise PromptError("prompt", None, "either prompt or messages")
+        given = "neither" if body.prompt is None else "prompt and messages"
+        raise PromptError("prompt", given, "either prompt or messages")
     if body.messages is not None:
-        prompt = await chat_prompt(
-            state,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            variables=body.chat_template_kwargs,
-        )
+        with named_as({"prompt": "messages"}):
+            prompt = await chat_prompt(
+                state,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                variables=body.chat_template_kwargs,
+            )
         ids = prompt.ids
     else:
         text = body.prompt or ""

@@ -113,7 +113,9 @@ async def chat_prompt(
         text = tokenizer.chat_text(
             [_plain(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
-            tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
+            tools=None
+            if tools is None
+            else [tool.model_dump(exclude_unset=True) for tool in tools],
             variables=variables,
         )
         check_fits(state, "messages", text, _most_tokens(state))
