@@ -26,7 +26,8 @@ with both numbers.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 _WORDS = re.compile(r"[\w./-]+(, [\w./-]+)+")
 
@@ -82,7 +83,7 @@ class _FieldError(ForetokenError):
         self.allowed = allowed
         if isinstance(given, str) and _WORDS.fullmatch(allowed):
             allowed = one_of(given, allowed.split(", "))
-        super().__init__(f"{field}: got {_shown(given)}; allowed: {allowed}")
+        super().__init__(f"{field}: got {shown(given)}; allowed: {allowed}")
 
 
 def one_of(given: object, words: Iterable[str]) -> str:
@@ -98,13 +99,13 @@ def nearest(given: object, words: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def _shown(given: object) -> str:
+def shown(given: object) -> str:
     """What was given, shortened; an integer of thousands of digits, for one, has no repr."""
     try:
-        shown = repr(given)
+        text = repr(given)
     except Exception:  # noqa: BLE001 - a value that cannot be shown must not hide the mistake
-        shown = f"a value of type {type(given).__name__}"
-    return shown if len(shown) <= 200 else shown[:197] + "..."
+        text = f"a value of type {type(given).__name__}"
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 class ConfigError(_FieldError):
@@ -143,6 +144,23 @@ class CapacityError(RequestError):
     """A single request needs more KV cache than there is in total."""
 
     http_status = 413
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Within, errors about requests name fields as the user has typed them.
+
+    Args:
+        names: from our name of a field, with all that it contains, to the user's.
+    """
+    try:
+        yield
+    except RequestError as error:
+        inner = next((one for one in names if f"{error.field}.".startswith(f"{one}.")), None)
+        if inner is None:
+            raise
+        field = (names[inner] + error.field.removeprefix(inner)).removeprefix(".")
+        raise type(error)(field, error.given, error.allowed) from error
 
 
 class ModelError(_FieldError):

@@ -12,12 +12,13 @@ from typing import final
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
-from foretoken.errors import ContextError, ParameterError, PromptError
+from foretoken.errors import ContextError, ParameterError, PromptError, named_as
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.resuming import with_resumed_text
 from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Request, Resume, SamplingParams, Speculation
+from foretoken.types.scalars import plain
 
 
 @final
@@ -58,16 +59,16 @@ class Intake:
                 cannot be gone on with.
             CapacityError: the prompt can never fit the KV cache.
         """
-        self._check_prompt(prompt_token_ids)
+        ids = self._prompt_ids(prompt_token_ids)
         self._check_ids(params)
         prediction_ids = self._prediction(params)
         self._check_speculation(params, bool(prediction_ids))
-        room = self.config.max_model_len - len(prompt_token_ids)
+        room = self.config.max_model_len - len(ids)
         stop_ids = frozenset(params.stop_token_ids or ())
         eos_ids = self.eos_token_ids
         request = Request(
             request_id=request_id,
-            prompt_token_ids=tuple(prompt_token_ids),
+            prompt_token_ids=ids,
             params=params,
             seed=self._seed(params),
             max_tokens=min(room, params.max_tokens or room),
@@ -114,21 +115,25 @@ class Intake:
             return params.seed & (2**64 - 1)
         return self.seeds.getrandbits(64)
 
-    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
-        if not prompt_token_ids:
-            raise PromptError("prompt", prompt_token_ids, "at least one token")
-        for kind in set(map(type, prompt_token_ids)):
-            if kind is bool or not issubclass(kind, int):
-                wrong = next(i for i in prompt_token_ids if type(i) is kind)
-                raise PromptError("prompt_token_ids", wrong, "integers")
+    def _prompt_ids(self, given: Sequence[int]) -> tuple[int, ...]:
+        """The ids of a prompt as Python's integers, checked."""
+        ids = tuple(given)
+        if not ids:
+            raise PromptError("prompt", list(ids), "at least one token")
+        if set(map(type, ids)) != {int}:
+            ids = tuple(map(plain, ids))
+            for one in ids:
+                if not isinstance(one, int) or isinstance(one, bool):
+                    raise PromptError("prompt_token_ids", one, "integers")
         limit = self.config.max_model_len
-        if len(prompt_token_ids) >= limit:
-            given = f"{len(prompt_token_ids)} tokens"
-            raise ContextError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
-        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if len(ids) >= limit:
+            allowed = f"at most {limit - 1} (max_model_len {limit})"
+            raise ContextError("prompt", f"{len(ids)} tokens", allowed)
+        low, high = min(ids), max(ids)
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             raise PromptError("prompt_token_ids", wrong, f"0 to {self.vocab_size - 1}")
+        return ids
 
     def _check_ids(self, params: SamplingParams) -> None:
         named = {
@@ -140,14 +145,16 @@ class Intake:
             worst = max(ids, default=0)
             if worst >= self.vocab_size:
                 raise ParameterError(name, worst, f"0 to {self.vocab_size - 1}")
-        if self.tokenizer is None and (params.stop or params.bad_words):
-            given = params.stop or params.bad_words
-            raise ParameterError("stop or bad_words", given, "nothing: there is no tokenizer")
+        for name in ("stop", "bad_words"):
+            given = getattr(params, name)
+            if given and self.tokenizer is None:
+                raise ParameterError(name, given, "nothing: there is no tokenizer")
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if self.tokenizer is None or not params.bad_words:
             return ()
-        return self.tokenizer.bad_words_ids(params.bad_words)
+        with named_as({"text": "bad_words"}):
+            return self.tokenizer.bad_words_ids(params.bad_words)
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
         given = params.prediction
@@ -156,7 +163,8 @@ class Intake:
         if isinstance(given, str):
             if self.tokenizer is None:
                 raise ParameterError("prediction", given, "token ids: there is no tokenizer")
-            return tuple(self.tokenizer.encode(given, add_special_tokens=False))
+            with named_as({"text": "prediction"}):
+                return tuple(self.tokenizer.encode(given, add_special_tokens=False))
         worst = max(given, default=0)
         if worst >= self.vocab_size:
             raise ParameterError("prediction", worst, f"0 to {self.vocab_size - 1}")

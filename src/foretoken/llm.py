@@ -11,7 +11,7 @@ from typing import Any, Self
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
-from foretoken.errors import PromptError
+from foretoken.errors import PromptError, named_as
 from foretoken.logs import show_logs
 from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
@@ -130,15 +130,16 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         conversations = list_conversations(messages)
-        prompts = [
-            {
-                "prompt_token_ids": tokenizer.apply_chat_template(
-                    conversation_of(conversation), add_generation_prompt=add_generation_prompt
-                )
-            }
-            for conversation in conversations
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        with named_as(dict.fromkeys(("text", "prompt", "prompt_token_ids"), "messages")):
+            prompts = [
+                {
+                    "prompt_token_ids": tokenizer.apply_chat_template(
+                        conversation_of(conversation), add_generation_prompt=add_generation_prompt
+                    )
+                }
+                for conversation in conversations
+            ]
+            return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -189,7 +190,8 @@ class LLM:
 
     def _requests(self, prompt: Prompt, params: SamplingParams, rank: int) -> list[Request]:
         given, salt, resume = read_prompt(prompt)
-        ids = self.get_tokenizer().encode(given) if isinstance(given, str) else list(given)
+        with named_as({"text": "prompt"}):
+            ids = self.get_tokenizer().encode(given) if isinstance(given, str) else list(given)
         return self._engine.make_requests(
             str(next(self._ids)), ids, params, priority=rank, cache_salt=salt, resume=resume
         )

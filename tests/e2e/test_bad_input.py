@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import (
@@ -62,6 +64,11 @@ def llm(folder: Path) -> LLM:
         (b"text", "prompt"),
         ([], "prompt"),
         ([True], "prompt_token_ids"),
+        (np.array([True]), "prompt_token_ids"),
+        (np.array([1.0]), "prompt_token_ids"),
+        ({"prompt_token_ids": torch.tensor([True])}, "prompt_token_ids"),
+        ({"prompt_token_ids": np.array([[1, 2]])}, "prompt_token_ids"),
+        ({"prompt_token_ids": np.array(5)}, "prompt_token_ids"),
         ([1, None], "prompt_token_ids"),
     ],
 )
@@ -80,8 +87,8 @@ def test_a_bad_prompt_starts_nothing(llm: LLM, prompt: Any, field: str) -> None:
         ({"allowed_token_ids": [3, 97]}, "allowed_token_ids"),
         ({"logit_bias": {400: 1.0}}, "logit_bias"),
         ({"stop_token_ids": [97]}, "stop_token_ids"),
-        ({"stop": "x"}, "stop or bad_words"),
-        ({"bad_words": ["x"]}, "stop or bad_words"),
+        ({"stop": "x"}, "stop"),
+        ({"bad_words": ["x"]}, "bad_words"),
     ],
 )
 def test_parameters_beyond_the_model(llm: LLM, parameters: dict[str, Any], field: str) -> None:
@@ -97,7 +104,31 @@ def test_numbers_that_do_not_match(llm: LLM) -> None:
         llm.generate([GOOD], PARAMS, use_tqdm=False, priority=[1, 2])
 
 
-@pytest.mark.parametrize("prompts", [None, 5, True, b"text", bytearray(b"x"), 2.5, object()])
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        {"prompt_token_ids": [np.int64(5), 6, 7]},
+        {"prompt_token_ids": np.arange(5, 8)},
+        {"prompt_token_ids": torch.arange(5, 8)},
+        np.arange(5, 8, dtype=np.uint8),
+        [np.int64(5), np.int64(6), np.int64(7)],
+        torch.arange(5, 8),
+        np.arange(5, 8)[None],
+        [torch.arange(5, 8)],
+    ],
+    ids=repr,
+)
+def test_ids_may_be_numpys_and_torchs(llm: LLM, prompts: Any) -> None:
+    [expected] = llm.generate([{"prompt_token_ids": [5, 6, 7]}], PARAMS, use_tqdm=False)
+    [output] = llm.generate(prompts, PARAMS, use_tqdm=False, priority=np.zeros(1, dtype=int))
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert output.prompt_token_ids == (5, 6, 7)
+    assert {type(one) for one in output.prompt_token_ids} == {int}
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, True, b"text", bytearray(b"x"), 2.5, object(), np.array(5)]
+)
 def test_what_is_no_list_of_prompts(llm: LLM, prompts: Any) -> None:
     with pytest.raises(PromptError) as caught:
         llm.generate(prompts, PARAMS, use_tqdm=False)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,10 +113,11 @@ def test_mistakes_are_said_with_the_drafters_name(llm: LLM, drafter: Given, mist
 
 
 def test_right_drafts_are_taken(llm: LLM, drafter: Given) -> None:
-    """Lists are as good as tuples, and a failing `release` hurts nobody."""
+    """Lists are as good as tuples, NumPy's integers as Python's, and a failing `release` hurts
+    nobody."""
 
     def some(context: Context) -> Draft:
-        ids = [[5, 6][: span.draft_budget] for span in context.spans]
+        ids = [[np.int64(5), 6][: span.draft_budget] for span in context.spans]
         rows = probs({5: 0.5}, {6: 0.5})[: sum(map(len, ids))]
         return Draft(ids=ids, probs_KV=rows)  # type: ignore[arg-type]
 

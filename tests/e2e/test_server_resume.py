@@ -181,7 +181,7 @@ def test_only_who_has_the_key_may(first: Serving, second: Serving) -> None:
         ({"n": 2}, "resume", "one entry per choice: 2"),
         ({"prompt": ["a", "b"]}, "resume", "one entry per choice: 2"),
         ({"resume": []}, "resume", "one entry per choice: 1"),
-        ({"resume": [{"ids": [5]}]}, "resume.0.ids", "Extra inputs"),
+        ({"resume": [{"ids": [5]}]}, "resume.0.ids", "not a field of resume.0"),
         ({"resume": [{"output_ids": [5], "ended": True}]}, "resume.ended", "goes on"),
         ({"resume": [{"output_ids": [-1]}]}, "resume.output_ids", "-1"),
         ({"resume": [{"output_ids": [10**6]}]}, "resume.output_ids", "1000000"),

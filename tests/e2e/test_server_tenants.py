@@ -1,7 +1,11 @@
 """What one tenant wrote never reaches another: prefixes, suffix drafts, corpora."""
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -100,3 +104,61 @@ def test_corpora_come_and_go(suffix_server: Serving) -> None:
     assert httpx.delete(url + "/zoo", headers=headers).status_code == 200
     assert httpx.delete(url + "/zoo", headers=headers).status_code == 404
     assert httpx.get(url, headers=headers).json() == {"corpora": {}}
+
+
+@contextmanager
+def indexing_paused(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The first text that is indexed waits after its first part: an event that says that it does,
+    and one that lets it go on."""
+    engine = server.state.engine
+    call, calls = engine.call, 0
+    waiting, go_on = threading.Event(), threading.Event()
+
+    async def paused(function: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            waiting.set()
+            assert await asyncio.to_thread(go_on.wait, 60)
+        return await call(function)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "call", paused)
+        try:
+            yield waiting, go_on
+        finally:
+            go_on.set()
+
+
+LATE = "    def surface(self, height):\n        return self.sky[height]\n"
+
+
+@pytest.mark.parametrize("meanwhile", ["replaced", "removed", "removed and put again"])
+def test_a_text_that_is_replaced_while_it_is_indexed_ends(
+    suffix_server: Serving, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """One key's text never continues in another's of the same name."""
+    headers = {"authorization": "Bearer boss"}
+    url = suffix_server.url + "/admin/corpora"
+    long = PROMPT * 200 + LATE * 200
+    with (
+        indexing_paused(suffix_server, monkeypatch) as (waiting, go_on),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(put, suffix_server, "zoo", {"text": long, "api_key": "ann"})
+        assert waiting.wait(60)
+        if meanwhile != "replaced":
+            assert httpx.delete(url + "/zoo", headers=headers).status_code == 200
+        expected = {}
+        if meanwhile != "removed":
+            made = put(suffix_server, "zoo", {"text": PROMPT, "api_key": "bob"})
+            assert made.status_code == 200, made.text
+            expected = {"zoo": made.json()["tokens"]}
+        go_on.set()
+        ended = first.result(60)
+    assert ended.status_code == 409, ended.text
+    assert "'zoo' was replaced or removed" in ended.json()["error"]["message"]
+    assert httpx.get(url, headers=headers).json() == {"corpora": expected}
+    httpx.delete(url + "/zoo", headers=headers)

@@ -1,11 +1,15 @@
 """Sampling parameters: vLLM's names and defaults, every bad value named."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from foretoken.config import EngineConfig
 from foretoken.errors import ParameterError
-from foretoken.types import RequestMetrics, SamplingParams
+from foretoken.types import RequestMetrics, Resume, SamplingParams
 
 
 def test_defaults_are_vllms() -> None:
@@ -110,3 +114,64 @@ def test_bad_speculation_names_the_key(key: str, value: object) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(speculation={key: value})
     assert caught.value.field == f"speculation.{key}"
+
+
+NUMPY: list[tuple[str, Any, Any]] = [
+    ("n", np.int64(2), 2),
+    ("max_tokens", np.int32(5), 5),
+    ("min_tokens", np.uint8(1), 1),
+    ("top_k", torch.tensor(7), 7),
+    ("logprobs", np.int64(3), 3),
+    ("seed", np.uint64(2**64 - 1), 2**64 - 1),
+    ("temperature", np.float32(0.5), 0.5),
+    ("top_p", np.float16(0.5), 0.5),
+    ("ignore_eos", np.bool_(True), True),
+    ("stop_token_ids", np.arange(3), (0, 1, 2)),
+    ("allowed_token_ids", [np.int64(4), torch.tensor(5)], (4, 5)),
+    ("logit_bias", {np.int64(4): np.float32(0.5)}, {4: 0.5}),
+    ("prediction", np.array([1, 2], dtype=np.uint16), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "kept"), NUMPY)
+def test_numbers_of_other_packages_become_pythons(name: str, given: Any, kept: Any) -> None:
+    found = getattr(SamplingParams(**{name: given}), name)
+    assert found == kept and type(found) is type(kept)
+    if isinstance(found, tuple):
+        assert {type(one) for one in found} == {type(one) for one in kept}
+
+
+def test_numbers_of_other_packages_inside() -> None:
+    policy = SamplingParams(
+        speculation={"num_speculative_tokens": np.int64(3), "guard": np.float32(0.5)}
+    ).own_policy
+    assert policy is not None and type(policy.num_speculative_tokens) is int
+    assert type(policy.guard) is float
+    found = Resume.list_of([{"output_ids": np.arange(2), "ended": np.bool_(False)}])
+    assert found == (Resume(output_ids=(0, 1)),)
+    config = EngineConfig.from_kwargs(
+        model="demo", max_num_seqs=np.int64(4), gpu_memory_utilization=np.float32(0.5)
+    )
+    assert type(config.max_num_seqs) is int and config.gpu_memory_utilization == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("n", np.bool_(True)),
+        ("n", np.float64(2)),
+        ("max_tokens", torch.tensor(True)),
+        ("stop_token_ids", np.array([True])),
+        ("stop_token_ids", np.ones((2, 2), dtype=int)),
+        ("stop_token_ids", np.array(3)),
+        ("allowed_token_ids", [np.float32(3)]),
+        ("prediction", np.array(3)),
+        ("logit_bias", {np.float32(1): 0.5}),
+        ("temperature", np.float32("nan")),
+        ("temperature", np.array([0.5])),
+    ],
+)
+def test_truth_values_fractions_and_arrays_are_no_integers(name: str, given: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{name: given})
+    assert caught.value.field == name

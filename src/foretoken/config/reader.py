@@ -17,6 +17,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from foretoken.errors import ConfigError, NotYetError, one_of
+from foretoken.types.scalars import plain
 
 T = TypeVar("T")
 
@@ -217,6 +218,7 @@ class _Reader:
         """Read one value; errors say what `whole`, the annotation that `kind` is a part of, is."""
         if type(given) is kind:  # most values of a large file: nothing to look up
             return given
+        given = plain(given)
         whole = kind if whole is None else whole
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if kind is Any:

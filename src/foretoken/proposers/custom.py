@@ -18,6 +18,7 @@ from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.types.scalars import plain
 
 _WHERE = "speculative_config.model"
 _TOLERANCE = 1e-3
@@ -99,21 +100,22 @@ class DraftCheck:
         parts = given if isinstance(given, Sequence) else ()
         if len(parts) != count or not all(isinstance(one, Sequence) for one in parts):
             self._refuse(field, given, f"a tuple for each of {count} spans")
-        return tuple(tuple(one) for one in parts)
+        return tuple(tuple(map(plain, one)) for one in parts)
 
     def _parents(
         self, given: Any, ids: tuple[tuple[int, ...], ...]
     ) -> tuple[tuple[int, ...] | None, ...]:
         if not isinstance(given, Sequence) or len(given) != len(ids):
             self._refuse("parents", given, f"a tuple or None for each of {len(ids)} spans")
-        for one, tokens in zip(given, ids, strict=True):
+        found = [tuple(map(plain, one)) if isinstance(one, Sequence) else one for one in given]
+        for one, tokens in zip(found, ids, strict=True):
             if one is None:
                 continue
-            fits = isinstance(one, Sequence) and len(one) == len(tokens)
+            fits = isinstance(one, tuple) and len(one) == len(tokens)
             if not fits or not all(isinstance(p, int) and -1 <= p < i for i, p in enumerate(one)):
                 allowed = f"for each of {len(tokens)} drafts -1 or the place of one before it"
                 self._refuse("parents", one, allowed)
-        return tuple(None if one is None else tuple(one) for one in given)
+        return tuple(found)
 
     def _check_probs(self, probs_KV: Any, tokens: list[int]) -> None:
         """Distributions that the tokens can have been drawn from."""

@@ -1,13 +1,14 @@
 """The bodies of requests: OpenAI's fields and vLLM's extras, each with its type.
 
 Ranges are checked by SamplingParams and by the limits. A field that is not here is an error, not
-ignored; fields that change nothing here are accepted only at the values at which they do not.
+ignored; fields that change nothing here are accepted only at the values at which they do not. A
+null is as good as no field, in every object that is described here, whatever its name.
 """
 
 from abc import ABC
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MOST_WORDS = 1024
 """Bad words of a request; each is looked for at every row of every step."""
@@ -37,7 +38,7 @@ Prompt = Annotated[
     Discriminator(
         _kind_of_prompt,
         custom_error_type="prompt",
-        custom_error_message="allowed: a text, texts, token ids, or lists of token ids",
+        custom_error_message="a text, texts, token ids, or lists of token ids",
     ),
 ]
 _WITHOUT_EFFECT = (
@@ -47,20 +48,31 @@ _WITHOUT_EFFECT = (
 """Fields that new clients send, and that are named in the log."""
 
 
-class StreamOptions(BaseModel):
-    """What a stream carries beside the choices."""
+class Body(BaseModel):
+    """An object of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Clients send null for what they leave open: it is as if they had not named it. Values
+        that are no object of ours, such as schemas, keep theirs."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the choices."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(Body):
     """A JSON schema as OpenAI's response_format carries it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = "answer"
     description: str | None = None
@@ -68,10 +80,8 @@ class SchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """What the text must be: anything, a JSON object, or JSON of a schema."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
@@ -79,19 +89,15 @@ class ResponseFormat(BaseModel):
     """Beside json_object, as instructor and llama.cpp have it: the object's schema."""
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """A stretch of text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class Prediction(BaseModel):
+class Prediction(Body):
     """OpenAI's predicted output: text that the answer will probably contain."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -104,19 +110,15 @@ class Prediction(BaseModel):
         return "".join(part.text for part in self.content)
 
 
-class WrittenOutput(BaseModel):
+class WrittenOutput(Body):
     """A choice as far as another server has written it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     output_ids: Ids = Field(default_factory=list)
     ended: bool = False
 
 
-class GenerationBody(BaseModel, ABC):
+class GenerationBody(Body, ABC):
     """What completions and chat completions have in common."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     n: int = 1
@@ -186,20 +188,23 @@ class CompletionBody(GenerationBody):
     best_of: Literal[1] | None = None
     suffix: None = None
 
+    @property
+    def typed_names(self) -> dict[str, str]:
+        """Names that what is typed here goes by further on, and what it is called here."""
+        return {"prompt_token_ids": "prompt"}
 
-class Message(BaseModel):
+
+class Message(Body):
     """One message of a conversation; templates may use further fields, such as tool_calls."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=False)
 
     role: str
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(Body):
     """A function that the model may call."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
@@ -207,27 +212,21 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """OpenAI's wrapper around a function."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Body):
     """The name of a function."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Body):
     """The one function that must be called."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: NamedFunction
@@ -250,16 +249,23 @@ class ChatBody(GenerationBody):
     modalities: list[Literal["text"]] | None = None
 
     @property
+    def typed_names(self) -> dict[str, str]:
+        """Names that what is typed here goes by further on, and what it is called here."""
+        names = dict.fromkeys(("prompt", "prompt_token_ids"), "messages")
+        names["logprobs"] = "top_logprobs"
+        if self.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
+
+    @property
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is given beside messages and tools."""
         given = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**given, **(self.chat_template_kwargs or {})}
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Body):
     """POST /tokenize: a text or a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -270,20 +276,16 @@ class TokenizeBody(BaseModel):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(Body):
     """POST /detokenize."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: Ids
     skip_special_tokens: bool = False
 
 
-class SpeculationBody(BaseModel):
+class SpeculationBody(Body):
     """PUT /admin/speculation: what the engine may still do of what it was configured for."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     enabled: bool = True
     drafter: str | None = None
@@ -291,10 +293,8 @@ class SpeculationBody(BaseModel):
     guard: float | None = None
 
 
-class CorpusBody(BaseModel):
+class CorpusBody(Body):
     """PUT /admin/corpora/NAME: a text, and whose requests may be drafted for from it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str = Field(min_length=1)
     cache_salt: str | None = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from foretoken.errors import ParameterError, PromptError
 from foretoken.types.params import SamplingParams
 from foretoken.types.resume import Resume
+from foretoken.types.scalars import plain
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -33,12 +34,13 @@ def list_prompts(prompts: Any) -> list[Prompt]:
     Raises:
         PromptError: it is neither.
     """
+    prompts = plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes | bytearray) or not hasattr(prompts, "__iter__"):
         raise PromptError("prompts", prompts, _PROMPTS)
     listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
+    return [listed] if listed and isinstance(plain(listed[0]), int) else listed
 
 
 def read_prompt(prompt: Any) -> GivenPrompt:
@@ -65,6 +67,7 @@ def read_prompt(prompt: Any) -> GivenPrompt:
                 raise PromptError(field, prompt, "a list of integers")
         else:
             prompt = prompt.get("prompt")
+    prompt = plain(prompt)
     listed = isinstance(prompt, str) or hasattr(prompt, "__iter__")
     if not listed or isinstance(prompt, bytes | bytearray | Mapping):
         allowed = "a text or a list of token ids" if field == "prompt" else "a list of integers"
@@ -105,7 +108,8 @@ def list_priorities(given: Any, num_prompts: int) -> list[int]:
     """
     if given is None:
         return [0] * num_prompts
-    ranks = list(given) if isinstance(given, Sequence) else [given]
+    many = hasattr(given, "__iter__") and getattr(given, "ndim", 1)
+    ranks = [*map(plain, given)] if many else [plain(given)]
     for rank in ranks:
         if not isinstance(rank, int) or isinstance(rank, bool):
             raise PromptError("priority", rank, "an integer for each prompt")

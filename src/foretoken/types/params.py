@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.errors import ParameterError
+from foretoken.types.scalars import plain
 from foretoken.types.speculation import Speculation
 from foretoken.types.structure import StructuredOutputs
 
@@ -33,13 +34,13 @@ def _is_id(value: object) -> bool:
 
 
 def _items(name: str, given: object, allowed: str) -> tuple[Any, ...]:
-    """The items of a list, tuple or set; none of None."""
+    """The items of a list, tuple, set or array; none of None."""
     if given is None:
         return ()
     ok = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     _check(name, given, ok, allowed)
     try:
-        return tuple(given)  # type: ignore[arg-type]
+        return tuple(map(plain, given))  # type: ignore[arg-type]
     except TypeError:
         raise ParameterError(name, given, allowed) from None
 
@@ -116,7 +117,10 @@ class SamplingParams:
     the extra `serve`."""
 
     def __post_init__(self) -> None:
-        """Check every field; turn sequences into tuples so that the object is truly frozen."""
+        """Check every field; turn sequences into tuples so that the object is truly frozen, and
+        NumPy's scalars into Python's."""
+        for spec in fields(self):
+            object.__setattr__(self, spec.name, plain(getattr(self, spec.name)))
         _check("n", self.n, _is_int(self.n) and self.n >= 1, "an integer >= 1")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
@@ -173,6 +177,7 @@ class SamplingParams:
         if bias is None:
             return
         _check("logit_bias", bias, isinstance(bias, Mapping), allowed)
+        bias = {plain(i): plain(b) for i, b in bias.items()}
         ok = all(_is_id(i) and _is_real(b) for i, b in bias.items())
         _check("logit_bias", bias, ok, allowed)
         clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
@@ -180,11 +185,9 @@ class SamplingParams:
 
     def _check_prediction(self) -> None:
         given = self.prediction
-        ok = given is None or isinstance(given, str | Sequence)
         allowed = "None, a text, or a list of token ids >= 0"
-        _check("prediction", given, ok, allowed)
         if given is not None and not isinstance(given, str):
-            ids = tuple(given)
+            ids = _items("prediction", given, allowed)
             _check("prediction", given, all(_is_int(i) and i >= 0 for i in ids), allowed)
             object.__setattr__(self, "prediction", ids)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from foretoken.errors import ParameterError, one_of
+from foretoken.types.scalars import plain
 
 _IDS = "a list of integers >= 0"
 
@@ -52,20 +53,21 @@ class Resume:
         if not isinstance(given, Mapping):
             raise ParameterError("resume", given, f"a dictionary with {', '.join(known)}")
         for key, value in given.items():
-            if key not in known:
+            if key not in known and value is not None:
                 name = key if isinstance(key, str) else "(a key that is no text)"
                 raise ParameterError(f"resume.{name}", value, one_of(name, known))
-        return cls(**given)
+        return cls(**{key: value for key, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         """Check types; turn the ids into a tuple."""
         given = self.output_ids
-        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        if not hasattr(given, "__iter__") or isinstance(given, str | bytes | Mapping):
             raise ParameterError("resume.output_ids", given, _IDS)
-        ids = tuple(given)
+        ids = tuple(map(plain, given))
         for one in ids:
             if not isinstance(one, int) or isinstance(one, bool) or one < 0:
                 raise ParameterError("resume.output_ids", one, _IDS)
         object.__setattr__(self, "output_ids", ids)
+        object.__setattr__(self, "ended", plain(self.ended))
         if not isinstance(self.ended, bool):
             raise ParameterError("resume.ended", self.ended, "True or False")

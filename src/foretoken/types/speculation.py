@@ -10,6 +10,7 @@ from math import inf
 from typing import Self
 
 from foretoken.errors import ParameterError, one_of
+from foretoken.types.scalars import plain
 
 DEFAULT_GUARD = 0.02
 """Share of its time without speculation that drafts may cost a request."""
@@ -48,13 +49,15 @@ class Speculation:
         if not isinstance(given, Mapping):
             raise ParameterError("speculation", given, allowed)
         for key, value in given.items():
-            if key not in known:
+            if key not in known and value is not None:
                 name = key if isinstance(key, str) else "(a key that is no text)"
                 raise ParameterError(f"speculation.{name}", value, one_of(name, known))
-        return cls(**given)
+        return cls(**{key: value for key, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        """Check types and ranges."""
+        """Check types and ranges; turn NumPy's scalars into Python's."""
+        for spec in fields(self):
+            object.__setattr__(self, spec.name, plain(getattr(self, spec.name)))
         _check("enabled", self.enabled, isinstance(self.enabled, bool), "True or False")
         name = self.drafter
         ok = name is None or (isinstance(name, str) and bool(name))

@@ -49,10 +49,10 @@ class StructuredOutputs:
             allowed = f"None or a dictionary with {', '.join(known)}"
             raise ParameterError("structured_outputs", given, allowed)
         for key, value in given.items():
-            if key not in known:
+            if key not in known and value is not None:
                 name = key if isinstance(key, str) else "(a key that is no text)"
                 raise ParameterError(f"structured_outputs.{name}", value, one_of(name, known))
-        return cls(**given)
+        return cls(**{key: value for key, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         """Check types and sizes; turn a schema into text and choices into a tuple."""

@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.engine import Engine
+from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
+from foretoken.proposers.lookup.suffix.texts import CachedText
 from foretoken.server.problems import Problem
 from foretoken.server.requests.prompt_ids import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
@@ -30,9 +32,10 @@ async def write_speculation(request: Request) -> Response:
     """Put another policy in force from the next step on; fields left out are as configured."""
     state = state_of(request)
     body = await read_body(request, SpeculationBody, state.config.limits.max_body_bytes)
-    policy = Speculation.of(body.model_dump())
-    assert policy is not None, "made of a dictionary"
-    await state.engine.call(lambda engine: engine.set_speculation(policy))
+    with named_as({"speculation": ""}):
+        policy = Speculation.of(body.model_dump())
+        assert policy is not None, "made of a dictionary"
+        await state.engine.call(lambda engine: engine.set_speculation(policy))
     return Response(to_json(await _describe(state)), media_type="application/json")
 
 
@@ -85,15 +88,19 @@ async def list_corpora(request: Request) -> Response:
 
 
 async def put_corpus(request: Request) -> Response:
-    """Draft from a text, for the requests of one salt (and API key); replaces one of its name."""
+    """Draft from a text, for the requests of one salt (and API key); replaces one of its name. If
+    its own is replaced or removed while it is indexed, that ends with 409."""
     state, name = state_of(request), request.path_params["name"]
     body = await read_body(request, CorpusBody, state.config.limits.max_body_bytes)
     salt = _salt(state, body)
     ids = await encode(state, body.text, special=False)
-    await state.engine.call(lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE]))
+    text = await state.engine.call(
+        lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE])
+    )
     for start in range(_AT_ONCE, len(ids), _AT_ONCE):
-        part = ids[start : start + _AT_ONCE]
-        await state.engine.call(functools.partial(_extend, name=name, part=part))
+        extend = functools.partial(_extend, text=text, part=ids[start : start + _AT_ONCE])
+        if not await state.engine.call(extend):
+            raise Problem(409, f"corpus: {name[:100]!r} was replaced or removed meanwhile")
     return Response(to_json({"name": name, "tokens": len(ids)}), media_type="application/json")
 
 
@@ -105,11 +112,9 @@ async def delete_corpus(request: Request) -> Response:
     return Response(to_json({"name": name}), media_type="application/json")
 
 
-def _extend(engine: Engine, name: str, part: list[int]) -> None:
-    """Add to a text, unless it was removed meanwhile."""
-    suffix = _suffix(engine)
-    if name in suffix.corpora:
-        suffix.extend_corpus(name, part)
+def _extend(engine: Engine, text: CachedText, part: list[int]) -> bool:
+    """Add to a text; False if it was replaced or removed meanwhile."""
+    return _suffix(engine).extend_corpus(text, part)
 
 
 def _salt(state: ServerState, body: CorpusBody) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
     TokenTexts,
     chat_logprobs,
@@ -35,22 +36,21 @@ async def chat_completions(request: Request) -> ASGIApp:
     check_model(state, body.model)
     check_texts(state, body)
     plan = plan_tools(body, state.config.tool_parser)
-    params = chat_params(body, state.config.limits, plan.structure)
-    prompt = await unless_gone(
-        request,
-        chat_prompt(
+
+    def writer(generation: Generation) -> ChoiceWriter:
+        return _ChatWriter(generation, body, plan)
+
+    with named_as(body.typed_names):
+        params = chat_params(body, state.config.limits, plan.structure)
+        work = chat_prompt(
             state,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             tools=plan.tools,
             variables=body.template_variables,
-        ),
-    )
-
-    def writer(generation: Generation) -> ChoiceWriter:
-        return _ChatWriter(generation, body, plan)
-
-    return await respond(request, body, [prompt], params, _SHAPE, writer)
+        )
+        prompt = await unless_gone(request, work)
+        return await respond(request, body, [prompt], params, _SHAPE, writer)
 
 
 @final

@@ -6,6 +6,7 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
     TokenTexts,
     completion_logprobs,
@@ -35,13 +36,14 @@ async def completions(request: Request) -> ASGIApp:
     body = await read_body(request, CompletionBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
     check_texts(state, body)
-    params = completion_params(body, state.config.limits)
-    prompts = await completion_prompts(state, body)
 
     def writer(generation: Generation) -> ChoiceWriter:
         return _TextWriter(generation, body)
 
-    return await respond(request, body, prompts, params, _SHAPE, writer)
+    with named_as(body.typed_names):
+        params = completion_params(body, state.config.limits)
+        prompts = await completion_prompts(state, body)
+        return await respond(request, body, prompts, params, _SHAPE, writer)
 
 
 @final

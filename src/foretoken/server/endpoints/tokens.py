@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretoken.errors import PromptError
+from foretoken.errors import PromptError, named_as
 from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
@@ -27,17 +27,17 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise PromptError("prompt", None, "either prompt or messages")
+        given = "neither" if body.prompt is None else "prompt and messages"
+        raise PromptError("prompt", given, "either prompt or messages")
     if body.messages is not None:
-        prompt = await unless_gone(
-            request,
-            chat_prompt(
+        with named_as({"prompt": "messages"}):
+            work = chat_prompt(
                 state,
                 body.messages,
                 add_generation_prompt=body.add_generation_prompt,
                 variables=body.chat_template_kwargs,
-            ),
-        )
+            )
+            prompt = await unless_gone(request, work)
         ids = prompt.ids
     else:
         text = body.prompt or ""

@@ -116,7 +116,9 @@ async def chat_prompt(
         return tokenizer.chat_text(
             conversation_of([message.model_dump(exclude_none=True) for message in messages]),
             add_generation_prompt=add_generation_prompt,
-            tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
+            tools=None
+            if tools is None
+            else [tool.model_dump(exclude_unset=True) for tool in tools],
             variables=variables,
             wanted=lambda: not gone.is_set(),
         )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from foretoken.errors import ParameterError
-from foretoken.server.schemas import ChatBody, CompletionBody, GenerationBody
+from foretoken.server.schemas import ChatBody, CompletionBody, GenerationBody, NamedTool
 from foretoken.server.settings import Limits
 from foretoken.types import SamplingParams
 
@@ -60,7 +60,9 @@ def chat_params(
         return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
     if _structure(body) is not None:
         allowed = "none or auto, beside response_format and structured_outputs"
-        raise ParameterError("tool_choice", "a call", allowed)
+        choice = body.tool_choice
+        given = choice.model_dump() if isinstance(choice, NamedTool) else choice
+        raise ParameterError("tool_choice", given, allowed)
     return _params(
         body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
     )

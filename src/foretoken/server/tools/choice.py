@@ -36,7 +36,8 @@ def plan_tools(body: ChatBody, parser: str) -> ToolPlan:
     tools, choice = body.tools or None, body.tool_choice
     if tools is None:
         if choice not in (None, "none", "auto"):
-            raise ParameterError("tool_choice", "a call", "nothing without tools")
+            given = choice.model_dump() if isinstance(choice, NamedTool) else choice
+            raise ParameterError("tool_choice", given, "none or auto, without tools")
         return ToolPlan(tools=None, structure=None, parser=PlainParser)
     by_name = {tool.function.name: tool.function for tool in tools}
     if len(by_name) < len(tools):

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from foretoken.errors import nearest
 from foretoken.server.problems import Problem
 from foretoken.server.transport.json_size import SMALL, check_json_size
+from foretoken.server.transport.mistakes import problem_of_body
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -58,7 +58,7 @@ def as_body(raw: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _problem(error, kind) from None
+        raise problem_of_body(error, kind, raw) from None
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -81,31 +81,6 @@ def _too_large(max_bytes: int) -> Problem:
     return Problem(
         413, f"the body is larger than {max_bytes} bytes", headers={"connection": "close"}
     )
-
-
-def _problem(error: ValidationError, kind: type[BaseModel]) -> Problem:
-    """The first thing that is wrong, and how many more there are."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = found[0]
-    path = [str(part) for part in first["loc"]]
-    param = ".".join(path) or None
-    if first["type"] == "extra_forbidden" and len(path) == 1:
-        message = _unknown(path[0], kind)
-    elif first["type"] == "json_invalid":
-        message = f"the body is not valid JSON: {first['msg']}"
-    elif param is None:
-        message = 'the body: a JSON object is wanted, such as {"prompt": "x"}'
-    else:
-        message = f"{param}: {first['msg']}"
-    if len(found) > 1:
-        message += f" (and {len(found) - 1} more)"
-    return Problem(400, message[:1000], param[:200] if param else None)
-
-
-def _unknown(name: str, kind: type[BaseModel]) -> str:
-    near = nearest(name, kind.model_fields)
-    hint = f"did you mean {near!r}?" if near else "allowed: " + ", ".join(kind.model_fields)
-    return f"{name[:100]}: not a field of this request; {hint}"
 
 
 def json_schema(kinds: list[type[BaseModel]]) -> dict[str, Any]:

@@ -76,8 +76,11 @@ class SuffixProposer(Proposer):
         """Tokens of the texts that were added, by name."""
         return {name: len(text.tokens) for name, text in self._corpora.items()}
 
-    def add_corpus(self, name: str, salt: str | None, tokens: list[int]) -> None:
+    def add_corpus(self, name: str, salt: str | None, tokens: list[int]) -> CachedText:
         """Draft also from `tokens`, for requests of `salt`; an old text of that name is replaced.
+
+        Returns:
+            The text, for `extend_corpus`: its name may be another's by then.
 
         Raises:
             ParameterError: there is no shared cache to put it into.
@@ -86,13 +89,17 @@ class SuffixProposer(Proposer):
             allowed = "suffix_decoding_max_cached_requests above 0"
             raise ParameterError("suffix_decoding_max_cached_requests", 0, allowed)
         self.remove_corpus(name)
-        self._corpora[name] = self._cache.open(salt)
-        self.extend_corpus(name, tokens)
+        text = self._corpora[name] = self._cache.open(salt)
+        self._cache.pin(text, tokens)
+        return text
 
-    def extend_corpus(self, name: str, tokens: list[int]) -> None:
-        """Append to a text that was added."""
+    def extend_corpus(self, text: CachedText, tokens: list[int]) -> bool:
+        """Append to a text that was added; False if it was replaced or removed since."""
         assert self._cache is not None, "a text was added"
-        self._cache.pin(self._corpora[name], tokens)
+        if text not in self._cache:
+            return False
+        self._cache.pin(text, tokens)
+        return True
 
     def remove_corpus(self, name: str) -> bool:
         """Forget a text; False if there is none of that name."""

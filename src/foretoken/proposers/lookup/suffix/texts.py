@@ -143,6 +143,10 @@ class SuffixCache:
         self._texts[text.number] = text
         return text
 
+    def __contains__(self, text: CachedText) -> bool:
+        """Whether a text has not been forgotten."""
+        return text.number in self._texts
+
     def extend(self, text: CachedText, tokens: list[int]) -> None:
         """Append committed output tokens; what is beyond a million is not kept."""
         tokens = tokens[: _MASK - len(text.tokens)]
