@@ -129,7 +129,7 @@ class TrialCompiler:
         """
         order = {"kind": kind, "source": source, "compact": compact}
         child = self._running()
-        line = _ask(child, _line(order))
+        line = _ask(child, _line(order), _MOST_WAITED_S)
         if not line:
             logger.warning("a grammar was refused: its compiler ended with %d", self._ended())
             most = f"{_MOST_SECONDS} s, {_MOST_BYTES >> 30} GiB and {_STACK_BYTES >> 20} MiB"
@@ -177,7 +177,9 @@ def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _ask(child: "subprocess.Popen[bytes]", order: bytes) -> bytes:
+def _ask(
+    child: "subprocess.Popen[bytes]", order: bytes, most_seconds: float | None = None
+) -> bytes:
     """The line that answers an order; empty if the child ended, or took too long."""
     assert child.stdin is not None and child.stdout is not None, "made with pipes"
     try:
@@ -185,7 +187,7 @@ def _ask(child: "subprocess.Popen[bytes]", order: bytes) -> bytes:
         child.stdin.flush()
     except BrokenPipeError:
         return b""
-    answered = select.select([child.stdout], [], [], _MOST_WAITED_S)[0]
+    answered = select.select([child.stdout], [], [], most_seconds)[0]
     return child.stdout.readline() if answered else b""
 
 

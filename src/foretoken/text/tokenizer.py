@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -18,10 +18,18 @@ from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.reach import token_reach
 
-__all__ = ["Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
+__all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
 _LONG = 2000
 """Characters of a text, or tokens, beyond which others may run while they are translated."""
+
+
+class AddedToken(NamedTuple):
+    """A token that is found in a text before anything else is."""
+
+    token_id: int
+    special: bool
+    """Whether `skip_special_tokens` leaves it out of texts."""
 
 
 class Tokenizer:
@@ -89,6 +97,12 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def added_tokens(self) -> dict[str, AddedToken]:
+        """Added tokens by the text that each is written as."""
+        known = self._tokenizer.get_added_tokens_decoder()
+        return {one.content: AddedToken(i, one.special) for i, one in known.items()}
 
     def describe(self) -> dict[str, Any]:
         """The content of tokenizer.json."""

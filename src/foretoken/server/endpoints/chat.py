@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat with vLLM's extras."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from starlette.requests import Request
@@ -33,8 +34,10 @@ async def chat_completions(request: Request) -> ASGIApp:
     body = await read_body(request, ChatBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
     check_texts(state, body)
-    plan = plan_tools(body, state.config.tool_parser)
+    plan = plan_tools(body, state.config.tool_parser, state.tokenizer)
     params = chat_params(body, state.config.limits, plan.structure)
+    if plan.shows_special:
+        params = replace(params, skip_special_tokens=False)
     prompt = await chat_prompt(
         state,
         body.messages,
