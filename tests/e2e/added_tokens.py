@@ -31,7 +31,7 @@ def write_model_with_added_tokens(folder: Path, *, special_marks: bool = False) 
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     like = tokenizer["added_tokens"][0]
     special = {*SPECIAL, *(MARKS if special_marks else ())}
-    for text, token_id in IDS.items():
+    for text, token_id in sorted(IDS.items(), key=lambda one: one[1]):
         if token_id > 1:
             own = {"id": token_id, "content": text, "special": text in special}
             tokenizer["added_tokens"].append({**like, **own, "normalized": text not in special})

@@ -10,9 +10,9 @@ from typing import Any
 from foretoken.errors import ParameterError, RequestError
 from foretoken.server.schemas import ChatBody, GenerationBody, NamedTool
 
-_OWN = "structured_outputs"
+_OWN, _TOOLS = "structured_outputs", "tools"
 _PARAMETERS = "tools[{}].function.parameters"
-_AT_LINE = re.compile(r"at (\d+)\(\d+\): (.*?)(?:\n +\d+ \| .*)?\s*", re.DOTALL)
+_AT_LINE = re.compile(r"at (\d+)\(\d+\): (.*?)(?:\n +\d+ \| .*)?$", re.DOTALL)
 """Where in a Lark grammar llguidance found an error, what it is, and the lines around it."""
 
 
@@ -40,12 +40,13 @@ def structure_of(body: GenerationBody) -> dict[str, Any] | None:
 
 def structure_field(body: GenerationBody) -> str:
     """The field that says what the output must look like."""
-    if isinstance(body, ChatBody) and body.tools and body.tool_choice == "required":
-        return "tools"
-    if isinstance(body, ChatBody) and body.tools and isinstance(body.tool_choice, NamedTool):
-        name = body.tool_choice.function.name
-        names = [tool.function.name for tool in body.tools]
-        return _PARAMETERS.format(names.index(name)) if name in names else "tools"
+    if isinstance(body, ChatBody) and body.tools:
+        choice = body.tool_choice
+        if choice == "required":
+            return _TOOLS
+        if isinstance(choice, NamedTool):
+            names = [tool.function.name for tool in body.tools]
+            return _PARAMETERS.format(names.index(choice.function.name))
     form = body.response_format
     if form is None or form.type == "text":
         return _OWN
@@ -59,13 +60,13 @@ def about_body(error: RequestError, body: GenerationBody) -> RequestError:
     field = structure_field(body)
     if field == _OWN or error.field.split(".")[0] != _OWN:
         return error
-    at_line = _AT_LINE.search(error.allowed)
-    if not isinstance(body, ChatBody) or not body.tools or at_line is None:
+    found = _AT_LINE.search(error.allowed) if field == _TOOLS else None
+    if found is None:
         return ParameterError(field, error.given, error.allowed)
-    # The first lines of the grammar of calls are the parameters of the tools.
-    line, reason = int(at_line[1]), at_line[2]
-    allowed = error.allowed[: at_line.start()] + reason
-    if line > len(body.tools):
+    assert isinstance(body, ChatBody) and body.tools, "it has tools"
+    # The first lines of the grammar of calls are the parameters of the tools, in order.
+    index, allowed = int(found[1]) - 1, error.allowed[: found.start()] + found[2]
+    if index >= len(body.tools):
         return ParameterError(field, error.given, allowed)
-    parameters = body.tools[line - 1].function.parameters
-    return ParameterError(_PARAMETERS.format(line - 1), parameters, allowed)
+    parameters = body.tools[index].function.parameters
+    return ParameterError(_PARAMETERS.format(index), parameters, allowed)
