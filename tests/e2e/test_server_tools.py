@@ -32,6 +32,16 @@ TOOLS: list[Any] = [
 ]
 
 
+NOWHERE: dict[str, Any] = {"properties": {"a": {"$ref": "#/$defs/b"}}}
+ANY_CALL = {"type": "function", "function": {"name": "lost"}}
+ENDLESS = {"$ref": "#"}
+HUGE: Any = {
+    "type": "function",
+    "function": {"name": "huge", "parameters": {"enum": ["x" * 2000 + str(i) for i in range(99)]}},
+}
+LOST: Any = {"type": "function", "function": {"name": "lost", "parameters": NOWHERE}}
+
+
 class Answer(pydantic.BaseModel):
     """What is asked for."""
 
@@ -115,10 +125,26 @@ def test_calls_are_found_where_the_model_chose_them(server: Serving) -> None:
          "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"tools": [LOST], "tool_choice": "required"}, "tools[0].function.parameters"),
+        ({"tools": [*TOOLS, LOST], "tool_choice": "required"}, "tools[2].function.parameters"),
+        ({"tools": [*TOOLS, LOST], "tool_choice": ANY_CALL}, "tools[2].function.parameters"),
+        ({"tools": [LOST], "tool_choice": "required", "stream": True},
+         "tools[0].function.parameters"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": NOWHERE}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": NOWHERE}},
+          "tools": TOOLS}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "schema": NOWHERE}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": ENDLESS}}},
+         "response_format.json_schema.schema"),
+        ({"tools": [HUGE], "tool_choice": "required"}, "tools"),
         ({"structured_outputs": {"regex": "x"}, "ignore_eos": True}, "ignore_eos"),
     ],
 )  # fmt: skip
 def test_wrong_wishes(server: Serving, changes: dict[str, Any], named: str) -> None:
     answer = post(server, "/v1/chat/completions", {"messages": MESSAGES, **changes})
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == named
+    error = answer.json()["error"]
+    assert error["param"] == named
+    assert error["message"].startswith(f"{named}: got ")
+    assert "arguments_" not in error["message"]

@@ -5,19 +5,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import llguidance
 import pytest
 
+from foretoken.checkpoint import packaged_model
 from foretoken.errors import ForetokenError, ParameterError
 from foretoken.runtime import compile_grammar as compiling
-from foretoken.runtime.compile_grammar import TrialCompiler, compile_grammar
+from foretoken.runtime.compile_grammar import GrammarTokenizer, TrialCompiler, compile_grammar
+from foretoken.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> GrammarTokenizer:
+    text = Tokenizer(packaged_model("demo")).to_json()
+    return GrammarTokenizer(tokenizer_json=text, vocab_size=8000, eos_ids=(1,))
 
 
 @pytest.fixture
-def compiler() -> Iterator[TrialCompiler]:
-    found = TrialCompiler()
+def compiler(tokenizer: GrammarTokenizer) -> Iterator[TrialCompiler]:
+    found = TrialCompiler(tokenizer)
     yield found
     found.stop()
 
@@ -26,9 +36,10 @@ def order(kind: str, source: str) -> str:
     return json.dumps({"kind": kind, "source": source, "compact": False}) + "\n"
 
 
-def test_it_answers_line_by_line_and_ends_with_its_owner() -> None:
+def test_it_answers_line_by_line_and_ends_with_its_owner(tokenizer: GrammarTokenizer) -> None:
     """The end of its input is all that a child hears of an owner that was killed."""
-    orders = order("regex", "a+") + order("json", '{"type": 3}') + order("regex", "b")
+    orders = json.dumps(asdict(tokenizer)) + "\n"
+    orders += order("regex", "a+") + order("json", '{"type": 3}') + order("regex", "b")
     done = subprocess.run(
         [sys.executable, "-P", "-m", compiling.__name__],
         input=orders,
@@ -77,3 +88,23 @@ def test_no_process_is_not_the_clients_fault(
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(ForetokenError, match="no process to compile grammars in"):
         compiler.check("regex", "a+", False)
+
+
+def test_it_knows_the_tokens_of_the_engine(
+    compiler: TrialCompiler, tokenizer: GrammarTokenizer
+) -> None:
+    """What the trial says of a grammar is what compiling it says."""
+    for compiled in (compiler.check, partial(compile_grammar, tokenizer=tokenizer.load())):
+        for legal in ("<[300]>", "<[7999]>", '<[0-9]> "a"', '<s> "a"', '"a" </s>'):
+            compiled("grammar", f"start: {legal}", False)
+        for illegal in ("<[8000]>", "<[7-8000]>", '<|tool|> "a"', '"a" <nope>'):
+            with pytest.raises(ParameterError, match="[Tt]oken"):
+                compiled("grammar", f"start: {illegal}", False)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
+    text = json.loads(Tokenizer(packaged_model("demo")).to_json())
+    del text["decoder"]
+    wrong = GrammarTokenizer(tokenizer_json=json.dumps(text), vocab_size=8000, eos_ids=(1,))
+    with pytest.raises(ParameterError, match="tokenizer llguidance can read"):
+        wrong.load()

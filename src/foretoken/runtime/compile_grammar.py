@@ -2,8 +2,8 @@
 
 llguidance bounds the size of a grammar, and the work of most; but some small schemas keep it busy
 for hours, and some exhaust the stack, which ends the process. So whatever is new is compiled in a
-child first, over single bytes, and refused unless that ends within seconds, in bounded memory and
-with less stack than our own threads have. Owns those bounds and the child: started at the first
+child first, with the same tokenizer, and refused unless that ends within seconds, in bounded memory
+and with less stack than our own threads have. Owns those bounds and the child: started at the first
 need, ended with its owner. Run as a module, this file is the child; it imports no torch.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import asdict, dataclass
 from typing import IO, Any, final
 
 from foretoken.errors import ForetokenError, ParameterError
@@ -34,6 +35,32 @@ _MOST_BYTES = 4 << 30
 """Address space of the child."""
 _STACK_BYTES = 1 << 20
 """Threads have 8 MiB as a rule, 2 MiB where the limit of the stack was taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarTokenizer:
+    """The tokens that a grammar is compiled over."""
+
+    tokenizer_json: str
+    """The text of a tokenizer.json."""
+    vocab_size: int
+    """Ids of the model; those without a token can be named by a grammar, as `<[300]>`."""
+    eos_ids: tuple[int, ...]
+
+    def load(self) -> Any:
+        """An `llguidance.LLTokenizer`; takes a second for 150,000 tokens.
+
+        Raises:
+            ParameterError: llguidance cannot read it.
+        """
+        import llguidance
+
+        size, eos_ids = self.vocab_size, list(self.eos_ids)
+        try:
+            return llguidance.LLTokenizer(self.tokenizer_json, n_vocab=size, eos_token=eos_ids)
+        except ValueError as error:
+            allowed = f"a model whose tokenizer llguidance can read: {error}"
+            raise ParameterError("structured_outputs", "a structure", allowed) from None
 
 
 def compile_grammar(kind: str, source: str, compact: bool, tokenizer: Any) -> Any:
@@ -87,8 +114,9 @@ def _grammar_text(kind: Any, source: str, compact: bool) -> str:
 class TrialCompiler:
     """A child process that compiles what it is given. Used by one thread, `stop` by any."""
 
-    def __init__(self) -> None:
-        """Start nothing yet."""
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        """Compile over `tokenizer`; start nothing yet."""
+        self._tokenizer = tokenizer
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., TrialCompiler] | None = None
 
@@ -101,7 +129,7 @@ class TrialCompiler:
         """
         order = {"kind": kind, "source": source, "compact": compact}
         child = self._running()
-        line = _ask(child, json.dumps(order).encode() + b"\n")
+        line = _ask(child, _line(order), _MOST_WAITED_S)
         if not line:
             logger.warning("a grammar was refused: its compiler ended with %d", self._ended())
             most = f"{_MOST_SECONDS} s, {_MOST_BYTES >> 30} GiB and {_STACK_BYTES >> 20} MiB"
@@ -133,7 +161,7 @@ class TrialCompiler:
         except OSError as error:
             raise ForetokenError(f"no process to compile grammars in: {error}") from error
         self._child, self._end = child, weakref.finalize(self, _end, child)
-        if not _ask(child, b""):
+        if not _ask(child, _line(asdict(self._tokenizer))):
             raise ForetokenError(f"the compiler of grammars ended with {self._ended()}")
         return child
 
@@ -145,7 +173,13 @@ class TrialCompiler:
         return child.returncode
 
 
-def _ask(child: "subprocess.Popen[bytes]", order: bytes) -> bytes:
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _ask(
+    child: "subprocess.Popen[bytes]", order: bytes, most_seconds: float | None = None
+) -> bytes:
     """The line that answers an order; empty if the child ended, or took too long."""
     assert child.stdin is not None and child.stdout is not None, "made with pipes"
     try:
@@ -153,7 +187,7 @@ def _ask(child: "subprocess.Popen[bytes]", order: bytes) -> bytes:
         child.stdin.flush()
     except BrokenPipeError:
         return b""
-    answered = select.select([child.stdout], [], [], _MOST_WAITED_S)[0]
+    answered = select.select([child.stdout], [], [], most_seconds)[0]
     return child.stdout.readline() if answered else b""
 
 
@@ -163,12 +197,11 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 def main(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Say `null`, then compile order after order with a line for each: `null`, or why not."""
-    import llguidance
-
-    tokenizer = llguidance.LLTokenizer("byte")
+    """Read a tokenizer and say `null`, then compile order after order with a line for each: `null`,
+    or why not."""
+    tokenizer = GrammarTokenizer(**json.loads(orders.readline())).load()
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    answers.write(b"null\n")
+    answers.write(_line(None))
     answers.flush()
     for line in orders:
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -179,7 +212,7 @@ def main(orders: IO[bytes], answers: IO[bytes]) -> None:
             compile_grammar(**json.loads(line), tokenizer=tokenizer)
         except ParameterError as error:
             reason = error.allowed
-        answers.write(json.dumps(reason).encode() + b"\n")
+        answers.write(_line(reason))
         answers.flush()
 
 

@@ -3,9 +3,10 @@
 Owns compiled grammars and one matcher per live request, brought up to date from the committed
 tokens whenever it is asked, so that preemption and rejected drafts need nothing. The automaton is
 llguidance's. Invariants: what is allowed at a row depends on the output before it alone; where the
-text to come is forced, so is its spelling in tokens, with or without speculation; a grammar that
-fails (too complex, or a token that it cannot read) is reported, never silently dropped; compiling
-never makes the thread wait that runs the steps.
+text to come is forced, so is its spelling in tokens, with or without speculation, and no added
+token spells text: only a grammar that names one has it; a grammar that fails (too complex, or a
+token that it cannot read) is reported, never silently dropped; compiling never makes the thread
+wait that runs the steps.
 """
 
 import threading
@@ -20,7 +21,13 @@ from torch import Tensor
 from foretoken.errors import ParameterError
 from foretoken.extras import OptionalPackages
 from foretoken.ops.logits import NEVER
-from foretoken.runtime.compile_grammar import TrialCompiler, compile_grammar, reason_of, refused
+from foretoken.runtime.compile_grammar import (
+    GrammarTokenizer,
+    TrialCompiler,
+    compile_grammar,
+    reason_of,
+    refused,
+)
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
@@ -56,13 +63,17 @@ class Grammars:
         device: torch.device | str = "cpu",
     ) -> None:
         """Grammars over `vocab_size` ids; without a tokenizer there can be none."""
-        self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._device = torch.device(device)
+        self._source, self._trial = None, None
+        if tokenizer_json is not None and eos_ids:
+            self._source = GrammarTokenizer(
+                tokenizer_json=tokenizer_json, vocab_size=vocab_size, eos_ids=tuple(eos_ids)
+            )
+            self._trial = TrialCompiler(self._source)
         self._tokenizer: Any = None
         self._executor: Any = None
-        self._trial = TrialCompiler()
         self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._reading, self._building = threading.Lock(), threading.Lock()
         self._matchers: dict[str, _RequestMatcher] = {}
@@ -88,7 +99,7 @@ class Grammars:
             value = getattr(params, name)
             if value:
                 raise ParameterError(name, value, "nothing beside structured_outputs")
-        if self._tokenizer_json is None or not self._eos_ids:
+        if self._trial is None:
             raise ParameterError("structured_outputs", given.kind, "a model with a tokenizer")
         found = self._remembered(given)
         if found is None:
@@ -131,7 +142,7 @@ class Grammars:
     def forced(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Up to `most` next tokens about which the grammar leaves no choice."""
         state = self._matcher_of(sequence)
-        return () if state is None else tuple(self._forced(state.matcher)[:most])
+        return () if state is None else tuple(self._forced(state.matcher, most))
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ids are fine."""
@@ -140,7 +151,8 @@ class Grammars:
 
     def stop(self) -> None:
         """End what is being compiled, from any thread."""
-        self._trial.stop()
+        if self._trial is not None:
+            self._trial.stop()
 
     def take_failures(self) -> dict[str, str]:
         """What failed since the last call, by request; those requests must be ended."""
@@ -181,7 +193,7 @@ class Grammars:
                 matcher.rollback(num_read)
 
     def _forbidden(self, state: _RequestMatcher) -> Tensor | None:
-        forced = self._forced(state.matcher)
+        forced = self._forced(state.matcher, 1)
         if forced:
             forbidden_V = torch.ones(self._vocab_size, dtype=torch.bool)
             forbidden_V[forced[0]] = False
@@ -192,12 +204,26 @@ class Grammars:
             return None
         return (torch.frombuffer(allowed, dtype=torch.uint8) == 0).to(self._device)
 
-    def _forced(self, matcher: Any) -> list[int]:
-        """The spelling of the text to come, as far as it is forced; the end, if only that is."""
-        forced: list[int] = matcher.compute_ff_tokens()
-        if forced:
-            return forced
-        return self._eos_ids[:1] if matcher.is_stopped() and not matcher.is_error() else []
+    def _forced(self, matcher: Any, most: int) -> list[int]:
+        """The spelling of the text to come, as far as it is forced, up to `most` tokens; the end,
+        if only that is."""
+        forced: list[int] = matcher.compute_ff_tokens()[:most]
+        if not forced:
+            return self._eos_ids[:1] if matcher.is_stopped() and not matcher.is_error() else []
+        # llguidance finds added tokens in the text, and normalises it: its spelling need not be
+        # of the text.
+        num_right: int = matcher.validate_tokens(forced)
+        return forced[:num_right] or [self._spelt(matcher.compute_ff_bytes(), forced[0])]
+
+    def _spelt(self, text: bytes, named: int) -> int:
+        """The first token of a text in ordinary ones, the longest; `named` if the grammar names it
+        here, which no text does."""
+        try:
+            beginning = text.decode()
+        except UnicodeDecodeError as error:
+            beginning = text[: error.start].decode()
+        found: list[int] = self._tokenizer.greedy_tokenize(beginning)
+        return found[0] if found else named
 
     def _remembered(self, given: StructuredOutputs) -> Any:
         """What became of a structure before: its grammar, or why there is none."""
@@ -218,14 +244,12 @@ class Grammars:
         with OptionalPackages("structured_outputs"):
             import llguidance
 
-        assert self._tokenizer_json is not None, "checked by `compiled`"
-        if self._tokenizer is None:
-            self._tokenizer = llguidance.LLTokenizer(
-                self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
-            )
-            self._executor = llguidance.LLExecutor(num_threads=1)
+        assert self._source is not None and self._trial is not None, "checked by `compiled`"
         order = (given.kind, given.source, given.disable_any_whitespace)
         try:
+            if self._tokenizer is None:
+                self._tokenizer = self._source.load()
+                self._executor = llguidance.LLExecutor(num_threads=1)
             self._trial.check(*order)
             matcher = compile_grammar(*order, self._tokenizer)
         except ParameterError as error:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -19,10 +19,18 @@ from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.reach import token_reach
 from foretoken.text.renderers import always
 
-__all__ = ["Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
+__all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
 _LONG = 2000
 """Characters of a text, or tokens, beyond which others may run while they are translated."""
+
+
+class AddedToken(NamedTuple):
+    """A token that is found in a text before anything else is."""
+
+    token_id: int
+    special: bool
+    """Whether `skip_special_tokens` leaves it out of texts."""
 
 
 class Tokenizer:
@@ -91,6 +99,12 @@ class Tokenizer:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
+    @cached_property
+    def added_tokens(self) -> dict[str, AddedToken]:
+        """Added tokens by the text that each is written as."""
+        known = self._tokenizer.get_added_tokens_decoder()
+        return {one.content: AddedToken(i, one.special) for i, one in known.items()}
+
     def describe(self) -> dict[str, Any]:
         """The content of tokenizer.json."""
         content: dict[str, Any] = json.loads(self._tokenizer.to_str())
@@ -103,9 +117,22 @@ class Tokenizer:
         [text] = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return text
 
-    def to_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
-        return self._tokenizer.to_str()
+    def to_json(self, *, special: Iterable[int] = ()) -> str:
+        """The tokenizer as the text of a tokenizer.json, in which the ids `special` are special."""
+        known = self._tokenizer.get_added_tokens_decoder()
+        missing = [i for i in special if i not in known or not known[i].special]
+        if not missing:
+            return self._tokenizer.to_str()
+        content = self.describe()
+        added = {one["id"]: one for one in content["added_tokens"]}
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for token_id in missing:
+            text = self._tokenizer.id_to_token(token_id)
+            if text is not None:
+                one = added.get(token_id, {"id": token_id, "content": text, **plain})
+                added[token_id] = one | {"special": True}
+        content["added_tokens"] = [added[token_id] for token_id in sorted(added)]
+        return json.dumps(content)
 
     def stream(self, params: TextOptions) -> Detokenizer:
         """Incremental decoding of one output."""

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat with vLLM's extras."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from starlette.requests import Request
@@ -35,13 +36,15 @@ async def chat_completions(request: Request) -> ASGIApp:
     body = await read_body(request, ChatBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
     check_texts(state, body)
-    plan = plan_tools(body, state.config.tool_parser)
+    plan = plan_tools(body, state.config.tool_parser, state.tokenizer)
 
     def writer(generation: Generation) -> ChoiceWriter:
         return _ChatWriter(generation, body, plan)
 
     with named_as(body.typed_names):
         params = chat_params(body, state.config.limits, plan.structure)
+        if plan.shows_special:
+            params = replace(params, skip_special_tokens=False)
         work = chat_prompt(
             state,
             body.messages,

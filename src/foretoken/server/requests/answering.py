@@ -13,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from foretoken.errors import RequestError
 from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.generation import Event, Generation, Order, accept
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.resuming import resume_of
+from foretoken.server.requests.structure import about_body, structure_field
 from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
@@ -72,8 +74,12 @@ async def respond(
         origin=origin_of(request),
         traceparent=request.headers.get("traceparent"),
         without_effect=body.without_effect,
+        structure_field=structure_field(body),
     )
-    generation = await accept(state, shape.id_prefix, order)
+    try:
+        generation = await accept(state, shape.id_prefix, order)
+    except RequestError as error:
+        raise about_body(error, body) from None
     answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())
     if body.stream:
         timeout = state.config.limits.client_timeout_s

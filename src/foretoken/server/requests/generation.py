@@ -69,6 +69,8 @@ class Order:
     """The caller's trace, in W3C's words."""
     without_effect: tuple[str, ...] = ()
     """Fields of the body that change nothing; the log names them."""
+    structure_field: str = "structured_outputs"
+    """The field of the body that says what the output must look like."""
 
     @property
     def num_choices(self) -> int:
@@ -125,7 +127,9 @@ class Generation:
 
     def _check(self, output: Output) -> None:
         if output.refused is not None:
-            raise Problem(400, output.error or "", output.refused)
+            structured = output.refused == "structured_outputs"
+            field = self.order.structure_field if structured else output.refused
+            raise Problem(400, output.error or "", field)
         if output.finish_reason is FinishReason.ERROR:
             logger.error("request %s failed: %s", self.order.request_id, output.error)
             raise Problem(500, "the engine failed; the request id finds the cause in the log")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from foretoken.errors import ParameterError
+from foretoken.server.requests.structure import about_body, structure_of
 from foretoken.server.schemas import ChatBody, CompletionBody, GenerationBody, NamedTool
 from foretoken.server.settings import Limits
 from foretoken.types import SamplingParams
@@ -58,7 +59,7 @@ def chat_params(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if structure is None:
         return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
-    if _structure(body) is not None:
+    if structure_of(body) is not None:
         allowed = "none or auto, beside response_format and structured_outputs"
         choice = body.tool_choice
         given = choice.model_dump() if isinstance(choice, NamedTool) else choice
@@ -66,24 +67,6 @@ def chat_params(
     return _params(
         body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
     )
-
-
-def _structure(body: GenerationBody) -> dict[str, Any] | None:
-    """What response_format or structured_outputs ask for, as SamplingParams takes it."""
-    form = body.response_format
-    if form is not None and form.schema_ is not None and form.type != "json_object":
-        raise ParameterError("response_format.schema", "a schema", "json_object beside it")
-    if form is None or form.type == "text":
-        return body.structured_outputs
-    if body.structured_outputs is not None:
-        raise ParameterError("response_format", form.type, "nothing beside structured_outputs")
-    if form.type == "json_object" and form.schema_ is not None:
-        return {"json": form.schema_, "disable_any_whitespace": True}
-    if form.type == "json_object":
-        return {"json_object": True, "disable_any_whitespace": True}
-    if form.json_schema is None:
-        raise ParameterError("response_format.json_schema", None, "a schema, for json_schema")
-    return {"json": form.json_schema.schema_, "disable_any_whitespace": True}
 
 
 def _policy(body: GenerationBody) -> dict[str, Any] | None:
@@ -96,14 +79,17 @@ def _policy(body: GenerationBody) -> dict[str, Any] | None:
 
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
-    given["structured_outputs"] = _structure(body)
+    given["structured_outputs"] = structure_of(body)
     given["speculation"] = _policy(body)
     given["prediction"] = body.prediction.text if body.prediction is not None else None
     given.update(others)
     if body.token_sources and given["logprobs"] is None:
         given["logprobs"] = 0
     kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
-    params = SamplingParams(**kept)
+    try:
+        params = SamplingParams(**kept)
+    except ParameterError as error:
+        raise about_body(error, body) from None
     if params.n > limits.max_n:
         raise ParameterError("n", params.n, f"at most {limits.max_n} on this server")
     most = limits.max_tokens

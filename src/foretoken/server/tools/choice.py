@@ -1,13 +1,20 @@
 """What a tool choice means for one request: which grammar it forces and which parser reads it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretoken.errors import ParameterError
 from foretoken.server.schemas import ChatBody, FunctionDefinition, NamedTool, Tool
-from foretoken.server.tools.parsers import PARSERS, ArgumentsParser, PlainParser, ToolParser
+from foretoken.server.tools.parsers import (
+    PARSERS,
+    ArgumentsParser,
+    HermesParser,
+    PlainParser,
+    ToolParser,
+)
+from foretoken.text.tokenizer import Tokenizer
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
@@ -25,10 +32,13 @@ class ToolPlan:
     """Makes one parser per choice."""
     named: bool = False
     """Whether the one call is given; its end is then a `stop`, as in OpenAI's API."""
+    shows_special: bool = False
+    """Whether the text that the parser reads must have special tokens in it: the model writes what
+    marks a call as such."""
 
 
-def plan_tools(body: ChatBody, parser: str) -> ToolPlan:
-    """The plan for a body, with the server's `parser`.
+def plan_tools(body: ChatBody, parser: str, tokenizer: Tokenizer | None) -> ToolPlan:
+    """The plan for a body, with the server's `parser` and the model's `tokenizer`.
 
     Raises:
         ParameterError: a choice without tools, an unknown name, or two tools of one name.
@@ -55,34 +65,45 @@ def plan_tools(body: ChatBody, parser: str) -> ToolPlan:
         return ToolPlan(
             tools=tools, structure=structure, parser=lambda: ArgumentsParser(name), named=True
         )
+    found = {} if tokenizer is None else tokenizer.added_tokens
+    marks = {mark: found[mark] for mark in PARSERS[parser].marks if mark in found}
     forced = None
     if choice == "required":
-        forced = {
-            "grammar": calls_grammar(list(by_name.values()), parser, body.parallel_tool_calls)
-        }
-    return ToolPlan(tools=tools, structure=forced, parser=PARSERS[parser])
+        spelt = {mark: f"<[{token.token_id}]>" for mark, token in marks.items()}
+        functions = list(by_name.values())
+        forced = {"grammar": calls_grammar(functions, parser, body.parallel_tool_calls, spelt)}
+    return ToolPlan(
+        tools=tools,
+        structure=forced,
+        parser=PARSERS[parser],
+        shows_special=any(token.special for token in marks.values()),
+    )
 
 
-def calls_grammar(functions: list[FunctionDefinition], parser: str, several: bool) -> str:
-    """A Lark grammar of one or more calls, written as the parser reads them."""
-    arguments = "arguments" if parser == "hermes" else "parameters"
-    schemas = [_call_schema(function, arguments) for function in functions]
-    body = json.dumps({"anyOf": schemas, **_COMPACT})
+def calls_grammar(
+    functions: Sequence[FunctionDefinition], parser: str, several: bool, spelt: Mapping[str, str]
+) -> str:
+    """A Lark grammar of one or more calls, written as the parser reads them.
+
+    Its first lines are the functions' parameters, in order: each a schema of its own, in which
+    references point.
+
+    Args:
+        functions: what may be called.
+        parser: whose way of writing.
+        several: whether there may be more than one call.
+        spelt: how the grammar names the tokens of marks for which the model has one.
+    """
+    key = "arguments" if parser == "hermes" else "parameters"
+    schemas = [{**(function.parameters or _ANY_OBJECT), **_COMPACT} for function in functions]
+    lines = [f"arguments_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
+    heads = [f'{{"name":"{function.name}","{key}":' for function in functions]
+    bodies = [f'{json.dumps(head)} arguments_{i} "}}"' for i, head in enumerate(heads)]
+    lines.append(f"body: {' | '.join(bodies)}")
     if parser == "hermes":
-        call = '"<tool_call>\\n" body "\\n</tool_call>"'
+        opening, closing = (spelt.get(mark, json.dumps(mark)) for mark in HermesParser.marks)
+        call = f'{opening} "\\n" body "\\n" {closing}'
         more = f'("\\n" {call})*' if several else ""
     else:
         call, more = "body", '("; " body)*' if several else ""
-    return f"start: {call} {more}\nbody: %json {body}\n"
-
-
-def _call_schema(function: FunctionDefinition, arguments: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function.name},
-            arguments: function.parameters or _ANY_OBJECT,
-        },
-        "required": ["name", arguments],
-        "additionalProperties": False,
-    }
+    return "\n".join([*lines, f"start: {call} {more}", ""])

@@ -5,14 +5,16 @@ passes on as content what may still become a call.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 from foretoken.server.tools.calls import CallReader, Piece, merged
 
 
 class ToolParser(ABC):
     """Reads the text of one choice."""
+
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Texts by which it knows a call; a model may have a token for each."""
 
     @abstractmethod
     def feed(self, text: str) -> list[Piece]:
@@ -61,6 +63,7 @@ class HermesParser(ToolParser):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number, text between."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    marks = (OPEN, CLOSE)
 
     def __init__(self) -> None:
         """Outside of any call."""
@@ -200,7 +203,7 @@ def _overlap(text: str, marker: str) -> int:
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)
 
 
-PARSERS: dict[str, Callable[[], ToolParser]] = {
+PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
 }
