@@ -95,6 +95,11 @@ class SpeculationPlan:
     commands: dict[str, str]
     """By engine; plain ones where the verdict is against speculating."""
 
+    @property
+    def refusal(self) -> Finding | None:
+        """Why what was asked for does not start; None: nothing is known against it."""
+        return next((finding for finding in self.findings if finding.level == "error"), None)
+
 
 def build_plan(settings: PlanSettings) -> SpeculationPlan:
     """Compute everything.
