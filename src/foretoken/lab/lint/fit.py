@@ -35,6 +35,9 @@ _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
 """Checks of the plan that a launch can fail."""
 
+_TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
+"""Keys with which a draft may have another vocabulary."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -68,6 +71,8 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         message = f"memory was not checked: {unsized or why}"
         yield Finding(check="unplanned", level="note", message=message)
     wanted = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
+    if any((launch.speculation or {}).get(key) is True for key in _TRANSLATES):
+        wanted = tuple(name for name in wanted if name != "same_tokenizer")
     for finding in found or ():
         if finding.check in wanted and finding.level in ("error", "warning"):
             yield finding
