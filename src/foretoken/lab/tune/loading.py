@@ -3,7 +3,7 @@
 Asks what `plan` and `lint` ask of a launch; knows no server.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -27,7 +27,7 @@ class Loading:
 
 
 def that_load(
-    settings: Iterable[Setting], commands: Commands, machine: Machine, server: str
+    settings: Sequence[Setting], commands: Commands, machine: Machine, server: str
 ) -> Loading:
     """The settings whose command loads on a machine; without a device only the models and their
     ranks are looked at.
@@ -38,14 +38,16 @@ def that_load(
     where = f" on {machine.count} x {machine.device}" if machine.device else ""
     if (plain := _refusal(commands, OFF, machine)) is not None:
         raise ConfigError("SERVER", server, f"a command that loads{where}: {_words(plain)}")
-    kept: list[Setting] = []
     refused: dict[str, Finding] = {}
-    for setting in settings:
-        found = _refusal(commands, setting, machine)
-        if found is None:
-            kept.append(setting)
-        else:
-            refused.setdefault(setting.drafter, found)
+    kept = []
+    for name in dict.fromkeys(setting.drafter for setting in settings):
+        own = [setting for setting in settings if setting.drafter == name]
+        # More drafts need more of everything, so where the most load the others do.
+        most = max(own, key=lambda setting: max(setting.lengths, default=0))
+        if (found := _refusal(commands, most, machine)) is not None:
+            refused[name] = found
+            own = [one for one in own if one != most and not _refusal(commands, one, machine)]
+        kept += own
     if refused and not kept:
         name, found = next(iter(refused.items()))
         raise ConfigError("--drafter", name, f"one that loads{where}: {_words(found)}")
