@@ -106,6 +106,12 @@ class MethodPlan:
     """Words that a head usually drafts from; 0: all of the target's."""
     llama_cpp: str | None = None
     """The word for it in llama.cpp's `--spec-type`."""
+    vllm_package: str = ""
+    """A package that vLLM imports for it and does not install."""
+
+    def package(self, engine: str) -> str:
+        """What has to be installed beside an engine for it; empty: nothing."""
+        return self.vllm_package if engine == "vllm" else ""
 
     def llama_cpp_drafts(self, count: int) -> list[str]:
         """The words that give llama.cpp's server a draft length; it has a flag for each look-up,
@@ -554,7 +560,8 @@ ROWS = (
         plan=MethodPlan(
             usual_drafts=4,
             effort=1,
-            needs="nothing to load, but a package of its own on some engines",
+            needs="nothing to load; vLLM imports arctic-inference for it",
+            vllm_package="arctic-inference",
             hits=_SUFFIX_HITS,
             llama_cpp="ngram-map-k",
         ),

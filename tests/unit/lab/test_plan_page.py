@@ -14,12 +14,15 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
+from foretoken.lab.lint.checks import lint
+from foretoken.lab.lint.fit import Machine
+from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.page.document import plan_document
 from foretoken.lab.plan.page.one_page import print_plan
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings
-from foretoken.lab.plan.verdict import EXIT_CODES, LEAST_END_TO_END, WORDS
+from foretoken.lab.plan.verdict import ANOTHER, EXIT_CODES, LEAST_END_TO_END, WORDS
 
 OFF = "--speculative-config none"
 PAIRS = (
@@ -92,12 +95,13 @@ def speculative(command: str) -> dict[str, Any] | None:
 @settings(max_examples=60, deadline=None)
 def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings) -> None:
     plan = planned(question)
-    verdict, usual = plan.verdict, plan.prediction.at(question.concurrency)
+    verdict, usual = plan.verdict, plan.prediction.at(plan.setup.usual)
     text = page(plan)
-    assert (
-        text.startswith(f"{WORDS[verdict.word]}: ")
-        and verdict.exit_code == EXIT_CODES[verdict.word]
-    )
+    word = WORDS[verdict.word]
+    if plan.instead is not None and verdict.word == "leave_off":
+        word = ANOTHER[plan.instead.verdict.word]
+        assert plan.instead.verdict.reason in text and verdict.reason in text
+    assert text.startswith(f"{word}: ") and verdict.exit_code == EXIT_CODES[verdict.word]
     if question.method == "none":
         assert verdict.word == "plain"
     if not verdict.speculates:
@@ -113,8 +117,10 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
     assert verdict.k > 0
     gain = plan.prediction.at(deciding.requests).gain(verdict.k)
     assert f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f})" in verdict.reason
+    assert f"{deciding.end_to_end_gain:.2f}x for a whole answer" in verdict.reason
     assert f"k = {verdict.k} " in verdict.reason and gain.middle > 1.0
-    assert (verdict.word == "use") == (gain.low > 1.0)
+    assert (verdict.word == "use") == (gain.low > 1.0 and deciding.end_to_end_low >= 1.0)
+    assert deciding.requests <= plan.plain.requests, "no more are in flight than fit"
     assert deciding.end_to_end_gain >= LEAST_END_TO_END
     if not question.num_speculative_tokens:
         best = plan.prediction.at(deciding.requests)
@@ -136,11 +142,13 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
             assert not plan.schedule.falls or not question.draft
     if question.engine == "vllm":
         assert told == [load.k for load in plan.latencies], "the numbers are those of the command"
-    if question.slo != "throughput" and question.peak_concurrency > usual.requests:
-        peak = plan.prediction.at(question.peak_concurrency)
+    if question.slo != "throughput" and plan.setup.peak > usual.requests:
+        peak = plan.prediction.at(plan.setup.peak)
         k = plan.schedule.told(peak.requests)
         there = f"{peak.gain(k).middle:.2f}x at the peak" if k else "off at the peak"
         assert there in verdict.reason
+    source = read_source(plan.commands[question.engine], question.engine)
+    assert all(one.level != "error" for one in lint(source, Machine()).findings)
 
 
 @pytest.mark.slow
@@ -172,8 +180,10 @@ def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> N
     plan = planned(question)
     text = page(plan)
     assert len(text.splitlines()) <= 90
+    shares = r"\b[1-9]\d{2,}%"  # a share is at most 100 %, which is written so
     for negative in (r"-\d[\d,.]* GB", r"-\d+ of the", r"\bnan\b", r"\binf\b"):
         assert not re.search(negative, text + page(plan, everything=True)), negative
+    assert set(re.findall(shares, text + page(plan, everything=True))) <= {"100%"}
     document = plan_document(plan, None)
     assert document["exit_code"] == plan.verdict.exit_code
     assert json.loads(json.dumps(document))["verdict"]["word"] == plan.verdict.word
@@ -311,10 +321,18 @@ def test_an_engine_that_takes_one_number_is_predicted_with_it() -> None:
     assert "takes one number for all loads" in page(single).replace("\n", " ")
 
 
-def test_a_way_that_needs_nothing_and_gains_more_is_named() -> None:
-    plan = build_plan(PlanSettings(target="gpt-oss-120b", method="eagle3", device="h200"))
+@pytest.mark.parametrize(("engine", "needs"), [("vllm", "package"), ("foretoken", "nothing new")])
+def test_a_way_that_can_be_had_and_gains_more_is_the_answer(engine: str, needs: str) -> None:
+    plan = build_plan(
+        PlanSettings(target="gpt-oss-120b", method="eagle3", device="h200", engine=engine)
+    )
     assert plan.verdict.word == "leave_off" and "in flight k = " in plan.verdict.reason
-    assert "suffix is expected to gain more and needs nothing new" in page(plan)
+    assert plan.instead is not None and plan.instead.method == "suffix"
+    assert (plan.instead.needs == "") == (needs == "nothing new")
+    text = page(plan)
+    assert text.startswith(f"{ANOTHER[plan.instead.verdict.word]}: suffix (--method suffix; it")
+    assert f"it needs {needs}" in text or "it needs the package arctic-inference" in text
+    assert plan.instead.commands[engine] in text and "without speculation" not in text
 
 
 def test_a_drafter_without_room_is_no_verdict_on_those_that_need_none() -> None:
@@ -324,7 +342,10 @@ def test_a_drafter_without_room_is_no_verdict_on_those_that_need_none() -> None:
     alone = build_plan(replace(two, draft=None, method="suffix"))
     assert plan.instead is not None and plan.instead.method == "suffix"
     assert plan.instead.verdict == alone.verdict and alone.verdict.speculates
-    assert f"needs nothing new: {alone.verdict.reason} (--method suffix)" in page(plan)
+    assert f"USE ANOTHER DRAFTER: suffix (--method suffix; it needs {plan.instead.needs}): " in (
+        page(plan)
+    )
+    assert f"): {alone.verdict.reason}. Not draft_model: {plan.verdict.reason}" in page(plan)
     assert build_plan(replace(two, slo="ttft")).instead is None
     assert build_plan(replace(two, count=8)).instead is None, "the draft gains more"
 

@@ -129,6 +129,30 @@ def test_the_command_measures_until_it_knows(
     assert judged.exit_code == 0, judged.output
 
 
+@pytest.mark.parametrize(
+    ("gain", "verdict", "code"), [(2.0, "SHIP", 0), (0.5, "DO NOT SHIP", 1), (1.3, "NOT YET", 4)]
+)
+def test_the_verdict_is_the_last_line_and_the_exit_code(
+    gain: float, verdict: str, code: int, tmp_path: Path, policy: Path, workload: Path,
+    measured: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def run_ab(config: AbConfig, out: Path, *, resume: bool, watch: object) -> AbSummary:
+        return ab_summary(gain, blocks=config.sizes.blocks)
+
+    monkeypatch.setattr(until, "run_ab", run_ab)
+    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
+    options += ["--blocks", "5", "--out", str(tmp_path / "ab"), "--most-minutes", "0", "--json"]
+    options += ["--until-decided", "--policy", str(policy)]
+    result = CliRunner().invoke(app, ["lab", "ab", *options])
+    assert result.exit_code == code, result.output
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"{verdict} after 5 blocks: "), result.stderr
+    assert result.stderr.count(f"{verdict} after") == 1, "once, and below the tables"
+    document = json.loads(result.stdout)
+    assert (document["verdict"], document["exit_code"]) == (verdict, code)
+    assert document["sentence"] in last
+
+
 def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
     tmp_path: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:

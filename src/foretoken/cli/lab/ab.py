@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.cli.lab.live_view import LiveView
+    from foretoken.lab.decide.verdict import Decision
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.records.results import AbSummary
 
@@ -71,14 +72,14 @@ def ab(
     restart vllm-{arm}'. Unless told otherwise 9 blocks of 120 requests. Says how long it takes
     before it begins. Judge the result with `foretoken lab decide`, whose --set RULE.KEY=VALUE
     --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings;
-    5: no server.
+    5: no server. With --until-decided the last line is the verdict, and the exit code is that of
+    `decide`: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET or INVALID.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import console, print_ab
     from foretoken.lab.measure.ab import plan_ab, run_ab
     from foretoken.lab.measure.bench import load_items
     from foretoken.lab.measure.experiment import AbConfig
-    from foretoken.lab.plain import to_plain
 
     changes = [*arms_of(baseline, candidate), *_more(price, diagnose=diagnose)]
     changes += _restarts((baseline, candidate), restart_command)
@@ -91,16 +92,48 @@ def ab(
     tell_if_no_report()
     settings = _timed(settings, shared, minutes)
     with live_view() as watch:
+        decision = None
         if until_decided:
-            summary = _until_decided(settings, shared, watch, (policy, most_minutes, rules))
+            summary, decision = _until_decided(
+                settings, shared, watch, (policy, most_minutes, rules)
+            )
         else:
             watch.expect(settings.sizes.blocks, shared.out, 2)
             summary = run_ab(settings, shared.out, resume=shared.resume, watch=watch)
     print_ab(console(), summary)
     if shared.as_json:
-        print(json.dumps(to_plain(summary)))
-    dead = any(arm.num_errors == arm.num_requests for arm in summary.arms)
-    raise typer.Exit(1 if dead else 0)
+        print(json.dumps(_document(summary, decision)))
+    raise typer.Exit(_exit_code(summary, decision))
+
+
+def _document(summary: "AbSummary", decision: "Decision | None") -> dict[str, Any]:
+    """What --json prints: the measurement, and with --until-decided what was decided."""
+    from foretoken.lab.decide.verdict import EXIT_CODES
+    from foretoken.lab.plain import to_plain
+
+    found: dict[str, Any] = to_plain(summary)
+    if decision is None:
+        return found
+    said = {"verdict": decision.verdict, "sentence": decision.sentence}
+    return {**found, **said, "exit_code": EXIT_CODES[decision.verdict]}
+
+
+def _exit_code(summary: "AbSummary", decision: "Decision | None") -> int:
+    """That of the verdict, which is said last; without one, whether there is anything to judge."""
+    from foretoken.cli.lab.run_tables import console
+    from foretoken.lab.decide.verdict import COLOURS, EXIT_CODES, measure_more
+
+    if decision is None:
+        return int(any(arm.num_errors == arm.num_requests for arm in summary.arms))
+    more = f"; {measure_more(decision)}" if decision.needed_blocks is not None else ""
+    console().print(
+        f"{_said(decision)}{more}", style=COLOURS[decision.verdict], soft_wrap=True, markup=False
+    )
+    return EXIT_CODES[decision.verdict]
+
+
+def _said(decision: "Decision") -> str:
+    return f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}"
 
 
 def _more(price: str | None, *, diagnose: bool) -> list[str]:
@@ -184,19 +217,23 @@ def _until_decided(
     shared: Measuring,
     watch: "LiveView",
     given: tuple[Path | None, float, tuple[str, ...]],
-) -> "AbSummary":
+) -> "tuple[AbSummary, Decision]":
+    """What was measured, and the verdict on it; those before it are said as they come."""
     from foretoken.lab.decide.ship_policy import load_policy
     from foretoken.lab.decide.until import UntilLimits, run_until_decided
     from foretoken.lab.decide.verdict import Decision
 
     policy = load_policy(str(given[0]) if given[0] else None, given[2])
+    decisions: list[Decision] = []
 
     def tell(blocks: int, decision: Decision | None) -> None:
-        if decision is not None:
-            watch.say(f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}")
+        if decisions:
+            watch.say(_said(decisions[-1]))
+        decisions.extend([decision] if decision is not None else [])
         watch.expect(blocks, shared.out, 2)
 
     limits = UntilLimits(most_s=60 * given[1], tell=tell)
-    return run_until_decided(
+    summary = run_until_decided(
         settings, shared.out, policy, limits, resume=shared.resume, watch=watch
     )
+    return summary, decisions[-1]

@@ -66,7 +66,7 @@ def lint(
     own = own_parser(context.find_root().command)
     results = {}
     for name in inputs:
-        source = read_source(text_of(name), engine)
+        source = read_source(text_of(name), engine, name)
         if not (source.launches or source.requests or source.metrics or source.findings):
             allowed = (
                 "a server's command line, container or settings, a Python script that builds an "

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Exit code: 0: use it (or none was asked for); 1: leave it off (it does not load, or does not "
-    "pay); 4: measure first; 2 and 3: wrong settings or an unknown model."
+    "pay), or take the drafter that it names instead; 4: measure first; 2 and 3: wrong settings or "
+    "an unknown model."
 )
 
 
@@ -67,7 +68,17 @@ def plan(
     workload: Workload = None,
     temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
     acceptance: Annotated[
-        Name, typer.Option(metavar="LOW:HIGH", help="Chance that a draft is accepted.")
+        Name,
+        typer.Option(
+            metavar="LOW:HIGH",
+            help="Chance that a draft is accepted if all before it were; see --rate.",
+        ),
+    ] = None,
+    rate: Annotated[
+        Name,
+        typer.Option(
+            metavar="LOW:HIGH", help="Or accepted over drafted tokens at -k, as servers count."
+        ),
     ] = None,
     slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
     bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
@@ -104,19 +115,21 @@ def _run(
     from foretoken.lab.plan.page.document import plan_document
     from foretoken.lab.plan.page.one_page import print_plan
     from foretoken.lab.plan.planner import build_plan
-    from foretoken.lab.plan.setup import PlanSettings
+    from foretoken.lab.plan.setup import PlanSettings, first_drafts
     from foretoken.lab.plan.speedup import next_step
 
     written = read_yaml(config, "--config") if config is not None else {}
     options = {key: value for key, value in given.items() if value is not None}
     try:
-        found = build_plan(PlanSettings.from_mapping({**written, **options}))
+        settings = PlanSettings.from_mapping({**written, **options})
+        cost = parse_measured(measured, first_drafts(settings)) if measured else None
+        found = build_plan(settings, cost)
     except (ConfigError, ModelNotFoundError) as error:
         name = error.field.removeprefix("plan.")
         if name in given and name not in written:
             raise type(error)(_typed(name), error.given, error.allowed) from error
         raise
-    step = next_step(parse_measured(measured, found.setup.k)) if measured else None
+    step = next_step(cost) if cost is not None else None
     if form == "json":
         print(json.dumps(plan_document(found, step)))
     else:
@@ -136,19 +149,29 @@ def parse_measured(text: str, k: int) -> "MeasuredCost":
     Raises:
         ConfigError: neither three numbers nor such a file, or out of range.
     """
-    from foretoken.lab.plan.speedup import MeasuredCost
-
     path = Path(text)
     if path.suffix == ".json" or path.is_file():
-        verify, draft, length, k = _read_fit(path)
-    else:
-        try:
-            verify, draft, length = (float(part) for part in text.split(","))
-        except ValueError as error:
-            raise ConfigError("--measured", text, _measured_form(k)) from error
-    if verify < 1 or draft < 0 or not 1 <= length <= k + 1 or k < 1:
-        raise ConfigError("--measured", text, _measured_form(k))
-    return MeasuredCost(k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft)
+        return _read_fit(path)
+    try:
+        verify, draft, length = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError("--measured", text, _measured_form(k)) from error
+    return _cost(text, k, (verify, draft, length))
+
+
+def _cost(
+    given: str, k: int, numbers: tuple[float, float, float], share: float = 1.0
+) -> "MeasuredCost":
+    """The cost of V, c and length; `share` of the steps draft."""
+    from foretoken.lab.plan.speedup import MeasuredCost
+
+    verify, draft, length = numbers
+    finite = all(map(math.isfinite, numbers)) and 0 < share <= 1
+    if not finite or verify < 1 or draft < 0 or not 1 <= length <= k + 1 or k < 1:
+        raise ConfigError("--measured", given, _measured_form(k))
+    return MeasuredCost(
+        k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft, draft_share=share
+    )
 
 
 def _measured_form(k: int) -> str:
@@ -158,14 +181,15 @@ def _measured_form(k: int) -> str:
     )
 
 
-def _read_fit(path: Path) -> tuple[float, float, float, int]:
-    """Verify cost, draft cost, acceptance length and k of a fit."""
+def _read_fit(path: Path) -> "MeasuredCost":
+    """The cost that a fit found; of one that does not tell them apart, all steps draft."""
     try:
         fit = json.loads(path.read_text("utf-8"))
-        k = float(fit["k"])
+        k, share = float(fit["k"]), float(fit.get("draft_share", 1.0))
         verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
         length = 1.0 + k * float(fit["acceptance_rate"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = f"a file that `foretoken lab fit RUN --out FILE` wrote ({error!r})"
         raise ConfigError("--measured", str(path), allowed) from error
-    return max(1.0, verify), max(0.0, draft), length, max(1, math.ceil(k))
+    numbers = (max(1.0, verify), max(0.0, draft), length)
+    return _cost(str(path), max(1, math.ceil(k)), numbers, share)

@@ -95,11 +95,16 @@ def _ranges(text: str) -> "Schedule":
 
 
 def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
+    from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings
     from foretoken.lab.simulate.machine import machine_of_costs, planned_machine
 
     if costs is None:
-        return planned_machine(PlanSettings.from_mapping({"engine": "foretoken", **given}))
+        settings = PlanSettings.from_mapping({"engine": "foretoken", **given})
+        if (found := build_plan(settings).refusal) is not None:
+            allowed = f"models that load there: {found.message} ({found.remedy})"
+            raise ConfigError("--device", f"{settings.count} x {settings.device}", allowed)
+        return planned_machine(settings)
     if given:
         raise ConfigError("--costs", str(costs), "no target or device beside it")
     return machine_of_costs(costs)

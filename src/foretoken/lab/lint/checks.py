@@ -74,12 +74,10 @@ def lint(
 ) -> LintResult:
     """Judge everything.
 
-    Requests are judged by `engine`, or by that of the first launch, or by vLLM's rules.
+    Requests and metrics are judged by `engine`, or by that of the first launch, or by whose metrics
+    they are, or by vLLM's rules.
     """
-    serving = next((launch.engine for launch in source.launches), "vllm")
-    if serving == "unknown":
-        serving = "vllm"
-    serving = serving if engine == "auto" else engine
+    serving = _serving(source) if engine == "auto" else engine
     others = list(source.findings)
     if source.requests:
         others += check_requests(source.requests, serving)
@@ -89,6 +87,13 @@ def lint(
         others.append(Finding(check="unread", level="warning", message=message))
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
     return LintResult(launches=verdicts, others=tuple(others))
+
+
+def _serving(source: LintSource) -> str:
+    """Whose server answers the requests and has the metrics of a text."""
+    own = any(name.startswith("foretoken:") for name in source.metrics)
+    named = next((launch.engine for launch in source.launches), "foretoken" if own else "vllm")
+    return "vllm" if named == "unknown" else named
 
 
 def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> LaunchVerdict:

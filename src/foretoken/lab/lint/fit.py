@@ -21,7 +21,7 @@ from foretoken.lab.lint.launches import (
 from foretoken.lab.lint.shares import SHARES, check_share
 from foretoken.lab.lint.translate import drafts_blocks
 from foretoken.lab.lint.write import written
-from foretoken.lab.plan.bits import QUANTIZATIONS
+from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
@@ -34,6 +34,9 @@ _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
 """Checks of the plan that a launch can fail."""
+
+_TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
+"""Keys with which a draft may have another vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +54,34 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         why = "the text does not say over how many devices the target is split"
     elif launch.unread:
         why = "the text does not say what it drafts with"
+    unsized = unsaid_bits(launch)
+    sized = machine.device is not None and not unsized
     found: tuple[Finding, ...] | None = None
     try:
         settings = planned_settings(launch, machine)
         if settings is not None:
             settings = _with_longest(settings, launch)
             found = build_plan(settings).findings
-            yield from check_share(launch, resolve_setup(settings)) if machine.device else ()
+            yield from check_share(launch, resolve_setup(settings)) if sized else ()
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
         if machine.device and error.given == machine.device:
             raise
         why = str(error)
-    if found is None and machine.device:
-        message = f"memory was not checked: {why}"
+    if machine.device and (found is None or unsized):
+        message = f"memory was not checked: {unsized or why}"
         yield Finding(check="unplanned", level="note", message=message)
-    wanted = PAIR_CHECKS if machine.device else ("same_tokenizer", "ranks_divide")
+    wanted = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
+    if any((launch.speculation or {}).get(key) is True for key in _TRANSLATES):
+        wanted = tuple(name for name in wanted if name != "same_tokenizer")
     for finding in found or ():
         if finding.check in wanted and finding.level in ("error", "warning"):
             yield finding
+
+
+def refusal(launch: Launch, machine: Machine) -> Finding | None:
+    """Why a launch does not load, as far as is known without starting it: what `lint` calls an
+    error of the pair, and `plan` a reason to leave it off."""
+    return next((one for one in check_pair(launch, machine) if one.level == "error"), None)
 
 
 def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
@@ -162,12 +175,36 @@ def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
         settings = replace(settings, utilization=1.0)
     elif isinstance(share, str) and share.replace(".", "", 1).isdigit():
         settings = replace(settings, utilization=min(1.0, float(share)))
-    quantization = str(options.get("quantization", "")).lower().split("_per_")[0]
-    if quantization in QUANTIZATIONS:
-        settings = replace(settings, quantization=quantization)
+    for name, quantization in _stored(launch).items():
+        if quantization is not None:
+            settings = replace(settings, **{name: quantization})  # type: ignore[arg-type]
     if str(options.get("kv-cache-dtype", "")).startswith("fp8"):
         settings = replace(settings, kv_cache_dtype="fp8")
     return settings
+
+
+def _stored(launch: Launch) -> dict[str, str | None]:
+    """Setting of a plan -> how a launch says that weights are stored; None: in a way of which the
+    word does not say how many bits it has. What is not said is as the checkpoint has it."""
+    said = {
+        "quantization": launch.options.get("quantization"),
+        "draft_quantization": (launch.speculation or {}).get("quantization"),
+    }
+    found: dict[str, str | None] = {}
+    for name, word in said.items():
+        if word in (None, "none", "None", "auto"):
+            continue
+        try:
+            found[name] = find_quantization(str(word), name).name
+        except ConfigError:
+            found[name] = None
+    return found
+
+
+def unsaid_bits(launch: Launch) -> str:
+    """Why nothing is known of the size of a launch's weights; empty where it is."""
+    name = next((name for name, bits in _stored(launch).items() if bits is None), "")
+    return name and f"the {name.replace('_', ' ')} does not say how many bits a weight has"
 
 
 def _length(given: object) -> int:

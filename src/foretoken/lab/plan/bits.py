@@ -61,12 +61,13 @@ _ALIASES = {
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
-    "fp8_e4m3": "fp8",
-    "w8a8": "int8",
-    "awq": "int4",
-    "gptq": "int4",
-    "w4a16": "int4",
+    **dict.fromkeys(("fp8_e4m3", "w8a8_fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt"), "fp8"),
+    **dict.fromkeys(("w8a8", "w8a8_int8", "experts_int8"), "int8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "w4a16", "moe_wna16"), "int4"),
+    **dict.fromkeys(("bitsandbytes", "bnb", "auto_round", "auto_awq", "hqq"), "int4"),
+    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), "nvfp4"),
 }
+"""What engines and people call them; of schemes that have several widths, the usual one."""
 KV_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "q8_0": 8.5 / 8}
 """Bytes of one key or value element; `auto` is 16 bit."""
 
@@ -77,7 +78,7 @@ def find_quantization(name: str, field: str) -> Quantization:
     Raises:
         ConfigError: nothing of that name.
     """
-    known = name.lower().replace("-", "_")
+    known = name.lower().replace("-", "_").split("_per_")[0]  # as in `fp8_per_tensor`
     known = _ALIASES.get(known, known)
     if known not in QUANTIZATIONS:
         raise ConfigError(field, name, one_of(name, (*QUANTIZATIONS, *_ALIASES)))

@@ -26,11 +26,18 @@ class PlannedLatency:
     """Per further token."""
     end_to_end_plain_s: float
     end_to_end_s: float
+    end_to_end_slow_s: float
+    """The whole answer at the low end of the speed-up."""
 
     @property
     def end_to_end_gain(self) -> float:
         """How much sooner the whole answer is there."""
         return self.end_to_end_plain_s / self.end_to_end_s
+
+    @property
+    def end_to_end_low(self) -> float:
+        """The same at the low end of the speed-up."""
+        return self.end_to_end_plain_s / self.end_to_end_slow_s
 
 
 def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
@@ -45,12 +52,13 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     plain_s = read_s + wait_s
     tpot_plain_s = load.plain_step_s
     if k == 0:
-        first_s, tpot_s = plain_s, tpot_plain_s
+        first_s, tpot_s, slow_s = plain_s, tpot_plain_s, tpot_plain_s
     else:
         # A drafter that keeps keys and values reads the prompt too, but for heads of blocks.
         own_s = drafter.seconds(shape).seconds if drafter and _reads_prompts(setup) else 0.0
-        cost, gain = load.cost(k), load.gain(k).middle
-        first_s, tpot_s = read_s + own_s + wait_s * cost, tpot_plain_s / gain
+        cost, gain = load.cost(k), load.gain(k)
+        first_s = read_s + own_s + wait_s * cost
+        tpot_s, slow_s = tpot_plain_s / gain.middle, tpot_plain_s / gain.low
     more = settings.output_tokens - 1
     return PlannedLatency(
         requests=load.requests,
@@ -61,6 +69,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
         tpot_s=tpot_s,
         end_to_end_plain_s=plain_s + more * tpot_plain_s,
         end_to_end_s=first_s + more * tpot_s,
+        end_to_end_slow_s=first_s + more * slow_s,
     )
 
 

@@ -16,7 +16,7 @@ from foretoken.lab.plan.priors.acceptance import EIGHTY, AcceptancePrior
 from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptance
 from foretoken.lab.plan.roofline import Placement, roofline
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.speedup import MOST_K, best_k
+from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Requests in flight that are looked at beside the usual number and the peak."""
@@ -107,10 +107,9 @@ def predict(
 ) -> PlannedSpeed:
     """The speed-up of the method of `setup` by load, at `loads` too; `prior` as in
     `assume_acceptance`."""
-    settings = setup.settings
     own = assume_acceptance(setup, prior)
     steps = step_costs(setup)
-    asked = sorted({*LOADS, settings.concurrency, settings.peak_concurrency, *loads})
+    asked = sorted({*LOADS, setup.usual, setup.peak, *loads})
     found = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
     crossings = [_crossing(asked, [getattr(load, name) for load in found]) for name in _BOUNDS]
     return PlannedSpeed(
@@ -146,6 +145,11 @@ class StepCosts:
     """Whether all drafts of a step come of one pass, a row each."""
     most_drafts: int = MOST_K
     """Most drafts per step that are looked at."""
+    measured: MeasuredCost | None = None
+    """What steps cost at the load `measured_at`; elsewhere as much more or less as is modelled."""
+    own: bool = False
+    """Whether the drafting was measured too, and not that of another method."""
+    measured_at: int = 1
     _known: dict[tuple[bool, int, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -157,10 +161,24 @@ class StepCosts:
 
     def verify(self, requests: int, rows_each: int) -> float:
         """V: a step over so many rows per request."""
-        return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
+        modelled = self._verify(requests, rows_each)
+        if self.measured is None:
+            return modelled
+        here = self._verify(self.measured_at, rows_each)
+        return max(1.0, self.measured.verify(rows_each) + modelled - here)
 
     def draft(self, requests: int, k: int) -> float:
-        """c: one of k drafts for every request."""
+        """c: one of k drafts for every request, as a mean over all steps."""
+        modelled = self._draft(requests, k)
+        if self.measured is None or not self.own:
+            return modelled
+        own = self.measured.draft_share * self.measured.draft_cost
+        return max(0.0, own + modelled - self._draft(self.measured_at, k))
+
+    def _verify(self, requests: int, rows_each: int) -> float:
+        return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
+
+    def _draft(self, requests: int, k: int) -> float:
         if self.drafter is None:
             return LOOKUP_COST / max(1, k)
         rows = max(1, k) if self.in_one_pass else 1
@@ -185,6 +203,9 @@ def step_costs(setup: Setup) -> StepCosts:
         context=max(1.0, settings.context - settings.output_tokens / 2),
         in_one_pass=setup.drafts_in_one_pass,
         most_drafts=setup.most_drafts,
+        measured=setup.measured,
+        own=setup.own_measured is not None,
+        measured_at=setup.deciding,
     )
 
 
@@ -220,13 +241,15 @@ def mean_cost(own: AssumedAcceptance, verify: float, draft: float, k: int) -> fl
     return speculative_step(1.0 + own.hits * (verify - 1.0), draft, k)
 
 
-def gain_range(own: AssumedAcceptance, k: int, cost: float) -> GainRange:
+def gain_range(
+    own: AssumedAcceptance, k: int, cost: float, spread: float = COST_SPREAD
+) -> GainRange:
     """The speed-up of k drafts whose steps cost `cost` plain ones on average, with what is not
-    known of the acceptance and of the cost."""
+    known of the acceptance and, by `spread`, of the cost."""
     if k == 0:
         return GainRange(1.0, 1.0, 1.0)
     low, middle, high = (own.length(alpha, k) / cost for alpha in (own.low, own.middle, own.high))
-    doubt = EIGHTY * COST_SPREAD * own.hits
+    doubt = EIGHTY * spread * own.hits
     return GainRange(
         middle * math.exp(-math.hypot(math.log(middle / low), doubt)),
         middle,
@@ -245,10 +268,12 @@ def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) ->
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in range(MOST_K + 1))
     best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.most_drafts)
     asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
-    gains = tuple(gain_range(own, n, costs[n]) for n in range(MOST_K + 1))
+    known = steps.own and requests == steps.measured_at
+    spread = 0.0 if known else COST_SPREAD
+    gains = tuple(gain_range(own, n, costs[n], spread) for n in range(MOST_K + 1))
     each = steps.draft(requests, k)
     cost = mean_cost(own, asked, each, k)
-    given = gain_range(own, k, cost)
+    given = gain_range(own, k, cost, spread)
     return LoadPrediction(
         requests=requests,
         plain_step_s=steps.plain_s(requests),

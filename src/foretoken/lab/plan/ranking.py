@@ -72,7 +72,7 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
 def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
     """The same methods with requests of another kind."""
     other = replace(setup, settings=replace(setup.settings, workload=workload))
-    loads = tuple(predict_at(own, setup.settings.concurrency) for _, own in _ways(other))
+    loads = tuple(predict_at(own, setup.usual) for _, own in _ways(other))
     return WorkloadOutlook(workload=workload, loads=loads)
 
 
@@ -81,9 +81,16 @@ def _ways(setup: Setup) -> Iterator[tuple[DraftingMethod, Setup]]:
     for method in _that_make_sense(setup):
         asked = method.name == setup.method
         k = setup.k if asked else usual_drafts(method)
-        given = setup.settings.acceptance if asked else ""
-        settings = replace(setup.settings, acceptance=given)
-        yield method, replace(setup, method=method.name, k=k, settings=settings)
+        if asked:
+            yield method, replace(setup, k=k)
+        else:
+            yield method, with_method(setup, method.name, k)
+
+
+def with_method(setup: Setup, method: str, k: int) -> Setup:
+    """The same models with another method, of which no acceptance was given."""
+    settings = replace(setup.settings, acceptance="", rate="")
+    return replace(setup, method=method, k=k, settings=settings)
 
 
 def _that_make_sense(setup: Setup) -> list[DraftingMethod]:
@@ -108,7 +115,7 @@ def _plan_of(method: DraftingMethod) -> MethodPlan:
 
 def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
     """Lowest latency, no memory, peak-safe, easiest; each method with the k that suits the load."""
-    ordinary, peak = setup.settings.concurrency, setup.settings.peak_concurrency
+    ordinary, peak = setup.usual, setup.peak
     outlooks = [outlook for outlook in outlooks if not outlook.refused]
     fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).best)
     light = max(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
 from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.speedup import next_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +64,16 @@ def chosen_k(setup: Setup, load: LoadPrediction) -> int:
         return 0
     if setup.settings.num_speculative_tokens:
         return setup.k if load.middle > 1.0 else 0
+    if setup.own_measured is not None and load.requests == setup.deciding:
+        k = next_step(setup.own_measured).k
+        return k if load.gain(k).middle > 1.0 else 0
     return load.best_k
 
 
 def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
     """What the prediction would choose by load."""
     ks = [(chosen_k(setup, load), load.requests) for load in prediction.loads]
-    settings = setup.settings
-    busy = settings.slo == "throughput"
-    deciding = prediction.at(settings.peak_concurrency if busy else settings.concurrency)
+    deciding = prediction.at(setup.deciding)
     steps = _joined(ks)
     return DraftSchedule(
         steps=steps, decided=chosen_k(setup, deciding), follows=_can_follow(setup, steps)

@@ -22,7 +22,7 @@ from foretoken.lab.plan.bits import (
 from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS, EngineCost
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
-from foretoken.lab.plan.speedup import MOST_K
+from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
@@ -86,8 +86,12 @@ class PlanSettings:
     temperature: Annotated[float, _FROM_ZERO] = 0.0
     """Temperature of the median request in production."""
     acceptance: str = ""
-    """Share of drafts accepted given that all before were, as LOW:HIGH; empty: assumed from
-    method, workload and temperature."""
+    """Chance that a draft is accepted given that all before it were, as LOW:HIGH; empty: assumed
+    from method, workload and temperature."""
+    rate: str = ""
+    """Accepted over drafted tokens, as servers count them, as LOW:HIGH, with as many drafts per
+    verification as are asked for; empty: as `acceptance` says. The two are one number for a single
+    draft only."""
     slo: Annotated[str, words("tpot", "ttft", "throughput")] = "tpot"
     """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
@@ -111,6 +115,8 @@ class PlanSettings:
     def __post_init__(self) -> None:
         """Check every field, and that the method can be planned."""
         check_fields(self, "plan.")
+        both = bool(self.acceptance and self.rate)
+        require("plan.rate", self.rate, not both, "one of plan.acceptance and plan.rate")
         methods = ("auto", *planned_methods(), "none")
         require("plan.method", self.method, self.method in methods, one_of(self.method, methods))
 
@@ -137,6 +143,25 @@ class Setup:
     k: int
     host: EngineCost
     """What the engine adds to a step."""
+    usual: int
+    """Requests in flight on an ordinary day: as many of those that were asked for as fit at once,
+    once it is known how many do."""
+    peak: int
+    """The same at the peak."""
+    measured: MeasuredCost | None = None
+    """What was measured of a method at the load that decides; its verifications cost what those of
+    any other do."""
+
+    @property
+    def own_measured(self) -> MeasuredCost | None:
+        """What was measured of this method."""
+        own = self.measured is not None and self.measured.method == self.method
+        return self.measured if own else None
+
+    @property
+    def deciding(self) -> int:
+        """Requests in flight at the load that decides."""
+        return self.peak if self.settings.slo == "throughput" else self.usual
 
     @property
     def drafting(self) -> DraftingMethod | None:
@@ -205,6 +230,18 @@ def usual_drafts(method: DraftingMethod | None) -> int:
     return method.plan.usual_drafts if method is not None and method.plan else 0
 
 
+def first_drafts(settings: PlanSettings) -> int:
+    """Drafts per verification that were asked for, else those of the method to start with."""
+    own = planned_methods().get(_method(settings))
+    return settings.num_speculative_tokens or usual_drafts(own)
+
+
+def _method(settings: PlanSettings) -> str:
+    if settings.method != "auto":
+        return settings.method
+    return "draft_model" if settings.draft else "ngram"
+
+
 def resolve_setup(settings: PlanSettings) -> Setup:
     """Look everything up.
 
@@ -212,9 +249,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         ConfigError: an unknown device or quantization, or a method that lacks its draft.
         ModelNotFoundError: an unknown model.
     """
-    method = settings.method
-    if method == "auto":
-        method = "draft_model" if settings.draft else "ngram"
+    method = _method(settings)
     drafting = planned_methods().get(method)
     if drafting is not None and drafting.drafts_with == "model" and not settings.draft:
         others = ", ".join(name for name in planned_methods() if name != method)
@@ -244,8 +279,10 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         draft_tp=draft_tp,
         devices=min(tp, settings.count),
         utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
-        k=settings.num_speculative_tokens or usual_drafts(drafting),
+        k=first_drafts(settings),
         host=ENGINE_COSTS[settings.engine],
+        usual=settings.concurrency,
+        peak=settings.peak_concurrency,
     )
 
 

@@ -53,6 +53,25 @@ class MeasuredCost:
     """V at this k."""
     draft_cost: float
     """c."""
+    method: str = ""
+    """Of which it was measured."""
+    draft_share: float = 1.0
+    """Share of the steps that draft; the others are plain."""
+
+    @property
+    def acceptance(self) -> ConstantAcceptance:
+        """The chance that gives the measured length."""
+        return ConstantAcceptance.of_length(self.acceptance_length, self.k)
+
+    def verify(self, rows: int) -> float:
+        """V of so many rows per request, on the line through the measured one."""
+        return LineCost(row_s=(self.verify_cost - 1.0) / self.k).seconds(StepShape(rows)).seconds
+
+    def gain(self, k: int) -> float:
+        """Speed-up of k drafts by whole time, steps that draft nothing included."""
+        length = 1.0 + self.draft_share * (self.acceptance.length(k) - 1.0)
+        verify = 1.0 + self.draft_share * (self.verify(k + 1) - 1.0)
+        return speed_up(length, verify, self.draft_share * self.draft_cost, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +95,16 @@ def next_step(cost: MeasuredCost) -> NextStep:
 
     V at another k is interpolated linearly from V at the measured one.
     """
-    acceptance = ConstantAcceptance.of_length(cost.acceptance_length, cost.k)
-    now = speed_up(cost.acceptance_length, cost.verify_cost, cost.draft_cost, cost.k)
-    line = LineCost(row_s=(cost.verify_cost - 1.0) / cost.k)
-
-    def gain(k: int) -> float:
-        verify = line.seconds(StepShape(k + 1)).seconds
-        return speed_up(acceptance.length(k), verify, cost.draft_cost, k)
-
-    best = max(range(1, MOST_K + 1), key=gain)
-    action, reason = _decide(cost, acceptance.alpha, now, (best, gain(best)))
+    now = cost.gain(cost.k)
+    best = best_k(cost.gain) or max(range(1, MOST_K + 1), key=cost.gain)
+    action, reason = _decide(cost, cost.acceptance.alpha, now, (best, cost.gain(best)))
     return NextStep(
         action=action,
         k=best if action in ("raise_k", "lower_k") else cost.k,
         speed_up=now,
-        expected=gain(best),
+        expected=cost.gain(best),
         break_even_rate=break_even_rate(cost.verify_cost, cost.draft_cost, cost.k),
-        rate=acceptance.rate(cost.k),
+        rate=cost.acceptance.rate(cost.k),
         reason=reason,
     )
 

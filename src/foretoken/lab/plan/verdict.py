@@ -20,9 +20,13 @@ WORDS = {
     "leave_off": "LEAVE IT OFF",
     "plain": "NO SPECULATION ASKED",
 }
+ANOTHER = {"use": "USE ANOTHER DRAFTER", "measure": "MEASURE ANOTHER DRAFTER"}
+"""Said in place of leaving it off where another drafter that can be had gets such a verdict."""
 EXIT_CODES = {"use": 0, "plain": 0, "leave_off": 1, "measure": 4}
 
 
+OF_SETTINGS = ("tp_symmetry",)
+"""Checks whose errors are about settings: the same drafter may be right with others."""
 CLEARLY = 1.05
 """How much more another method has to gain to be named instead."""
 
@@ -65,7 +69,7 @@ def judge(
             return PlanVerdict(word="leave_off", reason=reason, k=0)
     gain = context.prediction.at(times.requests).gain(times.k)
     said = _gain_words(context, times)
-    if gain.low > 1.0:
+    if gain.low > 1.0 and times.end_to_end_low >= 1.0:
         return PlanVerdict(word="use", reason=said, k=times.k)
     return PlanVerdict(
         word="measure", reason=f"{said}: a loss is within what is not known", k=times.k
@@ -82,7 +86,9 @@ def _plain_reason(context: PlanContext) -> str:
 def _refused(findings: tuple[Finding, ...]) -> str:
     """What would keep the server from starting."""
     error = next((finding for finding in findings if finding.level == "error"), None)
-    return error.message if error else ""
+    if error is None or error.check not in OF_SETTINGS:
+        return error.message if error else ""
+    return f"{error.message}: {error.remedy}"
 
 
 def _first_token(context: PlanContext, times: PlannedLatency) -> str:
@@ -114,17 +120,18 @@ def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
     gain = load.gain(k) if k != context.setup.k else load
     if times.k and gain.middle > 1.0:
         return ""
+    asked = context.setup.settings.num_speculative_tokens
+    others = "" if times.k or asked else ", and no other k pays"
     return (
-        f"{_predicted(gain, k, load.requests)}{'' if times.k else ', and no other k pays'}"
-        f"{_elsewhere(context, load.requests)}"
+        f"{_predicted(context, gain)} with k = {k} and {load.requests} in flight"
+        f"{others}{_elsewhere(context, load.requests)}"
     )
 
 
-def _predicted(gain: GainRange | LoadPrediction, k: int, requests: int) -> str:
-    return (
-        f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) with k = {k} and "
-        f"{requests} in flight"
-    )
+def _predicted(context: PlanContext, gain: GainRange | LoadPrediction) -> str:
+    if context.setup.own_measured is not None and gain.low == gain.high:
+        return f"{gain.middle:.2f}x per token by what was measured"
+    return f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) per token"
 
 
 def _elsewhere(context: PlanContext, requests: int) -> str:
@@ -154,18 +161,27 @@ def _too_short(context: PlanContext, times: PlannedLatency) -> str:
     )
 
 
+def _waiting(context: PlanContext) -> str:
+    """What is said where fewer requests fit at once than are usually there."""
+    usual, asked = context.setup.usual, context.setup.settings.concurrency
+    return f" (as many as fit; the rest of {asked} waits)" if usual < asked else ""
+
+
 def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
-    settings = context.setup.settings
     gain = context.prediction.at(times.requests).gain(times.k)
-    said = _predicted(gain, times.k, times.requests)
-    peak = context.prediction.at(settings.peak_concurrency)
+    said = (
+        f"{_predicted(context, gain)} and {times.end_to_end_gain:.2f}x for a whole "
+        f"answer of {context.setup.settings.output_tokens} tokens, with k = {times.k} and "
+        f"{times.requests} in flight{_waiting(context)}"
+    )
+    peak = context.prediction.at(context.setup.peak)
     if times.requests == peak.requests:
         return said
     told, best = context.schedule.told(peak.requests), context.schedule.at(peak.requests)
     if told == 0:
         return f"{said}; off at the peak of {peak.requests}, where it would lose"
     said = f"{said}, {peak.gain(told).middle:.2f}x at the peak of {peak.requests}"
-    if told == best:
+    if told == best or 1.0 < peak.gain(best).middle <= peak.gain(told).middle:
         return said
     better = f"k = {best} would give {peak.gain(best).middle:.2f}x" if best else "none is better"
     return f"{said}, where {better}"

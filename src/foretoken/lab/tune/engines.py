@@ -279,6 +279,15 @@ class Commands:
     drafters: Mapping[str, OfferedDrafter]
     loads: tuple[int, ...]
 
+    def to_install(self) -> list[str]:
+        """Packages that the engine imports for these drafters and does not bring."""
+        plans = [one.plan for one in known_methods() if one.name in self._methods and one.plan]
+        return [package for one in plans if (package := one.package(self.command.engine))]
+
+    @property
+    def _methods(self) -> set[str]:
+        return {one.method for one in self.drafters.values()}
+
     def to_measure(self, setting: Setting) -> str:
         """With `{port}` in place of the user's port."""
         return self.command.line(setting, self.drafters, self.loads, "{port}")

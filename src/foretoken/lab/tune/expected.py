@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from foretoken.lab.lint.fit import Machine, is_known, planned_settings
+from foretoken.lab.lint.fit import Machine, is_known, planned_settings, unsaid_bits
 from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import MethodOutlook, method_outlooks
@@ -92,7 +92,9 @@ def expect(
 def _base(command: ServerCommand, machine: Machine) -> PlanSettings | None:
     """The server without speculation as a plan's settings; None where its model is not known."""
     launch = next(iter(read_source(shlex.join(command.words)).launches), None)
-    settings = None if launch is None else planned_settings(launch, machine)
+    if launch is None or unsaid_bits(launch):
+        return None
+    settings = planned_settings(launch, machine)
     return None if settings is None else replace(settings, workload="mixed")
 
 

@@ -114,27 +114,28 @@ def _plan(
     from foretoken.lab.tune.candidates import offered, settings_of
     from foretoken.lab.tune.engines import Commands, ServerCommand
     from foretoken.lab.tune.expected import Expectation, expect
+    from foretoken.lab.tune.loading import only_those, that_load
     from foretoken.lab.tune.search import Search
     from foretoken.lab.tune.settings import Question
 
     command = ServerCommand.parse(server)
     at, lengths = tuple(sorted(set(loads))), sorted(set(tried[1]))
     hoped = Expectation(drafters=offered(command, tried[0]))
+    where = Machine(device=machine[0], count=machine[1]) if machine else Machine()
     if machine is not None:
-        where = Machine(device=machine[0], count=machine[1])
         hoped = expect(
             command, hoped.drafters, where, loads=at, lengths=lengths, may_add=not tried[0]
         )
-        show_expected(hoped, at)
-    drafters = dict(hoped.drafters)
+    commands = Commands(command, dict(hoped.drafters), at)
+    settings = settings_of(command, tuple(hoped.drafters), lengths, hoped.best)
+    loading = that_load(settings, commands, where, server)
+    hoped = only_those(hoped, loading)
+    show_expected(hoped, at)
     question = Question(
-        loads=at,
-        settings=settings_of(command, tuple(drafters), lengths, hoped.best),
-        schedule=command.schedule,
-        expected=hoped.gains,
+        loads=at, settings=loading.settings, schedule=command.schedule, expected=hoped.gains
     )
     search = Search(question=question, budget_s=60.0 * minutes)
-    return search, Commands(command, drafters, question.loads)
+    return search, Commands(command, dict(hoped.drafters), at)
 
 
 def _find(

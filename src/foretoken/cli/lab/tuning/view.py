@@ -32,6 +32,10 @@ def announce(search: Search, commands: Commands) -> None:
         f"At most {search.budget_s / 60:g} minutes; sooner where the answer is clear.",
         soft_wrap=True,
     )
+    for name in commands.to_install():
+        show.print(
+            f"{commands.command.engine} imports {name}: pip install it first", soft_wrap=True
+        )
     for setting in (OFF, *question.settings):
         said = f"  {setting.name}: {commands.to_type(setting)}"
         show.print(said, soft_wrap=True, markup=False, style="dim")

@@ -35,7 +35,7 @@ _IMPORTS = re.compile(
     r"^from (?:vllm|sglang|tensorrt_llm|foretoken)\b.* import |^import (?:vllm|sglang)", re.M
 )
 _IN_PROSE = re.compile(r"^[ \t]*(?:\w+[ \t]*=[ \t]*)?(?:LLM|AsyncEngineArgs|EngineArgs)\(", re.M)
-_STARTS_SERVER = re.compile(
+STARTS_SERVER = re.compile(
     r"\b(?:vllm serve|vllm\.entrypoints|sglang\.launch_server|sglang serve|llama-server|"
     r"trtllm-serve|foretoken serve)\b"
 )
@@ -88,10 +88,10 @@ def command_lists(text: str) -> Iterator[list[str]]:
         if isinstance(node, ast.List):
             value = _value(node, names)
             words = [str(word) for word in value] if isinstance(value, list) else []
-            if _STARTS_SERVER.search(" ".join(words)):
+            if STARTS_SERVER.search(" ".join(words)):
                 yield words
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _STARTS_SERVER.search(node.value):
+            if STARTS_SERVER.search(node.value):
                 yield [node.value]
 
 
@@ -112,16 +112,25 @@ def script_findings(text: str) -> Iterator[Finding]:
     if len(engines) > 1 and not all(shares):
         yield Finding(
             check=PYTHON_CHECK,
-            level="warning",
+            level="error",
             where="LLM",
             message=f"{len(engines)} engines in one process: each takes gpu_memory_utilization "
             "(0.92) of the device, so the second one finds no memory",
             remedy="run each in a process of its own, or give each less than half",
         )
+    if _reads_counters(tree) and engines and not any(map(_keeps_counters, engines)):
+        yield Finding(
+            check=PYTHON_CHECK,
+            level="error",
+            where="get_metrics()",
+            message="LLM keeps no counters unless disable_log_stats is False: the call ends in an "
+            "AssertionError",
+            remedy="disable_log_stats=False",
+        )
     if "spec_decode" in text and any(map(_reads_one_value, ast.walk(tree))):
         yield Finding(
             check=PYTHON_CHECK,
-            level="warning",
+            level="error",
             where="metric.value",
             message="vllm:spec_decode_num_accepted_tokens_per_pos is a Vector without a value: the "
             "loop ends in an AttributeError",
@@ -131,8 +140,12 @@ def script_findings(text: str) -> Iterator[Finding]:
 
 def syntax_findings(text: str) -> Iterator[Finding]:
     """Where a script that imports an engine stops being Python."""
-    if _IMPORTS.search(text) is None:
-        return
+    if _IMPORTS.search(text) is not None:
+        yield from not_python(text)
+
+
+def not_python(text: str) -> Iterator[Finding]:
+    """Where a text stops being Python."""
     try:
         ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError) as error:
@@ -144,6 +157,21 @@ def syntax_findings(text: str) -> Iterator[Finding]:
             message="is no Python, so that the script was not read: "
             f"{getattr(error, 'msg', error)}",
         )
+
+
+def _reads_counters(tree: ast.Module) -> bool:
+    """Whether a script asks an engine for its metrics."""
+    return any(
+        isinstance(node, ast.Call) and _called(node) == "get_metrics" for node in ast.walk(tree)
+    )
+
+
+def _keeps_counters(built: ast.Assign) -> bool:
+    """Whether an engine keeps counters, as far as its arguments say."""
+    given = {k.arg: k.value for k in built.value.keywords}  # type: ignore[attr-defined]
+    said = given.get("disable_log_stats")
+    unsaid = None in given or not (said is None or isinstance(said, ast.Constant))
+    return unsaid or (isinstance(said, ast.Constant) and not said.value)
 
 
 def _reads_one_value(node: ast.AST) -> bool:

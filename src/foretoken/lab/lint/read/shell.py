@@ -68,6 +68,19 @@ def commands_as_torn(text: str) -> Iterator[tuple[list[Word], str]]:
             yield words, command.torn
 
 
+def open_quotations(text: str) -> Iterator[tuple[int, str]]:
+    """Lines, from 1 on, at which a quotation begins that has no end, with what stands there."""
+    at = 0
+    while at < len(text):
+        command = _Command(text, at, {})
+        if command.read():
+            at = command.end
+            continue
+        end = _next_line(text, at)
+        yield text.count("\n", 0, at) + 1, text[at:end].strip()
+        at = end
+
+
 def quoted(word: Word) -> str:
     """A word as it stands in a shell: as it was written, or quoted where it was made here."""
     return word.raw or shlex.quote(word.text)

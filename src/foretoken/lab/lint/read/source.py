@@ -17,6 +17,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
 from foretoken.lab.lint.read import containers, python
 from foretoken.lab.lint.read.shell import SHELL_CHECK, Word, commands_as_torn
+from foretoken.lab.lint.read.unreadable import unreadable
 from foretoken.lab.lint.read.variables import (
     exported,
     file_of_variables,
@@ -32,6 +33,8 @@ _METRIC = re.compile(
 )
 _WITHOUT_COLON = re.compile(r"(?:ray_)?(vllm|llamacpp|sglang)_")
 """How names begin that passed through Ray or an exporter, which have no colon."""
+_EXPLAINED = re.compile(r"^# (?:HELP|TYPE) .*$", re.MULTILINE)
+"""Lines of a server's `/metrics` that explain a metric, by another name than that of its samples."""
 _FENCED = re.compile(r"^[ \t]*```[\w-]*[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _PROGRAM = re.compile(r"-|\.?/|.*\.(sh|py)$|(python3?|exec|nohup|srun|torchrun|docker|podman|uv)$")
 """How a command begins that may start a server by another name; a sentence does not."""
@@ -41,8 +44,12 @@ _CONFIG_KEYS = ("speculative_config", "speculative-config")
 Found = Launch | Mapping[str, Any]
 
 
-def read_source(text: str, engine: str = "auto") -> LintSource:
-    """Find what `text` holds; `engine` overrides what the text itself suggests."""
+def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
+    """Find what `text` holds; `engine` overrides what the text itself suggests.
+
+    `name` is that of the file it stands in: what by its ending is Python, JSON, YAML or shell has
+    to be that as a whole, whatever is found in it.
+    """
     blocks = _FENCED.findall(text)
     unread = 0
     found: list[Found] = []
@@ -50,14 +57,16 @@ def read_source(text: str, engine: str = "auto") -> LintSource:
         more, skipped = _read(block, engine)
         found += more
         unread += skipped
-    named = dict.fromkeys(_METRIC.findall(text))
+    named = dict.fromkeys(_METRIC.findall(_EXPLAINED.sub("", text)))
     launches = tuple(one for one in found if isinstance(one, Launch))
     findings = [
-        *python.script_findings(text),
+        *(one for block in blocks or [text] for one in python.script_findings(block)),
         *(_torn_off(one.torn) for one in launches if one.torn),
     ]
-    if not found:
-        findings += [one for block in blocks or [text] for one in python.syntax_findings(block)]
+    broken = list(unreadable(text, name))
+    if not found and not broken:
+        broken += [one for block in blocks or [text] for one in python.syntax_findings(block)]
+    findings += broken
     return LintSource(
         launches=launches,
         requests=tuple(one for one in found if not isinstance(one, Launch)),

@@ -59,8 +59,9 @@ def _kv_budget(context: PlanContext) -> Iterator[Finding]:
         yield Finding(
             check="kv_budget",
             level="warning",
-            message=f"{plan.requests} requests of {setup.settings.context:,} tokens fit at once; "
-            f"the peak is {setup.settings.peak_concurrency}: the rest waits or is preempted",
+            message=f"{plan.requests} request{'s' if plan.requests > 1 else ''} of "
+            f"{setup.settings.context:,} tokens fit at once; the peak is "
+            f"{setup.settings.peak_concurrency}: the rest waits or is preempted",
             remedy=f"{_small_kv(setup)} keys and values, or speculation off at the peak",
         )
     else:
@@ -93,14 +94,13 @@ def _draft_share(context: PlanContext) -> Iterator[Finding]:
     if not plan.draft_weight_bytes:
         return
     total = setup.device.memory_bytes * setup.devices
-    of_all = plan.draft_weight_bytes / total
-    left = max(1.0, total - plan.weight_bytes)
+    draft, left = plan.draft_weight_bytes, total - plan.weight_bytes
+    rest = f"{draft / left:.0%} of" if draft < left else "more than"
     yield Finding(
         check="draft_share",
-        level="warning" if plan.draft_weight_bytes / left > 0.15 else "ok",
-        message=f"the draft is {of_all:.0%} of all memory and "
-        f"{plan.draft_weight_bytes / left:.0%} of what the target leaves; the second is what "
-        "requests lose",
+        level="ok" if draft <= 0.15 * left else "warning",
+        message=f"the draft is {draft / total:.0%} of all memory and {rest} what the target "
+        "leaves; the second is what requests lose",
     )
 
 
@@ -108,10 +108,11 @@ def _target_share(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
     share = context.plain.weight_bytes / (setup.device.memory_bytes * setup.devices)
     if share > 0.7:
+        fills = f"fills {share:.0%} of" if share < 1.0 else "is larger than"
         yield Finding(
             check="target_share",
             level="warning",
-            message=f"the target alone fills {share:.0%} of the memory",
+            message=f"the target alone {fills} the memory",
             remedy="measure preemptions with and without speculation before believing a speed-up",
         )
 
@@ -123,8 +124,8 @@ def _headroom(context: PlanContext) -> Iterator[Finding]:
         yield Finding(
             check="headroom",
             level="warning",
-            message=f"the peak needs {needed / plain.tokens:.0%} of the keys and values even "
-            "without speculation: there is no room to give away",
+            message=f"the peak needs keys and values of {needed:,} tokens, and {plain.tokens:,} "
+            "fit even without speculation: there is no room to give away",
         )
 
 
@@ -133,10 +134,12 @@ def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
     if not plan.draft_weight_bytes or setup.draft_tp == setup.tp or setup.in_processes:
         return
     over = plan.fullest_rank_bytes > plan.rank_limit_bytes
+    # The draft of a model runs on the target's ranks there, and the server does not start else.
+    refused = setup.settings.engine == "vllm" and setup.drafts_with == "model"
     yield Finding(
         check="tp_symmetry",
-        level="error" if over else "warning",
-        message=f"a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
+        level="error" if over or refused else "warning",
+        message=f"{f'vllm wants a draft model on all {setup.tp} ranks; ' if refused else ''}a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
         f"{plan.fullest_rank_bytes / 1e9:.1f} of {plan.rank_limit_bytes / 1e9:.1f} GB, and "
         f"{plan.imbalance_bytes / 1e9:.1f} GB on the others lie idle, for all pools are alike",
         where="draft_tensor_parallel_size",
@@ -201,7 +204,7 @@ def _lookahead(context: PlanContext) -> Iterator[Finding]:
             check="lookahead",
             level="note",
             message=f"{plan.lookahead} slots per running request are {how}: "
-            f"{slots:,} tokens at the peak ({slots / plan.tokens:.1%}). Fewer tokens in "
+            f"{slots:,} of {plan.tokens:,} tokens at the peak. Fewer tokens in "
             "the cache mean shorter contexts, smaller batches, and preemptions",
         )
 

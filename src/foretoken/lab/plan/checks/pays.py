@@ -27,10 +27,10 @@ def _hot_sampling(context: PlanContext) -> Iterator[Finding]:
 
 
 def _load_regime(context: PlanContext) -> Iterator[Finding]:
-    prediction, settings = context.prediction, context.setup.settings
+    prediction = context.prediction
     if context.setup.method == "none":
         return
-    loads = [prediction.at(n) for n in (settings.concurrency, settings.peak_concurrency)]
+    loads = [prediction.at(n) for n in (context.setup.usual, context.setup.peak)]
     said = [(load, load.gain(context.schedule.told(load.requests))) for load in loads]
     gains = " and ".join(f"{gain.middle:.2f}x at {load.requests} in flight" for load, gain in said)
     safe = said[1][1].low >= 1.0
@@ -74,7 +74,7 @@ def _schedule(context: PlanContext) -> Iterator[Finding]:
 
 def _output_length(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    load = context.prediction.at(setup.settings.concurrency)
+    load = context.prediction.at(setup.usual)
     gain = load.gain(context.schedule.told(load.requests)).middle
     steps = setup.settings.output_tokens / max(1.0, gain)
     if setup.settings.output_tokens < 50:

@@ -102,14 +102,15 @@ def _size_ratio(context: PlanContext) -> Iterator[Finding]:
 
 def _draft_time_ratio(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    load = context.prediction.at(setup.settings.concurrency)
+    load = context.prediction.at(setup.usual)
     if not setup.has_weights:
         return
     dear = load.draft_cost * setup.k > 0.5
     yield Finding(
         check="draft_time_ratio",
         level="warning" if dear else "note",
-        message=f"a draft step takes {load.draft_cost:.2f} of a plain step (predicted), "
+        message=f"a draft step takes {load.draft_cost:.2f} of a plain step "
+        f"({'predicted' if setup.own_measured is None else 'as measured'}), "
         f"{setup.k} of them {setup.k * load.draft_cost:.2f}; small drafts are bound by launches, "
         "not weights, so measure it (`foretoken lab fit`)",
         remedy="a shallower draft, captured graphs for it, or a lower k" if dear else "",
@@ -122,7 +123,7 @@ def _method_range(context: PlanContext) -> Iterator[Finding]:
     if plan is None or plan.advertised is None:
         return
     low, high = plan.advertised
-    load = context.prediction.at(setup.settings.concurrency)
+    load = context.prediction.at(setup.usual)
     gain = load.gain(context.schedule.told(load.requests))
     yield Finding(
         check="method_range",
@@ -143,7 +144,7 @@ def _ranking(context: PlanContext) -> Iterator[Finding]:
 
 def _draft_length(context: PlanContext) -> Iterator[Finding]:
     setup, prediction = context.setup, context.prediction
-    load = prediction.at(setup.settings.concurrency)
+    load = prediction.at(setup.usual)
     if setup.method == "none":
         return
     short, long = (prediction.rates(load.requests, k)[0] for k in (1, 8))

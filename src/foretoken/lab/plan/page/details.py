@@ -121,15 +121,15 @@ def _speed_table(plan: SpeculationPlan) -> Table:
 
 
 def _methods_table(plan: SpeculationPlan) -> Table:
-    settings = plan.setup.settings
+    setup = plan.setup
     table = make_table(
-        "Methods", "method", "memory GB", f"at {settings.concurrency}",
-        f"at {settings.peak_concurrency}", "needs",
+        "Methods", "method", "memory GB", f"at {setup.usual}",
+        f"at {setup.peak}", "needs",
     )  # fmt: skip
     table.columns[-1].justify = "left"
     for outlook in plan.outlooks:
-        day = outlook.prediction.at(settings.concurrency)
-        peak = outlook.prediction.at(settings.peak_concurrency)
+        day = outlook.prediction.at(setup.usual)
+        peak = outlook.prediction.at(setup.peak)
         table.add_row(
             outlook.method,
             gigabytes(outlook.memory_bytes),

@@ -11,6 +11,7 @@ from foretoken.lab.plan.roofline import (
     COMPUTE_SHARE,
     EAGER_STEP_S_PER_LAYER,
 )
+from foretoken.lab.plan.setup import DRAWN_FROM
 from foretoken.lab.plan.speedup import NextStep
 
 
@@ -37,7 +38,7 @@ def _what_fits(plan: SpeculationPlan) -> dict[str, Any]:
         "context": setup.settings.context,
         "rows": [asdict(row) for row in what_fits(setup)],
         "most_context": {
-            "requests": setup.settings.concurrency,
+            "requests": setup.usual,
             "plain": most_context(setup, plan.plain.tokens, 0),
             "speculating": most_context(setup, memory.tokens, memory.lookahead),
         },
@@ -56,4 +57,21 @@ def assumptions(plan: SpeculationPlan) -> list[str]:
         f"overhead {plan.overhead_bytes / 1e9:.1f} GB per device"
         + (" (given)" if setup.settings.overhead_gb >= 0 else " (estimated)"),
         *(f"{setup.target.name}: {note}" for note in setup.target.approximations),
+        *filter(None, [drawn_drafts(plan)]),
     ]
+
+
+def drawn_drafts(plan: SpeculationPlan) -> str:
+    """How the emitted command draws its drafts, where the temperature has decided it; empty where
+    it makes no difference, or the engine decides by itself."""
+    setup, heat = plan.setup, plan.setup.settings.temperature
+    if setup.drafts_with != "model" or setup.settings.engine == "foretoken" or heat == 0.0:
+        return ""
+    drawn = heat > DRAWN_FROM
+    now, other = ("drawn", "greedy") if drawn else ("greedy", "drawn")
+    return (
+        f"Drafts are {now} in this command, as the temperature {heat:g} is "
+        f"{'above' if drawn else 'not above'} {DRAWN_FROM:g}; {other} ones "
+        f"({'without' if drawn else 'with'} draft_sample_method probabilistic) may be accepted "
+        "more often: measure both."
+    )

@@ -51,7 +51,7 @@ def _on(setup: Setup, count: int) -> Setup:
 
 def most_context(setup: Setup, tokens: int, lookahead: int) -> int:
     """Tokens that each request may have when the usual number of them share so many."""
-    return max(0, tokens // setup.settings.concurrency - lookahead)
+    return max(0, tokens // setup.usual - lookahead)
 
 
 def _divides(setup: Setup, count: int) -> bool:

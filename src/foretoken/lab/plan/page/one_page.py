@@ -8,13 +8,19 @@ from rich.text import Text
 
 from foretoken.lab.plan.latency import show_seconds
 from foretoken.lab.plan.page.details import STYLES, details, gigabytes
+from foretoken.lab.plan.page.document import drawn_drafts
 from foretoken.lab.plan.page.fitting import most_context, what_fits
 from foretoken.lab.plan.page.tables import make_table, tables
-from foretoken.lab.plan.planner import SpeculationPlan
+from foretoken.lab.plan.planner import (
+    InsteadOutlook,
+    OtherReading,
+    SpeculationPlan,
+    package_of,
+)
 from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
 from foretoken.lab.plan.priors.assumed import AssumedAcceptance
 from foretoken.lab.plan.speedup import NextStep
-from foretoken.lab.plan.verdict import WORDS
+from foretoken.lab.plan.verdict import ANOTHER, WORDS
 
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_LOADS = 5
@@ -46,9 +52,11 @@ def _print(console: Console, part: RenderableType) -> None:
 
 
 def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator[RenderableType]:
-    verdict, setup = plan.verdict, plan.setup
-    yield Text.assemble((WORDS[verdict.word], _COLORS[verdict.word]), f": {verdict.reason}")
+    setup = plan.setup
+    yield _answer(plan)
     yield Text(_asked(plan), style="dim")
+    if plan.other_reading is not None:
+        yield _other_reading(plan, plan.other_reading)
     if step is not None:
         yield Text(f"Next step by what was measured: {step.action}. {step.reason}", style="bold")
     if setup.method != "none":
@@ -64,11 +72,48 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
                 yield Text(f"{one.draft}: {one.problem}", style="yellow")
         yield Text(_acceptance(plan), style="dim")
         yield from _instead(plan)
-    yield from _by_workload(plan, width)
+    if setup.measured is None:
+        yield from _by_workload(plan, width)
     yield _times(plan)
     yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
     yield from _warnings(plan)
+
+
+def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
+    """The drafter to take where the one that was asked for is to be left off."""
+    return plan.instead if plan.verdict.word == "leave_off" else None
+
+
+def _answer(plan: SpeculationPlan) -> Text:
+    """The verdict, and why."""
+    verdict, other = plan.verdict, _left_for_another(plan)
+    if other is None:
+        word = (WORDS[verdict.word], _COLORS[verdict.word])
+        return Text.assemble(word, f": {verdict.reason}")
+    word = (ANOTHER[other.verdict.word], _COLORS[other.verdict.word])
+    return Text.assemble(
+        word, f": {_named(other)}: {other.verdict.reason}. Not {plan.setup.method}: {verdict.reason}"
+    )
+
+
+def _named(other: InsteadOutlook) -> str:
+    """A drafter, how it is asked for, and what it takes."""
+    return f"{other.method} (--method {other.method}; it needs {other.needs or 'nothing new'})"
+
+
+def _other_reading(plan: SpeculationPlan, other: OtherReading) -> Text:
+    """What a given acceptance means, and what it would mean as servers count."""
+    given, k = plan.setup.settings.acceptance, plan.setup.k
+    differs = other.verdict.word != plan.verdict.word
+    return Text(
+        f"{'Which is it? ' if differs else ''}--acceptance {given} is read as the chance that a "
+        f"draft is accepted given that all before it were; of all drafted tokens that is "
+        f"{other.rate:.0%} at k = {k}. If {given} is accepted over drafted tokens, as servers "
+        f"count it, say --rate {given}: the chance is {other.chance:.2f} then, and the answer "
+        f"{WORDS[other.verdict.word]}: {other.verdict.reason}.",
+        style="bold yellow" if differs else "dim",
+    )
 
 
 def _asked(plan: SpeculationPlan) -> str:
@@ -100,16 +145,16 @@ def _drafters(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
 
 
 def _by_load(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    settings = plan.setup.settings
-    mark = {settings.peak_concurrency: " peak", settings.concurrency: " usual"}
-    shown = list(dict.fromkeys((*mark, *_SHOWN_LOADS)))
+    mark = {plan.setup.peak: " peak", plan.setup.usual: " usual"}
+    most = plan.plain.requests or max(_SHOWN_LOADS)
+    shown = list(dict.fromkeys((*mark, *(load for load in _SHOWN_LOADS if load <= most))))
     loads = sorted(shown[:_MOST_LOADS])
     rows = [
         [name if there else f"({name})", *(_cell(prediction.at(load)) for load in loads)]
         for name, prediction, there in _drafters(plan)
     ]
     header = ["", *(f"{load}{mark.get(load, '')}" for load in loads)]
-    title = "Speed-up and drafts per step (k) by requests in flight"
+    title = "Speed-up per token and drafts per step (k) by requests in flight"
     return tables(title, header, rows, width)
 
 
@@ -121,11 +166,20 @@ def _cell(load: LoadPrediction) -> str:
 
 
 def _acceptance(plan: SpeculationPlan) -> str:
-    own = plan.prediction.acceptance
-    usual = plan.prediction.at(plan.setup.settings.concurrency)
+    own, measured = plan.prediction.acceptance, plan.setup.measured
+    usual = plan.prediction.at(plan.setup.deciding)
     k = plan.schedule.told(usual.requests) or plan.setup.k
     gain = usual.gain(k)
     expected, limit = plan.prediction.rates(usual.requests, k)
+    if measured is not None:
+        return (
+            f"Measured at k = {measured.k} and taken for {usual.requests} in flight: V "
+            f"{measured.verify_cost:.2f}, c {measured.draft_cost:.2f}, "
+            f"{measured.acceptance_length:.2f} tokens per verification, so that a draft is "
+            f"accepted with {own.middle:.2f}{_found(own)}. At k = {k} that is {gain.middle:.2f}x, "
+            f"{expected:.0%} of the drafted tokens accepted, and it breaks even at {limit:.0%}. "
+            "Other loads and drafters are predicted."
+        )
     return (
         f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f})"
         f"{' over all steps' if own.over_all_steps and own.hits < 1.0 else ''}, "
@@ -143,24 +197,24 @@ def _found(own: AssumedAcceptance) -> str:
 
 
 def _instead(plan: SpeculationPlan) -> Iterator[Text]:
-    if plan.instead is not None:
+    if plan.instead is not None and _left_for_another(plan) is None:
         name, verdict = plan.instead.method, plan.instead.verdict
         yield Text(
-            f"{name} is expected to gain more and needs nothing new: {verdict.reason} "
-            f"(--method {name}).",
+            f"{name} is expected to gain more and needs {plan.instead.needs or 'nothing new'}: "
+            f"{verdict.reason} (--method {name}).",
             style="bold",
         )
 
 
 def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    requests = plan.setup.settings.concurrency
+    requests = plan.setup.usual
     rows = []
     for row in plan.workloads:
         cells = [_cell(load) for load in row.loads]
         asked = row.workload == plan.setup.settings.workload
         rows.append([f"[bold]{row.workload}[/]" if asked else row.workload, *cells])
     header = ["", *(outlook.method for outlook in plan.outlooks)]
-    return tables(f"By work, {requests} in flight", header, rows, width)
+    return tables(f"By work, per token, {requests} in flight", header, rows, width)
 
 
 def _times(plan: SpeculationPlan) -> Table:
@@ -168,7 +222,7 @@ def _times(plan: SpeculationPlan) -> Table:
         "Times without and with drafts", "in flight", "k", "first token", "each further token",
         "whole answer",
     )  # fmt: skip
-    for times in plan.latencies:
+    for times in dict.fromkeys(plan.latencies):
         pairs = (
             (times.ttft_plain_s, times.ttft_s),
             (times.tpot_plain_s, times.tpot_s),
@@ -211,7 +265,7 @@ def _memory(plan: SpeculationPlan) -> str:
         f"{gigabytes(memory.draft_weight_bytes)} GB of {gigabytes(memory.usable_bytes)} GB that "
         f"may be used on {_ranks(plan)}; room for "
         f"{memory.tokens:,} tokens ({plan.plain.tokens:,} without). "
-        f"{setup.settings.concurrency} requests may have {longest:,} tokens each "
+        f"{setup.usual} request{'s' if setup.usual > 1 else ''} may have {longest:,} tokens each "
         f"({plain:,} without)."
     )
 
@@ -245,8 +299,19 @@ def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
         yield Text(f"and {len(found) - _MOST_WARNINGS} more warnings: --details", style="dim")
 
 
+def _to_install(package: str) -> Iterator[Text]:
+    if package:
+        yield Text(f"It needs {package}.", style="yellow")
+
+
 def _command(plan: SpeculationPlan) -> Iterator[Text]:
     engine, verdict = plan.setup.settings.engine, plan.verdict
+    other = _left_for_another(plan)
+    if other is not None:
+        yield Text(f"\nserve it with {other.method} ({engine}):", style="bold")
+        yield Text(other.commands[engine])
+        yield from _to_install(other.needs)
+        return
     if not plan.plain.fits:
         yield Text("\nno command: the target does not fit without drafts either", style="bold")
         return
@@ -265,6 +330,10 @@ def _command(plan: SpeculationPlan) -> Iterator[Text]:
             f"{plan.schedule.words}.",
             style="yellow",
         )
+    if verdict.speculates:
+        yield from _to_install(package_of(plan.setup))
+    if verdict.speculates and (sampled := drawn_drafts(plan)):
+        yield Text(sampled, style="yellow")
     if verdict.word == "measure":
         yield Text(
             "measure: foretoken lab ab --baseline URL-without --candidate URL-with, then "

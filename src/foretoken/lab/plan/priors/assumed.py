@@ -47,15 +47,16 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
         prior: what is expected of drafters; None: all that is published.
 
     Raises:
-        ConfigError: `--acceptance` is not a range within 0 and 1.
+        ConfigError: `--acceptance` or `--rate` is not a range within 0 and 1.
     """
     settings, drafting = setup.settings, setup.drafting
     plan = drafting.plan if drafting else None
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
-    if settings.acceptance:
-        low, high = _parse(settings.acceptance)
-        middle = (low + high) / 2
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source="given")
+    if setup.own_measured is not None:
+        own, hits = setup.own_measured.acceptance.alpha, setup.own_measured.draft_share
+        return AssumedAcceptance(low=own, middle=own, high=own, hits=hits, source="measured")
+    if settings.acceptance or settings.rate:
+        return _given(setup, hits)
     if knows(setup.method):
         expected = (prior or prior_without()).expect(drafting_of(setup))
         return AssumedAcceptance(
@@ -72,6 +73,25 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
         low=low, middle=(low + high) / 2, high=high, hits=hits,
         source="the method's own record, not measured" if ranges else "nothing is drafted",
     )  # fmt: skip
+
+
+def _given(setup: Setup, hits: float) -> AssumedAcceptance:
+    """What `--acceptance` says of each draft, or `--rate` of all that are made."""
+    settings = setup.settings
+    if settings.acceptance:
+        low, high = _parse("acceptance", settings.acceptance)
+        middle = (low + high) / 2
+        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source="given")
+    low, high = _parse("rate", settings.rate)
+    low, middle, high = (chance_of_rate(one, setup.k) for one in (low, (low + high) / 2, high))
+    source = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
+    return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=source)
+
+
+def chance_of_rate(rate: float, k: int) -> float:
+    """The chance that a draft is accepted given that all before it were, of which comes such a
+    share of k drafted tokens."""
+    return ConstantAcceptance.of_length(1.0 + k * rate, k).alpha
 
 
 def drafting_of(setup: Setup) -> DraftedWork:
@@ -95,11 +115,11 @@ def drafting_of(setup: Setup) -> DraftedWork:
     )
 
 
-def _parse(given: str) -> tuple[float, float]:
+def _parse(name: str, given: str) -> tuple[float, float]:
     try:
         parts = [float(part) for part in given.split(":")]
     except ValueError:
         parts = []
     if len(parts) not in (1, 2) or not all(0 <= p <= 1 for p in parts) or parts[0] > parts[-1]:
-        raise ConfigError("plan.acceptance", given, "LOW:HIGH within 0 and 1, such as 0.6:0.8")
+        raise ConfigError(f"plan.{name}", given, "LOW:HIGH within 0 and 1, such as 0.6:0.8")
     return parts[0], parts[-1]
