@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.lab.analysis.summary import enough_drafts
-from foretoken.lab.decide.evidence import break_even_of, requests_to_support
+from foretoken.lab.analysis.whole_time import break_even_of
+from foretoken.lab.decide.evidence import requests_to_support
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 

@@ -92,7 +92,7 @@ def label(metric: str) -> str:
     if metric in ("tokens_per_s", "requests_per_s"):
         return names[head]
     plain = metric in ("cost", "goodput")
-    quantile = tail if tail == "mean" else tail.upper()
+    quantile = tail if tail in ("mean", "total") else tail.upper()
     return f"{names.get(head, head if plain else head.upper())} {quantile}".strip()
 
 
