@@ -71,9 +71,7 @@ def p10_acceptance(evidence: Evidence, given: LowTail) -> RuleResult:
             "too short)",
             needed_requests=bucket.num_requests + given.least_requests - usable,
         )
-    found = _against(
-        bucket.p10, limit, "P10 of requests", where=evidence.drafting, requests=usable
-    )
+    found = _against(bucket.p10, limit, "P10 of requests", where=evidence.drafting, requests=usable)
     noise = f" (as measured, noise included: {bucket.raw_p10:.0%})"
     return replace(found, says=found.says + noise)
 
