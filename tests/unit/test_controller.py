@@ -441,9 +441,9 @@ def test_a_request_without_drafts_says_nothing_of_drafters() -> None:
     before = batch.control.outlook("draft")
     assert before is not None
     batch.control.release(sequences[0].request.request_id)
+    params = SamplingParams(temperature=0.0, speculation={"enabled": False})
     plain = running("plain")
-    plain = replace(plain, request=replace(
-        plain.request, params=SamplingParams(temperature=0.0, speculation={"enabled": False})))  # fmt: skip
+    plain = replace(plain, request=replace(plain.request, params=params))
     load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=0)
     for _ in range(60):
         assert not batch.control.plan([plain], load).wanted, "the journal counts no such step"

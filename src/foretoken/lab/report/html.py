@@ -20,6 +20,7 @@ from foretoken.lab.decide.verdict import Decision, measure_more
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import ArmSummary, Quantiles
 from foretoken.lab.records.run_files import make_folder
+from foretoken.lab.report.canvas import variables
 from foretoken.lab.report.figures import Plot, first_screen, plots_together, run_plots
 from foretoken.lab.report.judged import ReportRun, gains_csv, report_lines, requests_csv, rules_csv
 from foretoken.lab.stats.intervals import Interval
@@ -112,6 +113,8 @@ def _page(
         version=stamp.version,
         when=stamp.when,
         policy=policy,
+        light=variables(dark=False),
+        dark=variables(dark=True),
     )
 
 
