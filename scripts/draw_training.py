@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from foretoken.lab.report.canvas import SERIES, as_image, house_style, plain_log
+from foretoken.lab.report.canvas import as_image, house_style, line_style, plain_log
 from foretoken.training.run_folder import newest_state
 
 PICTURE = Path(__file__).parents[1] / "docs" / "acceptance-cost.svg"
@@ -43,9 +43,8 @@ def draw(lines: Mapping[str, Sequence[Point]]) -> str:
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
         for number, name in enumerate(ranked):
-            marker = "os"[number // len(SERIES) % 2]
-            axes.plot(*zip(*lines[name], strict=True), color=SERIES[number % len(SERIES)],
-                      marker=marker, markersize=4, label=name)  # fmt: skip
+            axes.plot(*zip(*lines[name], strict=True), **line_style(number), markersize=4,
+                      label=name)  # fmt: skip
         plain_log(axes.xaxis, subs=(1, 2, 5))
         axes.set_ylim(bottom=1.0)
         axes.set_xlabel("million tokens of training")

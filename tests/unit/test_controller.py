@@ -1,5 +1,6 @@
 """Adaptive control on a virtual clock: what it promises, where costs and acceptance are known."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
-from foretoken.types import Speculation, StepStats
+from foretoken.types import SamplingParams, Speculation, StepStats
 from tests.marks import slow_but
 from tests.unit.control_fakes import Batch, Running, World, running
 
@@ -432,6 +433,26 @@ def test_a_drafter_at_rest_says_what_its_best_length_would_come_to() -> None:
     assert batch.control.outlook("nobody") is None
     assert batch.control.facts()["forgone_tokens"] >= 0.0
     assert [one["rows"] for one in batch.control.step_by_rows()] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_request_without_drafts_says_nothing_of_drafters() -> None:
+    """Once every drafter rested after a plain answer, since `nobody may have its drafts`."""
+    batch, sequences = batch_of(1, 0.0)
+    batch.run(sequences, 200)
+    before = batch.control.outlook("draft")
+    assert before is not None
+    batch.control.release(sequences[0].request.request_id)
+    params = SamplingParams(temperature=0.0, speculation={"enabled": False})
+    plain = running("plain")
+    plain = replace(plain, request=replace(plain.request, params=params))
+    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=0)
+    for _ in range(60):
+        assert not batch.control.plan([plain], load).wanted, "the journal counts no such step"
+        batch.step([plain])
+    assert batch.control.outlook("draft") == before
+    batch.live.speculation = Speculation(enabled=False)
+    assert batch.control.plan([plain], load).wanted
+    assert batch.control.outlook("draft") is None, "by the operator nobody may have drafts"
 
 
 def test_a_drafter_below_its_floor_is_no_choice_and_no_trial() -> None:

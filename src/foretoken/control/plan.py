@@ -168,12 +168,21 @@ all answers are 0, no drafter runs."""
 
 
 def plan_no_drafts(
-    sequences: Seq[DecodingSequence], load: StepLoad, resting: frozenset[str] = frozenset()
+    sequences: Seq[DecodingSequence],
+    load: StepLoad,
+    resting: frozenset[str] = frozenset(),
+    *,
+    wanted: bool = True,
 ) -> DraftPlan:
     """Plain decoding for every sequence, while these drafters rest."""
     none = (0,) * len(sequences)
     return DraftPlan(
-        load=load, drafts=none, lengths=none, drafters=("",) * len(none), resting=resting
+        load=load,
+        drafts=none,
+        lengths=none,
+        drafters=("",) * len(none),
+        resting=resting,
+        wanted=wanted,
     )
 
 

@@ -33,6 +33,7 @@ from foretoken.lab.analysis.whatif import (
     what_if,
     what_if_looked_up,
 )
+from foretoken.lab.analysis.whole_time import StepCounts
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.simulate.machine import machine_of_costs
@@ -283,10 +284,11 @@ def some_steps(base: float, slope: float, blocks: int, rng: np.random.Generator)
 def test_intervals_of_a_fit_cover(blocks: int) -> None:
     """Percentiles of resampled blocks held the truth in 76 to 90 %: they know no t."""
     rng, held = np.random.default_rng(0), np.zeros(4)
+    counts = StepCounts(num_tokens=300, num_verifications=100, num_drafted=400, num_accepted=200)
     truth = (12 / 10.4, (15.6 / 10.4 - 12 / 10.4) / 4, 40.0, 40.0 / (26 * 40))
     for _ in range(60):
         off, on = some_steps(10.0, 0.4, blocks, rng), some_steps(14.0, 1.6, blocks, rng)
-        lines = _Lines(off, on, 4.0, 0.5, 40.0)
+        lines = _Lines(off, on, counts, 40.0)
         found = (
             lines.verify_cost, lines.draft_cost, lines.crossover_batch, lines.crossover_qps
         )  # fmt: skip

@@ -5,9 +5,12 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
@@ -17,7 +20,16 @@ from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.accepted import by_position, lengths_by_k
-from foretoken.lab.report.canvas import as_svg, house_style
+from foretoken.lab.report.canvas import (
+    PALETTE,
+    SERIES,
+    as_image,
+    as_svg,
+    house_style,
+    line_style,
+    new_figure,
+    variables,
+)
 from foretoken.lab.report.figures import ONE_RUN, run_plots
 from foretoken.lab.report.html import Stamp, write_report
 from foretoken.lab.report.judged import names_of, read_runs, requests_csv
@@ -163,6 +175,78 @@ def test_the_same_data_gives_the_same_page(tmp_path: Path) -> None:
     with house_style():
         first, second = (as_svg(by_position(run) or Figure(), "x") for run in (*runs, *runs))
     assert first == second
+
+
+NO_RED = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+          (-0.003882, -0.048116, 1.051998))  # fmt: skip
+NO_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+            (-0.011820, 0.042940, 0.968881))  # fmt: skip
+"""What people without one kind of cones see (Machado, Oliveira and Fernandes 2009), linear RGB."""
+
+
+def linear(colour: str) -> np.ndarray:
+    """Linear RGB of `#rrggbb`."""
+    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* of linear RGB."""
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    x, y, z = np.cbrt(np.array(rows) @ np.clip(rgb, 0, 1) / (0.9505, 1.0, 1.089))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("dark", "ground"), [(0, "#ffffff"), (0, "#f5f7fa"), (1, "#18202b")])
+def test_colours_are_seen_and_told_apart(dark: int, ground: str) -> None:
+    """WCAG's contrast of 3 for graphics; and far enough apart for those who see no red or green."""
+    light_of = (0.2126, 0.7152, 0.0722)
+    drawn = {name: both[dark] for name, both in PALETTE.items() if name != "grid"}
+    for name, colour in drawn.items():
+        one, other = (float(linear(c) @ light_of) + 0.05 for c in (colour, ground))
+        assert max(one, other) / min(one, other) >= 2.75, name
+    series = [colour for name, colour in drawn.items() if name.startswith("series")]
+    for seen in (np.eye(3), np.array(NO_RED), np.array(NO_GREEN)):
+        for one, other in combinations(series, 2):
+            apart = np.linalg.norm(lab(seen @ linear(one)) - lab(seen @ linear(other)))
+            assert apart >= 12, (one, other, apart)
+
+
+def test_no_two_lines_look_alike() -> None:
+    """Two methods once shared a blue."""
+    styles = [str(line_style(number)) for number in range(3 * len(SERIES))]
+    assert len(set(styles)) == len(styles)
+    assert len({style["color"] for style in map(line_style, range(7))}) == 7
+
+
+def test_a_picture_has_no_ground_and_follows_the_scheme() -> None:
+    """It once was a white slab on a dark page."""
+    with house_style():
+        figure, axes = new_figure()
+        axes.plot([1, 2], [1, 2], **line_style(0), label="one")
+        axes.legend()
+        picture, inside = as_image(figure, "x"), as_svg(figure, "x")
+    ElementTree.fromstring(picture)
+    assert "#ffffff" not in picture and "prefers-color-scheme: dark" in picture
+    for light, dark in (PALETTE["ink"], PALETTE["series-1"]):
+        assert f'[style*="fill: {light}"] {{ fill: {dark} !important }}' in picture
+    known = variables(dark=False)
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", inside))
+    assert used and all(f"{name}: #" in known for name in used)
+    assert not re.findall(r"#[0-9a-f]{6}", inside), "every colour is the page's"
+
+
+def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+    """Rules are cards there, wide tables and plots are moved sideways inside their own."""
+    write_run(tmp_path / "run", ab(1.6))
+    write_report(tmp_path / "out", read_runs([tmp_path / "run"], POLICY), POLICY, STAMP)
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert page.count("<table") == page.count(' scroll"><table') + page.count(
+        'scroll long"><table class="rules">'
+    )
+    assert page.count("<svg") == page.count('<div class="scroll"><svg')
+    for dark in (False, True):
+        assert variables(dark=dark) in page
 
 
 def test_smaller_k_follow_from_the_histogram() -> None:

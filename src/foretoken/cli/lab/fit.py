@@ -35,6 +35,7 @@ def fit(
     from foretoken.lab.analysis.fit import fit_arms, of_runs
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.analysis.warm_up import without_start
+    from foretoken.lab.decide.evidence import show_part
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import ab_folders, read_ab, read_requests, write_json
 
@@ -46,14 +47,18 @@ def fit(
             own.append(counted(records, name))
     found = fit_arms(of_runs(arms[0]), of_runs(arms[1]))
     show = console()
-    table = Table("batch", "rows", "cost of a step", "break-even rate", "speed-up at rate")
+    table = Table("batch", "rows", "cost of a step that drafts", "break-even rate",
+                  "speed-up at rate")  # fmt: skip
     for point in found.points:
         table.add_row(
             str(point.batch), str(point.rows), show_number(point.cost),
             show_number(point.break_even), show_number(point.speedup),
         )  # fmt: skip
     show.print(table)
-    show.print(f"k {found.k:.2f}, acceptance rate {found.acceptance_rate:.2f}")
+    show.print(
+        f"k {found.k:.2f}, acceptance rate {found.acceptance_rate:.2f}, "
+        f"{show_part(found.draft_share)} of steps draft"
+    )
     show.print(
         f"V {show_number(found.verify_cost)}, c {show_number(found.draft_cost)} (if rows of a "
         "verification cost what rows of a batch cost)"

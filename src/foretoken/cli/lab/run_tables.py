@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.lab.analysis.summary import enough_drafts
-from foretoken.lab.decide.evidence import break_even_of, requests_to_support
+from foretoken.lab.analysis.whole_time import break_even_of, draft_share_of
+from foretoken.lab.decide.evidence import requests_to_support, show_part
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 
@@ -51,11 +52,12 @@ def show_percent(value: Interval | None) -> str:
     return f"{value.estimate:.0%} ({value.low:.0%}-{value.high:.0%})"
 
 
-def show_break_even_rate(value: Interval | None) -> str:
-    """The acceptance rate that breaks even, if there is one."""
+def show_break_even_rate(value: Interval | None, draft_share: float | None = None) -> str:
+    """The acceptance rate that breaks even, if there is one; and the share of steps that draft."""
+    where = "" if draft_share is None else f", {show_part(draft_share)} of steps draft"
     if value is not None and value.estimate > 1:
-        return f"no rate would pay ({value.estimate:.0%})"
-    return show_percent(value)
+        return f"no rate would pay ({value.estimate:.0%}){where}"
+    return show_percent(value) + where
 
 
 def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
@@ -172,7 +174,8 @@ def cells_table(
         rate = arm.all_drafts.rate if arm.all_drafts else None
         table.add_row(
             *(values[row] for values in places.values()), *verdicts[row : row + 1],
-            size, show_percent(rate) + few, show_break_even_rate(break_even_of(summary)),
+            size, show_percent(rate) + few,
+            show_break_even_rate(break_even_of(summary), draft_share_of(summary)),
             show_gain(middle), show_gain(summary.gain("tpot_p99")),
         )  # fmt: skip
     return table

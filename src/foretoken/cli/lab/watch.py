@@ -66,7 +66,7 @@ def watch(
 
 def _targets(folder: Path | None, break_even: float | None) -> "Targets":
     """What the server is held against: as given, else what the A/B of `folder` found."""
-    from foretoken.lab.decide.evidence import break_even_of
+    from foretoken.lab.analysis.whole_time import break_even_of
     from foretoken.lab.measure.watch import Targets
     from foretoken.lab.records.run_files import read_ab
 

@@ -71,6 +71,8 @@ class AdaptiveControl:
         self._planner, self._clock = planner, clock
         self._operator = planner.operator
         self._made: MadePlan | None = None
+        self._told: MadePlan | None = None
+        """The last plan by which somebody might have drafts: what `outlook` tells of."""
         self._sequences: list[DecodingSequence] = []
         self._num_planned = self._steps_left = self._steps_done = 0
         self._in_vain = 1.0
@@ -148,6 +150,8 @@ class AdaptiveControl:
             self._learn_times(self._made)
         made = again or self._planner.make(self._sequences, load)
         self._made, self._operator = made, self._planner.operator
+        if made.plan.wanted and made.weighed is not None:
+            self._told = made
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
@@ -230,9 +234,10 @@ class AdaptiveControl:
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:
-        """What the best length of a drafter would come to in the last planned step, if all had it;
-        None where nobody may have its drafts. From any thread."""
-        return None if self._made is None else self._made.outlook(drafter)
+        """What the best length of a drafter would come to, if all had it, in the last planned step
+        in which somebody might have drafts; None where nobody might have its. From any thread."""
+        told = self._told
+        return None if told is None else told.outlook(drafter)
 
     def facts(self) -> dict[str, Any]:
         """What trials may still cost and cost so far, in seconds, tokens that were not written so
@@ -264,7 +269,7 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._made, self._is_broken = None, False
+        self._made, self._told, self._is_broken = None, None, False
         self._first.forget()
         self._waiting.clear()
         self._times.clear()
@@ -272,13 +277,19 @@ class AdaptiveControl:
 
     def _plain(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """Nobody drafts, and who rested goes on resting."""
-        resting = frozenset(self._planner.drafters)
+        resting, wanted = frozenset(self._planner.drafters), True
         if self._planner.operator.enabled:
+            wanted = self._planner.may_draft(sequences)
             resting = frozenset() if self._made is None else self._made.plan.resting
         last = self._unplanned
-        if last is not None and last.load == load and last.resting == resting:
+        if (
+            last is not None
+            and last.load == load
+            and last.resting == resting
+            and last.wanted == wanted
+        ):
             return last
-        return plan_no_drafts(sequences, load, resting)
+        return plan_no_drafts(sequences, load, resting, wanted=wanted)
 
     def _is_kept(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan goes on for this batch."""

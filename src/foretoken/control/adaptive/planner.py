@@ -97,6 +97,10 @@ class Planner:
         """Drafters that are no choice now: too little of their drafts was accepted."""
         return frozenset(name for name, floor in self._floors.items() if floor.rests)
 
+    def may_draft(self, sequences: Seq[DecodingSequence]) -> bool:
+        """Whether any of them may have drafts, load and length aside."""
+        return any(self._caps.wanted(sequence.request)[0] for sequence in sequences)
+
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
         """The best plan for these sequences, of which there is at least one, or a trial that is
         due."""

@@ -4,10 +4,11 @@ Servers send a step's tokens in one chunk or in several at once; chunks that arr
 step, and gaps between a request's steps are its times. A step beside which a prompt was read is
 longer for that, and is told apart.
 
-A step of the candidate costs V + k c plain steps and yields 1 + k r tokens, so speculation breaks
-even at r* = (V + k c - 1) / k = (V - 1) / k + c, at every batch size. Step times are lines in the
-batch size; where the cost meets the yield is the crossover. Their intervals leave out one block
-after the other, and have Student's t.
+A step that drafts costs V + k c plain steps and yields 1 + k r tokens, so speculation breaks even
+at r* = (V + k c - 1) / k = (V - 1) / k + c, at every batch size. Other steps are plain, and an
+answer does not tell which: the mean over all steps and the share that drafts tell the two apart.
+Mean step times are lines in the batch size; where the cost meets the yield is the crossover. Their
+intervals leave out one block after the other, and have Student's t.
 """
 
 import math
@@ -19,6 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
+from foretoken.lab.analysis.whole_time import (
+    NOTHING_DRAFTED,
+    StepCounts,
+    break_even,
+    counts_of_records,
+)
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
@@ -27,7 +34,7 @@ from foretoken.lab.stats.ratios import (
     Ints,
     Sample,
     paired_ratio,
-    weighted_quantile,
+    weighted_mean,
 )
 
 TOGETHER_S = 0.0004
@@ -136,11 +143,11 @@ class FitPoint:
     """batch x (1 + k): rows of a verification."""
     num_steps: int
     cost: Interval
-    """V + k c: a step of the candidate over one of the baseline."""
+    """V + k c: a step that drafts over one of the baseline."""
     break_even: Interval
     """r*: draft acceptance rate at which speculation neither gains nor loses."""
     speedup: Interval
-    """(1 + k r) over the cost, at the measured rate r."""
+    """At the measured rate, steps that draft nothing included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +155,9 @@ class Fit:
     """What `foretoken lab fit` finds."""
 
     k: float
-    """Mean drafts per step."""
+    """Mean drafts of a step that drafts."""
+    draft_share: float
+    """Share of the candidate's steps that draft."""
     acceptance_rate: float
     points: tuple[FitPoint, ...]
     draft_cost: Interval
@@ -181,10 +190,10 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
         allowed = "an A/B whose arms both gave streamed answers; see its errors, and measure again"
         raise ConfigError("RUN", "no chunk times", allowed)
-    k, rate = _drafting(other)
+    counts = _drafting(other)
     common = np.intersect1d(np.unique(off.batch_N), np.unique(on.batch_N))
-    points = [_point(int(b), off, on, k, rate) for b in common]
-    lines = _Lines(off, on, k, rate, _mean_tokens(base))
+    points = [_point(int(b), off, on, counts) for b in common]
+    lines = _Lines(off, on, counts, _mean_tokens(base))
     notes = []
     if lines.one_batch:
         notes.append("one batch size only: no crossover; measure at another load too, such as "
@@ -195,8 +204,9 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     if np.unique(off.blocks_N).size < FEWEST_BLOCKS:
         notes.append(f"fewer than {FEWEST_BLOCKS} blocks: no intervals")
     return Fit(
-        k=k,
-        acceptance_rate=rate,
+        k=counts.k,
+        draft_share=counts.draft_share,
+        acceptance_rate=counts.num_accepted / counts.num_drafted,
         points=tuple(p for p in points if p is not None),
         draft_cost=lines.draft_cost,
         verify_cost=lines.verify_cost,
@@ -206,17 +216,19 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     )
 
 
-def _drafting(records: Sequence[RequestRecord]) -> tuple[float, float]:
-    found = [r.acceptance for r in records if r.acceptance is not None and r.acceptance.num_steps]
-    drafted, accepted = sum(a.num_drafted for a in found), sum(a.num_accepted for a in found)
-    steps = sum(a.num_steps or 0 for a in found)
-    if not steps or not drafted:
+def _drafting(records: Sequence[RequestRecord]) -> StepCounts:
+    counts = counts_of_records(records)
+    if counts is None:
+        found = [r.acceptance for r in records if r.acceptance is not None]
+        told = bool(found) and not any(a.num_drafted for a in found)
         allowed = (
-            "a candidate whose answers tell about its drafts, as with "
+            "a candidate that drafts something: none of its steps did, so nothing breaks even"
+            if told
+            else "a candidate whose answers tell about its drafts, as with "
             "--per-request-spec-decode-metrics detailed; or measure with --set candidate.k=K"
         )
-        raise ConfigError("RUN", "no acceptance", allowed)
-    return drafted / steps, accepted / drafted
+        raise ConfigError("RUN", NOTHING_DRAFTED if told else "no acceptance", allowed)
+    return counts
 
 
 def least_steps(steps: StepTimes) -> float:
@@ -229,27 +241,33 @@ def _mean_tokens(records: Sequence[RequestRecord]) -> float:
     return float(np.mean(tokens)) if tokens else math.nan
 
 
-def _point(batch: int, off: StepTimes, on: StepTimes, k: float, rate: float) -> FitPoint | None:
+def _point(batch: int, off: StepTimes, on: StepTimes, counts: StepCounts) -> FitPoint | None:
     own = off.at(batch), on.at(batch)
     if any(s.at(batch).seconds_N.size < least_steps(s) for s in (off, on)):
         return None
     top, bottom = (Sample(s.seconds_N, s.blocks_N) for s in (own[1], own[0]))
-    cost = paired_ratio(top, bottom, weighted_quantile(0.5))
-    gain = 1 + k * rate
+    mean = paired_ratio(top, bottom, weighted_mean)
+    gain, share = counts.tokens_per_step, counts.draft_share
+    speedup = unknown(gain / mean.estimate)
+    if mean.known:
+        speedup = Interval(gain / mean.estimate, gain / mean.high, gain / mean.low)
+    ends = ((end - 1) / share + 1 for end in (mean.estimate, mean.low, mean.high))
     return FitPoint(
         batch=batch,
-        rows=round(batch * (1 + k)),
+        rows=round(batch * (1 + counts.k)),
         num_steps=int(min(s.seconds_N.size for s in own)),
-        cost=cost,
-        break_even=Interval((cost.estimate - 1) / k, (cost.low - 1) / k, (cost.high - 1) / k),
-        speedup=Interval(gain / cost.estimate, gain / cost.high, gain / max(cost.low, 1e-9)),
+        cost=Interval(*ends),
+        break_even=break_even(counts, speedup),
+        speedup=speedup,
     )
 
 
 class _Lines:
     """Both arms' step times as lines in the batch, whole and with each block left out."""
 
-    def __init__(self, off: StepTimes, on: StepTimes, k: float, rate: float, tokens: float) -> None:
+    def __init__(
+        self, off: StepTimes, on: StepTimes, counts: StepCounts, tokens: float
+    ) -> None:  # fmt: skip
         blocks = np.intersect1d(off.blocks_N, on.blocks_N)
         size = max(int(blocks.size), 1)
         self._strata_C = blocks // BLOCKS_OF_A_RUN
@@ -260,10 +278,11 @@ class _Lines:
         self._lines_R4 = np.hstack(arms)
         self.one_batch = bool(np.isnan(self._lines_R4[0]).any())
         self._covariance = jackknife_covariance(self._lines_R4[1:], self._strata_C)
-        gain = 1.0 + k * rate
+        gain, k, share = counts.tokens_per_step, counts.k, counts.draft_share
         plain = (1.0, 1.0, 0.0, 0.0)
         self.verify_cost = self._quotient((1.0, 1.0 + k, 0.0, 0.0), plain)
-        drafting = tuple(x / k for x in (-1.0, -1.0 - k, 1.0, 1.0))
+        # on(1) = (1 - share) off(1) + share (off(1 + k) + k c off(1))
+        drafting = tuple(x / (share * k) for x in (-1.0, -1.0 - share * k, 1.0, 1.0))
         self.draft_cost = self._quotient(drafting, plain)
         # on(b) = gain * off(b) at the crossover; below it speculation pays.
         self._forms = ((gain, 0.0, -1.0, 0.0), (0.0, -gain, 0.0, 1.0))
@@ -315,14 +334,14 @@ def _over(line: Floats, top: Sequence[float], bottom: Sequence[float]) -> float:
 
 
 def _cells(steps: StepTimes, blocks: Ints) -> Floats:
-    """Median step time of each (block, batch): rows of block index, batch, seconds, weight."""
+    """Mean step time of each (block, batch): rows of block index, batch, seconds, weight."""
     rows = []
     for index, block in enumerate(blocks):
         own = steps.blocks_N == block
         for batch in np.unique(steps.batch_N[own]):
             times = steps.seconds_N[own & (steps.batch_N == batch)]
             if times.size >= 5:
-                rows.append((index, float(batch), float(np.median(times)), float(times.size)))
+                rows.append((index, float(batch), float(times.mean()), float(times.size)))
     return np.array(rows, np.float64).reshape(-1, 4)
 
 

@@ -4,6 +4,7 @@ For times a gain is baseline / candidate, for rates candidate / baseline: above 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,9 +47,10 @@ _TIMES: dict[str, Value] = {
 _STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
 GAINS = (
     *(f"{name}_{suffix}" for name in _TIMES for suffix in _STATISTICS),
-    *("tokens_per_s", "goodput", "cost"),
+    *("tpot_total", "tokens_per_s", "goodput", "cost"),
 )
-"""The name of every gain; `goodput` needs service levels, and `cost` prices."""
+"""The name of every gain; `tpot_total` is of all time after first tokens over all tokens then,
+`goodput` needs service levels, and `cost` prices."""
 
 
 def pair(
@@ -75,6 +77,7 @@ def compute_gains(
     for name, value in _TIMES.items():
         samples = sample_of(base, value), sample_of(other, value)
         gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in _STATISTICS]
+    gains.append(_gain("tpot_total", _per_token(base, other), weighted_mean, unseen))
     gains.append(_rate_gain("tokens_per_s", records, data, output_tokens))
     if levels.any:
         good = [r for r in records if is_good(r, levels)]
@@ -84,6 +87,29 @@ def compute_gains(
         rate = next(gain for gain in gains if gain.metric == "tokens_per_s")
         gains.append(replace(rate, metric="cost", ratio=rate.ratio.scaled(factor)))
     return tuple(gains)
+
+
+def _per_token(
+    base: Sequence[RequestRecord], other: Sequence[RequestRecord]
+) -> tuple[Sample, Sample]:
+    """Seconds per token of each block: all time after first tokens over all tokens then."""
+    pairs = [
+        (a, b)
+        for a, b in zip(base, other, strict=True)
+        if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)
+    ]
+    blocks = np.array(sorted({a.block for a, _ in pairs}), np.int64)
+    samples = []
+    for arm in (0, 1):
+        seconds: dict[int, float] = defaultdict(float)
+        tokens: dict[int, int] = defaultdict(int)
+        for both in pairs:
+            own = both[arm]
+            seconds[own.block] += own.tpot_s * own.tokens_after_first
+            tokens[own.block] += own.tokens_after_first
+        values = [seconds[block] / tokens[block] for block in blocks.tolist()]
+        samples.append(Sample(np.array(values, np.float64), blocks))
+    return samples[0], samples[1]
 
 
 def unseen_starts(data: tuple[ArmData, ArmData]) -> float:

@@ -124,6 +124,7 @@ def summarize_arm(
         tpot=_quantiles(good, lambda r: r.tpot_s),
         e2e=_quantiles(good, lambda r: r.e2e_s),
         acceptance=summarize_acceptance(good),
+        num_told=sum(r.acceptance is not None for r in good),
         counters=data.counters,
         gauges=data.gauges,
         parameters_seen=_parameters(own),

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
-from foretoken.lab.stats.intervals import Interval, unknown
+from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
     TAIL_VALUES,
@@ -97,32 +98,19 @@ class Evidence:
         return blocks_to_exceed(spread, gain.ratio.unseen_sd, distance, chances, fewest)
 
     @property
-    def break_even_rate(self) -> float | None:
-        """Estimate of `break_even_of`; None if the server does not count verifications."""
-        found = break_even_of(self.summary)
-        return None if found is None else found.estimate
+    def break_even(self) -> Interval | None:
+        """By whole time; None if nothing was drafted or the server counts no verifications."""
+        return break_even_of(self.summary)
 
+    @property
+    def drafting(self) -> str:
+        """` in the 35% of steps that draft`, or nothing if that is not known."""
+        share = draft_share_of(self.summary)
+        return "" if share is None else f" in the {show_part(share)} of steps that draft"
 
-def break_even_of(summary: AbSummary) -> Interval | None:
-    """Acceptance rate at which this server at this load would gain nothing.
-
-    With s = AL / cost, the cost of a verification is AL / s plain steps, and a rate r* whose AL
-    equals the cost breaks even: (1 + r* k) = AL / s, k = drafted tokens per verification. The
-    interval is that of s; 0: it pays at any rate. None if the server does not count verifications.
-    """
-    bucket, gain = summary.arm(summary.candidate).all_drafts, summary.gain("tpot_p50")
-    if bucket is None or gain is None or not bucket.num_steps or not bucket.num_drafted:
-        return None
-    length = 1.0 + bucket.num_accepted / bucket.num_steps
-    per_step = bucket.num_drafted / bucket.num_steps
-
-    def rate(speedup: float) -> float:
-        return max(0.0, (length / speedup - 1.0) / per_step)
-
-    ratio = gain.ratio
-    if not ratio.known or ratio.low <= 0:
-        return unknown(rate(ratio.estimate))
-    return Interval(rate(ratio.estimate), rate(ratio.high), rate(ratio.low), ratio.level)
+    def without_drafts(self, otherwise: str) -> str:
+        """Why there is no break-even: nothing was drafted, or `otherwise`."""
+        return NOTHING_DRAFTED if draft_share_of(self.summary) == 0.0 else otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +196,34 @@ def show_metric(metric: str) -> str:
     return metric.replace("_", " ").upper()
 
 
-def show_break_even(rate: float) -> str:
+def against_break_even(rate: Interval, limit: Interval) -> str:
+    """`pass` where a rate is surely above its break-even, `fail` where surely below.
+
+    Both are estimates: the half-widths are added in squares.
+    """
+    if rate.estimate - limit.estimate >= math.hypot(
+        rate.estimate - rate.low, limit.high - limit.estimate
+    ):
+        return "pass"
+    if limit.estimate - rate.estimate > math.hypot(
+        rate.high - rate.estimate, limit.estimate - limit.low
+    ):
+        return "fail"
+    return "inconclusive"
+
+
+def show_break_even(limit: Interval) -> str:
     """The rate at which speculation breaks even, in words where it is none."""
-    if rate > 1.0:
+    if limit.estimate > 1.0:
         return "no acceptance would pay: a verification costs more than all its drafts can yield"
-    return f"breaks even at {rate:.0%}" if rate > 0 else "pays at any acceptance"
+    if limit.estimate <= 0:
+        return "pays at any acceptance"
+    return f"breaks even at {show_share(limit)}"
+
+
+def show_part(share: float) -> str:
+    """`35%`, and `0.4%` of what is not nothing."""
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def show_share(interval: Interval) -> str:

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from foretoken.lab.analysis.whole_time import draft_share_of
 from foretoken.lab.decide.evidence import Evidence, RuleResult
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
@@ -49,6 +50,9 @@ class Decision:
     more_seconds: float | None
     """How long the missing blocks take, from those that were run."""
     break_even_rate: float | None
+    """By whole time; None if nothing was drafted or the server counts no verifications."""
+    draft_share: float | None
+    """Share of the steps that drafted; None if the server counts no verifications."""
     speed_up_low: float
     """Lower end of the speed-up, by which configurations are ranked."""
 
@@ -74,6 +78,7 @@ def decide(
     if broken or failed:
         verdict = INVALID if broken else DO_NOT_SHIP
     needed = _needed(evidence, still_open) if verdict == NOT_YET else None
+    limit = evidence.break_even
     return Decision(
         run=run,
         load=evidence.candidate.requests_per_s,
@@ -84,7 +89,8 @@ def decide(
         look=summary.look,
         needed_blocks=needed,
         more_seconds=_seconds(evidence, needed),
-        break_even_rate=evidence.break_even_rate,
+        break_even_rate=limit.estimate if limit is not None else None,
+        draft_share=draft_share_of(summary),
         speed_up_low=_speed_up_low(rules),
     )
 

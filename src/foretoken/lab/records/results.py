@@ -96,13 +96,18 @@ class RequestRecord:
         return self.last_s - self.scheduled_s if self.last_s is not None else float("nan")
 
     @property
+    def tokens_after_first(self) -> int:
+        """Output tokens after the first chunk; 0 if there are none or the server does not say."""
+        first = self.chunk_tokens[0] if self.chunk_tokens else 1
+        return max(0, (self.output_tokens or 0) - max(first, 1))
+
+    @property
     def tpot_s(self) -> float:
         """Seconds per output token after the first; NaN for fewer than two tokens."""
-        if self.last_s is None or self.first_s is None or (self.output_tokens or 0) < 2:
+        after = self.tokens_after_first
+        if self.last_s is None or self.first_s is None or not after:
             return float("nan")
-        first = self.chunk_tokens[0] if self.chunk_tokens else 1
-        after = (self.output_tokens or 0) - max(first, 1)
-        return (self.last_s - self.first_s) / after if after > 0 else float("nan")
+        return (self.last_s - self.first_s) / after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +203,8 @@ class ArmSummary:
     tpot: Quantiles | None
     e2e: Quantiles | None
     acceptance: tuple[AcceptanceBucket, ...] = ()
+    num_told: int = 0
+    """Requests whose answers tell what was drafted, be it nothing."""
     counters: dict[str, float] = field(default_factory=dict)
     """Growth of the server's counters over the run, sums over restarts."""
     gauges: dict[str, float] = field(default_factory=dict)
@@ -225,7 +232,7 @@ class ArmGain:
     """How much better the candidate is: above 1 is better, for times and for rates alike."""
 
     metric: str
-    """tpot_p50, tpot_p95, tpot_p99, ttft_p50, ..., e2e_p50, tokens_per_s, goodput, cost."""
+    """tpot_p50, tpot_p95, tpot_p99, tpot_total, ttft_p50, ..., tokens_per_s, goodput, cost."""
     ratio: Interval
     """baseline / candidate for times and cost, candidate / baseline for rates."""
     num_blocks: int

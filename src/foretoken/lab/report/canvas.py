@@ -1,8 +1,8 @@
 """Figures in the house style, as SVG for the page and as PNG for everything else.
 
-Owns colours, fonts and sizes, and how a gain is drawn. Ink and grid become CSS variables, so that a
-figure follows the page's light or dark scheme. Fixed salts make the output the same for the same
-data.
+Owns colours, fonts and sizes, and how a gain is drawn. In a page every colour is a CSS variable, in
+a file of its own there are rules for dark schemes: a figure follows what is around it. Fixed salts
+make the output the same for the same data.
 """
 
 import io
@@ -20,11 +20,29 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.lab.records.results import ArmGain
 
-BASELINE, CANDIDATE = "#8a94a6", "#2f6fed"
-GOOD, BAD, WARN = "#1a9c5b", "#d64545", "#d98a1f"
-INK, FAINT, GRID = "#1f2a37", "#66717f", "#e3e8ef"
-SERIES = ("#2f6fed", "#d98a1f", "#1a9c5b", "#9a5bd6", "#d64545", "#12a5b8")
-_VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)"}
+PALETTE = {
+    "ink": ("#1f2a37", "#e6ebf2"),
+    "faint": ("#66717f", "#9aa6b6"),
+    "grid": ("#e3e8ef", "#2c3644"),
+    "good": ("#147a47", "#4cc38a"),
+    "bad": ("#b93131", "#ff7b7b"),
+    "warn": ("#a8650f", "#f0b357"),
+    "baseline": ("#8a94a6", "#93a0b4"),
+    "series-1": ("#0061c6", "#5c9ff5"),
+    "series-2": ("#d77400", "#f0a63a"),
+    "series-3": ("#129e71", "#1fd6a0"),
+    "series-4": ("#c2559b", "#f3a6d6"),
+    "series-5": ("#8e2a00", "#d9613a"),
+    "series-6": ("#259bbf", "#8fe0ff"),
+    "series-7": ("#3d1e55", "#6f5bd6"),
+}
+"""Every colour on a light and on a dark ground, by its name in the page. Figures are drawn in the
+light ones. The series are told apart without seeing red or green, too."""
+INK, FAINT, GRID, GOOD, BAD, WARN, BASELINE = [
+    PALETTE[name][0] for name in ("ink", "faint", "grid", "good", "bad", "warn", "baseline")
+]
+SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
+CANDIDATE = SERIES[0]
 _SIDE = 0.1
 """Inches left free at each side: fonts of a browser may be wider than those that were measured."""
 _IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
@@ -137,8 +155,48 @@ def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of a line by its number, from 0: no two have all three alike."""
+    turn = number // len(SERIES)
+    dashes = ("-", (0, (4, 2)), (0, (1, 2)))[turn % 3]
+    return {
+        "color": SERIES[number % len(SERIES)],
+        "marker": "osD^v"[turn % 5],
+        "linestyle": dashes,
+    }
+
+
+def variables(*, dark: bool) -> str:
+    """The palette as declarations of CSS variables."""
+    return " ".join(f"--{name}: {both[dark]};" for name, both in PALETTE.items())
+
+
 def as_svg(figure: Figure, name: str) -> str:
-    """The `<svg>` element, to be put into a page; `name` keeps its ids apart from others'."""
+    """The `<svg>` element, to be put into a page that declares `variables`; `name` keeps its ids
+    apart from others'."""
+    text = _transparent(figure, name)
+    for variable, (light, _) in PALETTE.items():
+        text = text.replace(light, f"var(--{variable})")
+    return text
+
+
+def as_image(figure: Figure, name: str) -> str:
+    """The `<svg>` element as a file of its own: it has no ground, and in a dark scheme the colours
+    for one. What knows no schemes shows the light ones."""
+    return _transparent(figure, name).replace("</style>", f"{_in_the_dark()}</style>", 1)
+
+
+def _in_the_dark() -> str:
+    rules = [
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
+        for light, dark in PALETTE.values()
+        for what in ("fill", "stroke")
+    ]
+    return "\n@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
+
+
+def _transparent(figure: Figure, name: str) -> str:
+    """The `<svg>` element in the light colours, as wide as there is room."""
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -147,18 +205,7 @@ def as_svg(figure: Figure, name: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(rf'\bid="(?:{_IDS})[^"]*"', "", text)
     text = re.sub(r"'DejaVu Sans'(, sans-serif)?", _FONTS, text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
-
-
-def as_image(figure: Figure, name: str) -> str:
-    """The `<svg>` element as a file of its own, on white: an image has no page whose colours it
-    could take, and is shown on light pages and on dark ones."""
-    picture = as_svg(figure, name)
-    for colour, variable in _VARIABLES.items():
-        picture = picture.replace(variable, colour)
-    return picture.replace("fill: none", "fill: #ffffff", 1)
 
 
 def as_png(figure: Figure) -> bytes:

@@ -55,8 +55,9 @@ ONE_RUN: tuple[_Row, ...] = (
      times.latencies),
     ("position", "Acceptance by position", "Bars fall by nature; the line tells whether later "
      "guesses are worse.", _verifications, accepted.by_position),
-    ("steps", "What a step costs by load", "Median step by requests that decode at once; the "
-     "factor is a step with drafts over a plain one.", _requests, times.step_cost),
+    ("steps", "What a step costs by load", "Mean step by requests that decode at once; the "
+     "factor is a step of the candidate, drafts or not, over a plain one.", _requests,
+     times.step_cost),
     ("classes", "Gain by class", "Requests of one class against the same requests without "
      "speculation.", _requests, by_class.class_gains),
     ("acceptance", "Acceptance by class", "Circle: share of drafted tokens that were accepted. "

@@ -8,13 +8,19 @@ from pathlib import Path
 
 import jinja2
 
-from foretoken.lab.decide.evidence import break_even_of, requests_to_support, show_share
+from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
+from foretoken.lab.decide.evidence import (
+    requests_to_support,
+    show_break_even,
+    show_part,
+)
 from foretoken.lab.decide.overall import Overall, judge_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import Decision, measure_more
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import ArmSummary, Quantiles
 from foretoken.lab.records.run_files import make_folder
+from foretoken.lab.report.canvas import variables
 from foretoken.lab.report.figures import Plot, first_screen, plots_together, run_plots
 from foretoken.lab.report.judged import ReportRun, gains_csv, report_lines, requests_csv, rules_csv
 from foretoken.lab.stats.intervals import Interval
@@ -107,6 +113,8 @@ def _page(
         version=stamp.version,
         when=stamp.when,
         policy=policy,
+        light=variables(dark=False),
+        dark=variables(dark=True),
     )
 
 
@@ -147,31 +155,37 @@ def _tiles(run: ReportRun) -> tuple[Tile, ...]:
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99"),
              _gain_tile(run, "ttft_p50", "TTFT P50")]  # fmt: skip
-    bucket = run.summary.arm(run.summary.candidate).all_drafts
-    limit = break_even_of(run.summary)
-    if bucket is not None:
-        counted = f"{bucket.num_drafted:,} drafted tokens of {bucket.num_requests:,} requests"
-        even = f", breaks even at {show_share(limit)}" if limit is not None else ""
-        found.append(
-            Tile(
-                label="acceptance rate",
-                value=f"{bucket.rate.estimate:.0%}",
-                detail=f"{_ends(bucket.rate, 100, '%')}{even}; {counted}",
-            )
-        )
-        if bucket.length is not None:
-            found.append(
-                Tile(
-                    label="acceptance length",
-                    value=f"{bucket.length.estimate:.2f}",
-                    detail=f"{_ends(bucket.length)}; {bucket.num_steps or 0:,} verifications",
-                )
-            )
+    found += _acceptance_tiles(run)
     equality = run.summary.equality
     if equality is not None and equality.num_compared:
         value = f"{equality.num_equal:,} of {equality.num_compared:,}"
         found.append(Tile(label="equal answers", value=value, detail="greedy and seeded requests"))
     return tuple(found)
+
+
+def _acceptance_tiles(run: ReportRun) -> list[Tile]:
+    """Rate against break-even, with the share of steps that draft, and length."""
+    bucket = run.summary.arm(run.summary.candidate).all_drafts
+    limit, share = break_even_of(run.summary), draft_share_of(run.summary)
+    if bucket is None:
+        none = Tile(label="acceptance rate", value="none", detail=NOTHING_DRAFTED)
+        return [none] if share == 0.0 else []
+    counted = f"{bucket.num_drafted:,} drafted tokens of {bucket.num_requests:,} requests"
+    even = f", {show_break_even(limit)}" if limit is not None else ""
+    where = f"; {show_part(share)} of steps draft" if share is not None else ""
+    rate = Tile(
+        label="acceptance rate",
+        value=f"{bucket.rate.estimate:.0%}",
+        detail=f"{_ends(bucket.rate, 100, '%')}{even}{where}; {counted}",
+    )
+    if bucket.length is None:
+        return [rate]
+    length = Tile(
+        label="acceptance length",
+        value=f"{bucket.length.estimate:.2f}",
+        detail=f"{_ends(bucket.length)}; {bucket.num_steps or 0:,} verifications",
+    )
+    return [rate, length]
 
 
 def _ends(interval: Interval, factor: float = 1, unit: str = "") -> str:

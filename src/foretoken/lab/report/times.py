@@ -92,7 +92,7 @@ def label(metric: str) -> str:
     if metric in ("tokens_per_s", "requests_per_s"):
         return names[head]
     plain = metric in ("cost", "goodput")
-    quantile = tail if tail == "mean" else tail.upper()
+    quantile = tail if tail in ("mean", "total") else tail.upper()
     return f"{names.get(head, head if plain else head.upper())} {quantile}".strip()
 
 
@@ -176,23 +176,23 @@ def _arms(run: ReportRun) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def step_cost(run: ReportRun) -> Figure | None:
-    """Median step times, the middle half, and the ratio V + k c where both arms have enough."""
+    """Mean step times, the middle half, and the means' ratio where both arms have enough."""
     names = (run.summary.baseline, run.summary.candidate)
     off, on = (step_times(run.of_arm(name)) for name in names)
     arms = without_prompts(off, on)
     common = sorted(set(_batches(arms[0])) & set(_batches(arms[1])))
     if not common:
         return None
-    found = [np.array([_quartiles(steps, batch) for batch in common]) for steps in arms]
+    found = [np.array([_ends_and_mean(steps, batch) for batch in common]) for steps in arms]
     figure, axes = new_figure(height=3.0)
-    for name, quartiles_B3, colour in zip(names, found, (BASELINE, CANDIDATE), strict=True):
-        _draw_steps(axes, quartiles_B3, common, (name, colour))
+    for name, own_B3, colour in zip(names, found, (BASELINE, CANDIDATE), strict=True):
+        _draw_steps(axes, own_B3, common, (name, colour))
     for batch, plain, verifying in zip(common, found[0][:, 1], found[1][:, 1], strict=True):
         axes.annotate(f"{verifying / plain:.2f}x", (batch, 1e3 * verifying), xytext=(12, 6),
                       textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
     axes.set_xticks(common)
     axes.set_xlim(common[0] - 0.6, common[-1] + 0.6)
-    axes.set_ylim(0, 1.4e3 * max(float(q[:, 2].max()) for q in found))
+    axes.set_ylim(0, 1.4e3 * max(float(own_B3.max()) for own_B3 in found))
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("requests that decode at once")
     axes.set_ylabel("step, ms")
@@ -206,13 +206,15 @@ def _batches(steps: StepTimes) -> list[int]:
     return [int(b) for b in sizes if steps.at(int(b)).seconds_N.size >= least_steps(steps)]
 
 
-def _quartiles(steps: StepTimes, batch: int) -> Floats:
-    found: Floats = np.quantile(steps.at(batch).seconds_N, (0.25, 0.5, 0.75))
-    return found
+def _ends_and_mean(steps: StepTimes, batch: int) -> Floats:
+    """Mean between the quartiles: the median of steps of which few draft is a plain step."""
+    seconds_N = steps.at(batch).seconds_N
+    low, high = np.quantile(seconds_N, (0.25, 0.75))
+    return np.array([low, seconds_N.mean(), high])
 
 
-def _draw_steps(axes: Axes, quartiles_B3: Floats, batches: list[int], arm: tuple[str, str]) -> None:
-    low, middle, high = 1e3 * quartiles_B3.T
+def _draw_steps(axes: Axes, own_B3: Floats, batches: list[int], arm: tuple[str, str]) -> None:
+    low, middle, high = 1e3 * own_B3.T
     axes.vlines(batches, low, high, color=arm[1], alpha=0.35, linewidth=5)
     axes.plot(batches, middle, "o-", color=arm[1], label=arm[0])
 

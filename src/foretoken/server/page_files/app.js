@@ -4,7 +4,7 @@ import { Refused, ask } from "/page/ask.js";
 import { EXAMPLES } from "/page/examples.js";
 import { watch } from "/page/live.js";
 import { Pane, SOURCES, span } from "/page/pane.js";
-import { facts, seconds, verdict } from "/page/verdict.js";
+import { facts, seconds, typical, verdict } from "/page/verdict.js";
 
 const at = (id) => document.getElementById(id);
 // Drafters that fill in whole blocks, as the server names them.
@@ -147,7 +147,7 @@ function remember(body, found) {
 
 function conditions(body, runs) {
   const times = runs.plain?.length ?? 1;
-  const each = times > 1 ? `Medians of ${times} runs each, in turns. ` : "One run each, one after the other. ";
+  const each = times > 1 ? `Of ${times} runs each, in turns, the middle one of either way is shown. ` : "One run each, one after the other. ";
   const seed = body.seed === undefined ? "" : `Seed ${body.seed}. `;
   const shown = runs.speculating && runs.plain ? each : "";
   return `${shown}${seed}Times are the server's, from the start of the work to the last token.`;
@@ -170,6 +170,7 @@ async function run() {
     }
     if (ways().length > 1) {
       await again(body, runs);
+      for (const way of ways()) FACTS[way].textContent = facts(typical(runs[way]));
       const { text, good } = verdict(runs);
       tell(text, good);
     }

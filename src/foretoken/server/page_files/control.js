@@ -19,8 +19,9 @@ const DECIDES = {
   fixed: "Lengths are as configured.",
 };
 
-function step(found) {
+function step(found, running) {
   const parts = [DECIDES[found.mode] ?? ""];
+  if (running === 0) parts.unshift("No request runs now; this is how the last one went.");
   const last = found.step;
   if (last) {
     let line = `Last step: ${last.running} running, ${last.output_tokens} tokens in ${ms(last.measured_s)}`;
@@ -34,10 +35,11 @@ function step(found) {
   return parts.join(" ");
 }
 
-function row(name, drafter) {
+function row(name, drafter, running) {
   const made = element("tr", "", drafter.state);
   made.append(element("th", name));
-  const drafts = drafter.state === "resting" ? "rests" : drafter.draft_length.toFixed(1);
+  const rests = running === 0 ? "rested" : "rests";
+  const drafts = drafter.state === "resting" ? rests : drafter.draft_length.toFixed(1);
   made.append(element("td", `${drafts}${drafter.pass_s ? `, ${ms(drafter.pass_s)} a pass` : ""}`));
   const chances = element("td", "", "chances");
   for (const chance of drafter.chances.slice(0, 8)) {
@@ -56,14 +58,15 @@ function ago(seconds) {
   return seconds < 5400 ? `${(seconds / 60).toFixed(0)} min ago` : `${(seconds / 3600).toFixed(0)} h ago`;
 }
 
-export async function watchControl() {
+// `running`: requests that run now.
+export async function watchControl(running) {
   const response = await fetch("/control");
   const found = response.ok ? await response.json() : null;
   at("control").hidden = found === null;  // nothing drafts here
   if (found === null) return;
   at("control").classList.toggle("idle", !found.step);
-  at("control_step").textContent = step(found);
-  at("control_drafters").replaceChildren(...Object.entries(found.drafters).map(([name, one]) => row(name, one)));
+  at("control_step").textContent = step(found, running);
+  at("control_drafters").replaceChildren(...Object.entries(found.drafters).map(([name, one]) => row(name, one, running)));
   const now = Date.now() / 1000;
   const last = found.changes.slice(-SHOWN).reverse();
   at("control_changes").replaceChildren(...last.map((one) => {

@@ -71,7 +71,7 @@ export async function watch() {
     const response = await fetch("/metrics");
     rates.take(parse(await response.text()), performance.now());
     draw();
-    await watchControl();
+    await watchControl(rates.value("vllm:num_requests_running"));
   } catch {
     at("model").textContent = "the server does not answer";
   }

@@ -20,9 +20,12 @@ function faster(ratio) {
   return ratio > 1 ? `${times} times as fast as plain` : `Slower than plain: ${times} times its speed`;
 }
 
-function median(values) {
-  const sorted = [...values].sort((a, b) => a - b), middle = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+// Seconds per token, since other tokens may be fewer.
+function each(answer) { return seconds(answer) / Math.max(answer.ids.length, 1); }
+
+// The answer in the middle by time per token, the faster of two: everything that is shown is its.
+export function typical(answers) {
+  return [...answers].sort((a, b) => each(a) - each(b))[(answers.length - 1) >> 1];
 }
 
 // The number of the first token that differs from the others' in any answer; null: none does.
@@ -38,10 +41,9 @@ function firstDifference(answers) {
 }
 
 // Of { speculating: answers, plain: answers } what they come to, { text, good }: `good` only if it
-// was faster and nothing else was written. Time per token, since other tokens may be fewer.
+// was faster and nothing else was written. Of the same two answers as the facts below it.
 export function verdict({ speculating, plain }) {
-  const each = (answers) => median(answers.map((one) => seconds(one) / Math.max(one.ids.length, 1)));
-  const ratio = each(plain) / each(speculating);
+  const ratio = each(typical(plain)) / each(typical(speculating));
   const differs = firstDifference([...speculating, ...plain]);
   const tokens = differs === null
     ? "same tokens"

@@ -1,7 +1,8 @@
 """Rules about acceptance: does it pay, for whom, at which temperature, after quantization.
 
 A rate is never compared with a fixed number, but with the rate at which this server at this load
-breaks even, which follows from the measured speed-up.
+breaks even, which follows from the whole time that both arms took. Steps that draft nothing are
+plain steps in it.
 """
 
 import math
@@ -12,6 +13,7 @@ from foretoken.lab.decide.evidence import (
     Evidence,
     RuleKind,
     RuleResult,
+    against_break_even,
     show_break_even,
     show_share,
 )
@@ -22,31 +24,29 @@ from foretoken.lab.stats.intervals import Interval
 
 def acceptance_pays(evidence: Evidence, _: Nothing) -> RuleResult:
     """The rate against its own break-even, in place of 0.4, 0.5, 0.65 or 0.7."""
-    bucket, limit = evidence.candidate.all_drafts, evidence.break_even_rate
+    bucket, limit = evidence.candidate.all_drafts, evidence.break_even
     if bucket is None or limit is None:
+        uncounted = "the server does not say how many verifications there were"
+        says = evidence.without_drafts(uncounted)
+        advice = "vLLM and Foretoken: --per-request-spec-decode-metrics detailed"
         return RuleResult(
-            outcome="inconclusive",
-            says="the server does not say how many verifications there were",
-            advice="vLLM and Foretoken: --per-request-spec-decode-metrics detailed",
+            outcome="inconclusive", says=says, advice=advice if says == uncounted else ""
         )
-    return _against(bucket.rate, limit, "acceptance rate")
+    return _against(bucket.rate, limit, "acceptance rate", where=evidence.drafting)
 
 
-def _against(rate: Interval, limit: float, name: str, requests: int = 0) -> RuleResult:
-    """Above, below or astride a limit."""
-    says = f"{name} {show_share(rate)}, {show_break_even(limit)}"
-    if rate.low >= limit:
-        outcome = "pass"
-    elif rate.high < limit:
-        outcome = "fail"
-    else:
-        outcome = "inconclusive"
+def _against(
+    rate: Interval, limit: Interval, name: str, *, where: str = "", requests: int = 0
+) -> RuleResult:
+    """Above, below or astride break-even."""
+    says = f"{name} {show_share(rate)}{where}, {show_break_even(limit)}"
+    outcome, apart = against_break_even(rate, limit), abs(rate.estimate - limit.estimate)
     needed = None
-    if outcome == "inconclusive" and requests and rate.known and rate.estimate != limit:
-        half = (rate.high - rate.low) / 2
-        needed = math.ceil(requests * max(1.1, (half / abs(rate.estimate - limit)) ** 2))
+    if outcome == "inconclusive" and requests and rate.known and limit.known and apart:
+        half = math.hypot(rate.high - rate.low, limit.high - limit.low) / 2
+        needed = math.ceil(requests * max(1.1, (half / apart) ** 2))
     return RuleResult(
-        outcome=outcome, says=says, value=rate, threshold=limit, needed_requests=needed
+        outcome=outcome, says=says, value=rate, threshold=limit.estimate, needed_requests=needed
     )
 
 
@@ -59,9 +59,10 @@ class LowTail:
 
 def p10_acceptance(evidence: Evidence, given: LowTail) -> RuleResult:
     """The tenth of requests with the worst drafts does not lose, its sampling noise taken out."""
-    bucket, limit = evidence.candidate.all_drafts, evidence.break_even_rate
+    bucket, limit = evidence.candidate.all_drafts, evidence.break_even
     if bucket is None or limit is None:
-        return RuleResult(outcome="inconclusive", says="no acceptance per request")
+        says = evidence.without_drafts("no acceptance per request")
+        return RuleResult(outcome="inconclusive", says=says)
     usable = bucket.num_requests - bucket.num_too_short
     if usable < given.least_requests:
         return RuleResult(
@@ -70,7 +71,7 @@ def p10_acceptance(evidence: Evidence, given: LowTail) -> RuleResult:
             "too short)",
             needed_requests=bucket.num_requests + given.least_requests - usable,
         )
-    found = _against(bucket.p10, limit, "P10 of requests", usable)
+    found = _against(bucket.p10, limit, "P10 of requests", where=evidence.drafting, requests=usable)
     noise = f" (as measured, noise included: {bucket.raw_p10:.0%})"
     return replace(found, says=found.says + noise)
 
@@ -97,34 +98,39 @@ def temperatures(evidence: Evidence, given: Temperatures) -> RuleResult:
             says=f"too few requests at temperature {', '.join(f'{t:g}' for t in missing)}",
             needed_requests=given.least_requests * len(missing),
         )
-    limit = evidence.break_even_rate
+    limit = evidence.break_even
     if not buckets or limit is None:
-        return RuleResult(outcome="inconclusive", says="no acceptance by temperature")
-    return _worst(buckets, limit)
+        says = evidence.without_drafts("no acceptance by temperature")
+        return RuleResult(outcome="inconclusive", says=says)
+    return _worst(buckets, limit, evidence.drafting)
 
 
-def _worst(buckets: Sequence[AcceptanceBucket], limit: float) -> RuleResult:
+def _worst(buckets: Sequence[AcceptanceBucket], limit: Interval, where: str) -> RuleResult:
     judged = {
-        b.value: _against(b.rate, limit, f"T={b.value}: rate", b.num_requests) for b in buckets
+        b.value: _against(b.rate, limit, f"T={b.value}: rate", requests=b.num_requests)
+        for b in buckets
     }
     losing = [value for value, result in judged.items() if result.outcome == "fail"]
     open_ones = [value for value, result in judged.items() if result.outcome == "inconclusive"]
     says = "; ".join(f"T={b.value}: {show_share(b.rate)}" for b in buckets)
-    says += f"; {show_break_even(limit)}"
+    says += f"{where}; {show_break_even(limit)}"
     if losing:
         return RuleResult(
             outcome="fail",
             says=says,
-            threshold=limit,
+            threshold=limit.estimate,
             advice=f"send temperature {', '.join(losing)} to servers without speculation, or draft "
             "from the draft's distribution there",
         )
     if open_ones:
         needed = [judged[value].needed_requests or 0 for value in open_ones]
         return RuleResult(
-            outcome="inconclusive", says=says, threshold=limit, needed_requests=max(needed) or None
+            outcome="inconclusive",
+            says=says,
+            threshold=limit.estimate,
+            needed_requests=max(needed) or None,
         )
-    return RuleResult(outcome="pass", says=says, threshold=limit)
+    return RuleResult(outcome="pass", says=says, threshold=limit.estimate)
 
 
 def _number(text: str) -> float:

@@ -12,6 +12,7 @@ from foretoken.lab.decide.evidence import (
     Evidence,
     RuleKind,
     RuleResult,
+    against_break_even,
     blocks_to_support,
     show,
     show_metric,
@@ -117,17 +118,18 @@ def homogeneous(evidence: Evidence, _: Nothing) -> RuleResult:
 
 
 def _by_acceptance(evidence: Evidence) -> RuleResult:
-    limit = evidence.break_even_rate
+    limit = evidence.break_even
     classes = [b for b in evidence.candidate.acceptance if b.by in ("category", "temperature")]
     if limit is None or not classes:
         return RuleResult(outcome="inconclusive", says="one class of requests only")
-    losing = [f"{b.by} {b.value}" for b in classes if b.rate.high < limit]
-    winning = [f"{b.by} {b.value}" for b in classes if b.rate.low >= limit]
+    judged = {f"{b.by} {b.value}": against_break_even(b.rate, limit) for b in classes}
+    losing = [name for name, outcome in judged.items() if outcome == "fail"]
+    winning = [name for name, outcome in judged.items() if outcome == "pass"]
     if losing and winning:
         return RuleResult(
             outcome="fail",
             says=f"{SPLIT}: by acceptance {', '.join(losing)} lose, {', '.join(winning)} win",
-            threshold=limit,
+            threshold=limit.estimate,
             advice=f"{', '.join(losing)} to a server without speculation, the rest to one with it",
         )
     return RuleResult(outcome="pass", says="no class is on the other side of break-even")

@@ -25,7 +25,8 @@ def plausible(evidence: Evidence, _: Nothing) -> RuleResult:
     gain = evidence.summary.gain("tpot_mean") or evidence.summary.gain("tpot_p50")
     bucket = evidence.candidate.all_drafts
     if gain is None or bucket is None or bucket.length is None or not bucket.exact:
-        says = "the server does not say how many tokens a verification yields"
+        unsaid = "the server does not say how many tokens a verification yields"
+        says = evidence.without_drafts(unsaid)
         return RuleResult(outcome="inconclusive", says=says)
     ratio, length = evidence.ratio(gain), bucket.length
     says = f"{gain.metric} {show(ratio)} at an acceptance length of {length.estimate:.2f}"
@@ -40,11 +41,11 @@ def plausible(evidence: Evidence, _: Nothing) -> RuleResult:
             advice="was the baseline held up, or did the arms write different lengths? See the "
             "notes of the run, and measure again on a quiet machine",
         )
-    rate = evidence.break_even_rate
-    if rate is not None and rate > 1.0 and not ratio.high < 1.0:
+    limit = evidence.break_even
+    if limit is not None and limit.low > 1.0 and not ratio.high < 1.0:
         return RuleResult(
             outcome="invalid",
-            says=f"{says}: by that {show_break_even(rate)}, and yet no loss is shown",
+            says=f"{says}: by that {show_break_even(limit)}, and yet no loss is shown",
             advice="the counts of drafts and the times contradict each other: measure again",
         )
     return RuleResult(outcome="pass", says=says)
