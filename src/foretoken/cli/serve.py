@@ -185,15 +185,14 @@ def _serve(settings: dict[str, Any]) -> int:
     if "cpus" in settings:
         keep_to(cores_of(str(settings["cpus"])))  # before PyTorch counts them
     config, server = served(settings)
-    replicas = replicas_of(settings)
     from foretoken.distributed.launched import Launched, LaunchedRank, come
 
     launch = LaunchedRank.found(os.environ)
     if launch is not None:
-        _check_launch(launch, config, replicas)
+        _check_launch(launch, config, replicas_of(settings))
         if launch.rank:
             return come(launch)
-    _check_extras(server, replicas)
+    _check_extras(server, replicated=any(name in settings for name in _REPLICAS))
     from foretoken.assembly import default_speculation
     from foretoken.logs import show_logs
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
@@ -212,6 +211,7 @@ def _serve(settings: dict[str, Any]) -> int:
         if speculation is not None:
             found = SpeculativeConfig.from_dict(speculation, target=config.model)
             config = replace(config, speculative_config=found)
+    replicas = replicas_of(settings)
     if replicas is None:
         return run(config, server, _say, others)
     from foretoken.replicas.run import serve_replicas
@@ -219,13 +219,13 @@ def _serve(settings: dict[str, Any]) -> int:
     return serve_replicas(config, server, replicas, _say, log_format)
 
 
-def _check_extras(server: ServerConfig, replicas: ReplicaConfig | None) -> None:
+def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
     """Whether the packages of optional parts are there, before a model is looked for or loaded.
 
     Raises:
         MissingPackageError: one is not.
     """
-    if replicas is not None:
+    if replicated:
         require_package("--replicas", "ray")
     if server.otlp_traces_endpoint is not None:
         require_package("--otlp-traces-endpoint", "opentelemetry")
