@@ -77,3 +77,22 @@ def test_no_process_is_not_the_clients_fault(
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(ForetokenError, match="no process to compile grammars in"):
         compiler.check("regex", "a+", False)
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["running", "starting"])
+def test_an_answer_that_was_not_waited_for_is_nobodys(
+    compiler: TrialCompiler, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a grammar compiles: the next one got its verdict."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if started:
+        compiler.check("regex", "a+", False)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(compiling.select, "select", interrupt)
+        compiler.check("regex", "a+", False)
+    with pytest.raises(ParameterError, match="regex"):
+        compiler.check("regex", "(", False)
+    compiler.check("regex", "b+", False)

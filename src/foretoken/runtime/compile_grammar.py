@@ -100,8 +100,12 @@ class TrialCompiler:
             ForetokenError: no process can be started.
         """
         order = {"kind": kind, "source": source, "compact": compact}
-        child = self._running()
-        line = _ask(child, json.dumps(order).encode() + b"\n")
+        try:
+            line = _ask(self._running(), json.dumps(order).encode() + b"\n")
+        except BaseException:  # its answer would be taken for that to the next order
+            if self._child is not None:
+                self._ended()
+            raise
         if not line:
             logger.warning("a grammar was refused: its compiler ended with %d", self._ended())
             most = f"{_MOST_SECONDS} s, {_MOST_BYTES >> 30} GiB and {_STACK_BYTES >> 20} MiB"
