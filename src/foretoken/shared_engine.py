@@ -175,9 +175,8 @@ class SharedEngine:
 
     def _end_orphans(self) -> None:
         """End requests whose reader is gone and was not closed: Ctrl-C came instead."""
-        self._left.extend(
-            i for i in self.engine.parts.scheduler.sequences if i not in self._readers
-        )
+        known = self.engine.parts.scheduler.sequences
+        self._left.extend(i for i in known if i not in self._readers)
         self._end_left()
 
     def _end_left(self) -> None:

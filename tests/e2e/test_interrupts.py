@@ -4,7 +4,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
