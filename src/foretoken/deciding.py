@@ -136,7 +136,7 @@ def _control(parts: FoundParts, budget: RequestBudget, costs: EngineCosts) -> Ad
             name=name,
             most=member.most,
             looks_up=member.proposer.looks_up,
-            missing=member.proposer.num_missing,
+            missing=member.num_missing,
             max_window=member.proposer.max_window,
             tree=TreeNodes.of(paths) if (paths := member.proposer.tree_paths) else None,
             ends_by_price=member.proposer.ends_by_price,

@@ -129,6 +129,8 @@ class AsyncEngine:
         """When there was last something to do after there had been nothing."""
         self._max_buffered = max_buffered
         self._streams: dict[str, OutputStream] = {}
+        self._closing: set[str] = set()
+        """Requests without a stream whose end may still come."""
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._held: _Command | None = None
         """Taken from the queue during a step, and to be carried out behind it."""
@@ -175,9 +177,11 @@ class AsyncEngine:
 
         Raises:
             EngineLostError: the thread has ended.
+            RequestError: two have one id, or one is in use; nothing has been queued then.
         """
         if self.lost is not None or self._stopping:
             raise EngineLostError("the engine has stopped")
+        self._check_ids([request.request_id for request in requests])
         if not self._streams:
             self._busy_since = time.monotonic()
         stream = OutputStream(requests, self._max_buffered)
@@ -186,6 +190,14 @@ class AsyncEngine:
         self._commands.put(_Command(lambda: self._add(requests), adds=True))
         return stream
 
+    def _check_ids(self, ids: Sequence[str]) -> None:
+        """Whether each output will be of one stream."""
+        seen: set[str] = set()
+        for request_id in ids:
+            if any(request_id in used for used in (self._streams, self._closing, seen)):
+                raise RequestError("request_id", request_id, "an id that is not in use")
+            seen.add(request_id)
+
     def close(self, stream: OutputStream) -> None:
         """Abort what has not ended of a stream; its pages are free before the next step."""
         ids = tuple(stream.live)
@@ -193,6 +205,7 @@ class AsyncEngine:
         for request_id in ids:
             self._streams.pop(request_id, None)
         if ids:
+            self._closing.update(ids)
             self._commands.put(_Command(lambda: self._abort(ids)))
 
     def end_all(self) -> None:
@@ -306,6 +319,7 @@ class AsyncEngine:
     def _abort(self, request_ids: Sequence[str]) -> None:
         ended = [self.engine.abort(request_id) for request_id in request_ids]
         self._post(self._deliver, [output for output in ended if output is not None])
+        self._post(self._closing.difference_update, request_ids)
 
     def _stop(self) -> None:
         self._stopping = True

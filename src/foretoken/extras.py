@@ -4,6 +4,7 @@ Owns the table, which says what pyproject.toml says (a guard test compares them)
 a package that is not there. Knows nothing of what the packages are for, and imports none of them.
 """
 
+from importlib.util import find_spec
 from types import TracebackType
 
 from foretoken.errors import MissingPackageError
@@ -23,6 +24,20 @@ EXTRA_OF = {
     "zmq": "kv-events",
 }
 """The extra of each optional package, by the name that is imported."""
+
+
+def require_package(what: str, package: str) -> None:
+    """Refuse at once what would otherwise fail where its package is imported.
+
+    Args:
+        what: needs it, as the beginning of the error.
+        package: by the name that is imported.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    if find_spec(package) is None:
+        raise MissingPackageError(what, package, EXTRA_OF[package])
 
 
 class OptionalPackages:

@@ -38,7 +38,8 @@ PATIENCE_S = 2.0
 class LLM:
     """A model ready to generate. Use it in a `with` block or call `close()`.
 
-    Two of them can live in one process. Not thread-safe.
+    Two of them can live in one process. Threads may share one: one at a time runs a step, of all
+    their requests together. Ctrl-C ends the call that it comes in, after the step under way.
     """
 
     def __init__(self, model: str, *, proposer: Proposer | None = None, **settings: Any) -> None:
@@ -157,7 +158,8 @@ class LLM:
         [params] = list_params(sampling_params, 1)
         if params.n != 1:
             raise PromptError("n", params.n, "1 when streaming")
-        with self._shared.open(self._requests(prompt, params, 0)) as outputs:
+        with self._shared.reader() as outputs:
+            outputs.add(self._requests(prompt, params, 0))
             yield from outputs
 
     def get_metrics(self) -> list[Metric]:
@@ -202,7 +204,8 @@ class LLM:
         growing = {r.request_id: GrowingOutput(r) for group in requests for r in group}
         progress = _progress(len(growing), use_tqdm)
         try:
-            with self._shared.open(one.request for one in growing.values()) as outputs:
+            with self._shared.reader() as outputs:
+                outputs.add(one.request for one in growing.values())
                 for output in outputs:
                     growing[output.request_id].add(output)
                     if output.finish_reason is not None:

@@ -128,6 +128,74 @@ def test_right_drafts_are_taken(llm: LLM, drafter: Given) -> None:
     assert metrics is not None and sum(metrics.drafted_per_step) > 0
 
 
+def write_token(sequence: Any) -> None:
+    sequence.token_ids[-1] = 5
+
+
+def forget_tokens(sequence: Any) -> None:
+    del sequence.token_ids[2:]
+
+
+def swap_tokens(sequence: Any) -> None:
+    sequence.token_ids = [5, 6, 7]
+
+
+def step_back(sequence: Any) -> None:
+    sequence.num_computed -= 1
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "append": lambda sequence: sequence.token_ids.append(5),
+    "clear": lambda sequence: sequence.token_ids.clear(),
+    "pages": lambda sequence: sequence.page_table.pop(),
+    "hashes": lambda sequence: sequence.page_hashes.append(b""),
+    "assign": swap_tokens,
+    "item": write_token,
+    "delete": forget_tokens,
+    "number": step_back,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_drafter_cannot_write_what_it_is_shown(llm: LLM, drafter: Given, write: str) -> None:
+    def quiet(context: Context) -> Draft:
+        return Draft.empty(len(context.spans))
+
+    def writes(context: Context) -> Draft:
+        for span in context.spans:
+            with pytest.raises((AttributeError, TypeError)):
+                WRITES[write](span.sequence)
+        return quiet(context)
+
+    greedy = SamplingParams(max_tokens=6, temperature=0.0, detokenize=False)
+    drafter.answer = quiet
+    [plain] = llm.generate(PROMPT, greedy, use_tqdm=False)
+    drafter.answer = writes
+    [found] = llm.generate(PROMPT, greedy, use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_what_a_drafter_is_shown_reads_like_the_sequence(llm: LLM, drafter: Given) -> None:
+    seen: list[Any] = []
+
+    def read(context: Context) -> Draft:
+        [span] = context.spans
+        sequence, tokens = span.sequence, span.sequence.token_ids
+        seen.append(sequence)
+        assert sequence == seen[0] and hash(sequence) == hash(seen[0])
+        assert tokens == [*tokens] == tokens[:] and len(tokens) == sequence.num_tokens
+        assert [*tokens[:3], 4] == tokens[:3] + [4] and (tokens + [4])[-1] == 4
+        assert torch.tensor(tokens).tolist() == sequence.token_ids
+        assert sequence.output_ids == tokens[sequence.num_prompt :]
+        assert sequence.request.prompt_token_ids == (1, 2, 3)
+        sequence.output_ids.append(7)  # a copy, as ever
+        return Draft.empty(1)
+
+    drafter.answer = read
+    llm.generate(PROMPT, PARAMS, use_tqdm=False)
+    assert seen
+
+
 def test_what_is_no_drafter_is_refused(folder: Path) -> None:
     for wrong in ("ngram", Given, object()):
         with pytest.raises(ConfigError, match="proposer"):

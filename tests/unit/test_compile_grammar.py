@@ -108,3 +108,22 @@ def test_a_tokenizer_that_cannot_be_read_is_said() -> None:
     wrong = GrammarTokenizer(tokenizer_json=json.dumps(text), vocab_size=8000, eos_ids=(1,))
     with pytest.raises(ParameterError, match="tokenizer llguidance can read"):
         wrong.load()
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["running", "starting"])
+def test_an_answer_that_was_not_waited_for_is_nobodys(
+    compiler: TrialCompiler, started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a grammar compiles: the next one got its verdict."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if started:
+        compiler.check("regex", "a+", False)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(compiling.select, "select", interrupt)
+        compiler.check("regex", "a+", False)
+    with pytest.raises(ParameterError, match="regex"):
+        compiler.check("regex", "(", False)
+    compiler.check("regex", "b+", False)

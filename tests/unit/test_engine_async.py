@@ -11,7 +11,7 @@ from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine, OutputStream
-from foretoken.errors import EngineLostError
+from foretoken.errors import EngineLostError, RequestError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.testing import write_tiny_llama
@@ -248,5 +248,30 @@ def test_stopping_ends_what_is_open(model: Path) -> None:
         stream = opened(running, "a", 200)
         await running.stop()
         assert (await read(stream))[-1].finish_reason is FinishReason.ABORT
+
+    asyncio.run(main())
+
+
+def test_an_id_is_one_requests(model: Path) -> None:
+    """Its outputs would go to the stream that was opened last, and the other would never end."""
+
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model))
+        running.start()
+        first = opened(running, "twice", 20)
+        with pytest.raises(RequestError, match="'twice'; allowed: an id that is not in use"):
+            opened(running, "twice")
+        [request] = running.engine.make_requests("same", [1], SamplingParams(max_tokens=2))
+        with pytest.raises(RequestError, match="'same'"):
+            running.open([request, request])
+        assert len(ids(await read(first))) == 20
+        again = opened(running, "twice", 20)
+        running.close(again)
+        with pytest.raises(RequestError, match="'twice'"):  # the end of the one before may come
+            opened(running, "twice")
+        await running.call(lambda engine: None)
+        assert len(ids(await read(opened(running, "twice", 20)))) == 20
+        assert running.num_open == 0
+        await running.stop()
 
     asyncio.run(main())

@@ -128,5 +128,11 @@ def test_a_vector_says_that_it_has_values() -> None:
     with pytest.raises(AttributeError, match=r"is a Vector, .*: use \.values"):
         print(vector.value)
     assert not hasattr(vector, "value") and vector == Vector(vector.name, {}, [3, 1])
-    reader = importlib.import_module("foretoken.metrics.reader")
-    assert {"Counter", "Gauge", "Histogram", "Vector", "Metric"} <= vars(reader).keys()
+
+
+@pytest.mark.parametrize("path", ["foretoken.metrics.reader", "foretoken.v1.metrics.reader"])
+def test_a_script_for_vllm_imports_the_classes_of_get_metrics(path: str) -> None:
+    reader = importlib.import_module(path)
+    found = [getattr(reader, name) for name in ("Counter", "Gauge", "Histogram", "Vector")]
+    assert found == [Counter, Gauge, Histogram, Vector]
+    assert all(issubclass(kind, reader.Metric) for kind in found)

@@ -28,6 +28,7 @@ from foretoken.config.auto import AUTO
 from foretoken.config.other_engines import find_other
 from foretoken.config.reader import KeyTable, read, require
 from foretoken.errors import ConfigError
+from foretoken.extras import require_package
 from foretoken.placement import cores_of, keep_to
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import KVEventsConfig, Limits, ServerConfig
@@ -186,18 +187,20 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 def _serve(settings: dict[str, Any]) -> int:
     if "cpus" in settings:
         keep_to(cores_of(str(settings["cpus"])))  # before PyTorch counts them
-    from foretoken.assembly import default_speculation
-    from foretoken.distributed.launched import Launched, LaunchedRank, come
-    from foretoken.logs import show_logs
-    from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
-    from foretoken.server.run import serve as run
-
     config, server = served(settings)
+    from foretoken.distributed.launched import Launched, LaunchedRank, come
+
     launch = LaunchedRank.found(os.environ)
     if launch is not None:
         _check_launch(launch, config, replicas_of(settings))
         if launch.rank:
             return come(launch)
+    _check_extras(server, replicated=any(name in settings for name in _REPLICAS))
+    from foretoken.assembly import default_speculation
+    from foretoken.logs import show_logs
+    from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
+    from foretoken.server.run import serve as run
+
     others = None if launch is None or launch.size == 1 else Launched(launch)
     log_format = settings.get("log_format", "text")
     if log_format not in LOG_FORMATS:
@@ -218,6 +221,21 @@ def _serve(settings: dict[str, Any]) -> int:
     from foretoken.replicas.run import serve_replicas
 
     return serve_replicas(config, server, replicas, say, log_format)
+
+
+def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
+    """Whether the packages of optional parts are there, before a model is looked for or loaded.
+
+    Raises:
+        MissingPackageError: one is not.
+    """
+    if replicated:
+        require_package("--replicas", "ray")
+    if server.otlp_traces_endpoint is not None:
+        require_package("--otlp-traces-endpoint", "opentelemetry")
+    if server.kv_events.is_on:
+        require_package("--kv-events-config", "zmq")
+        require_package("--kv-events-config", "msgspec")
 
 
 def _check_launch(

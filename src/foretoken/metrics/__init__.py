@@ -1,7 +1,7 @@
 """What the engine counts, and how it is read.
 
-`from foretoken.metrics.reader import Counter, Gauge, Histogram, Vector` stands for the same line of
-a script for vLLM.
+`from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Vector` is the line of a
+script for vLLM, with our name.
 """
 
 from foretoken.metrics.engine_metrics import EngineMetrics, PlainEstimate, Window

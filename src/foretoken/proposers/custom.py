@@ -1,4 +1,5 @@
-"""A drafter of the user's own: found by its dotted path, and what it gives is checked.
+"""A drafter of the user's own: found by its dotted path; it only reads what it is shown, and what
+it gives is checked.
 
 Our own drafters keep to their contract and are not checked in every step. A user's mistakes are
 said with the drafter's name. A wrong distribution would not fail by itself: it would bias the
@@ -6,9 +7,9 @@ output without a word. Knows nothing of what the drafter does.
 """
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn, final, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.runtime.sequence import Sequence as RunningSequence
 from foretoken.types.scalars import plain
 
 _WHERE = "speculative_config.model"
@@ -141,3 +143,73 @@ class DraftCheck:
 
     def _refuse(self, field: str, given: object, allowed: str) -> NoReturn:
         raise ConfigError(f"proposer {self.name!r}, {field}", given, allowed)
+
+
+def read_only(context: Context) -> Context:
+    """The step as a drafter of the user's own sees it: its sequences can be read, not changed."""
+    spans = (replace(span, sequence=shown(span.sequence)) for span in context.spans)
+    return replace(context, spans=tuple(spans))
+
+
+def shown(sequence: RunningSequence) -> RunningSequence:
+    """A sequence whose fields can be read, not changed. Nothing is copied."""
+    view: Any = _ShownSequence(sequence)
+    return view  # type: ignore[no-any-return]
+
+
+_LISTS = frozenset(one.name for one in fields(RunningSequence) if "list[" in str(one.type))
+
+
+@final
+class _ShownSequence:
+    """Answers as the sequence does; equal to any other view of it."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: RunningSequence) -> None:
+        object.__setattr__(self, "_sequence", sequence)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._sequence, name)
+        return _ShownList(value) if name in _LISTS else value
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name}: a drafter can only read the sequences of a step")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ShownSequence) and other._sequence is self._sequence
+
+    def __hash__(self) -> int:
+        return hash(self._sequence)
+
+
+@final
+class _ShownList(Sequence[Any]):
+    """A list of a sequence, as it is and as it grows; a slice of it is a list."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return self._items == (other._items if isinstance(other, _ShownList) else other)
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self._items, *other]
+
+    def __repr__(self) -> str:
+        return repr(self._items)

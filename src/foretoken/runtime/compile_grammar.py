@@ -128,8 +128,12 @@ class TrialCompiler:
             ForetokenError: no process can be started.
         """
         order = {"kind": kind, "source": source, "compact": compact}
-        child = self._running()
-        line = _ask(child, _line(order), _MOST_WAITED_S)
+        try:
+            line = _ask(self._running(), _line(order), _MOST_WAITED_S)
+        except BaseException:  # its answer would be taken for that to the next order
+            if self._child is not None:
+                self._ended()
+            raise
         if not line:
             logger.warning("a grammar was refused: its compiler ended with %d", self._ended())
             most = f"{_MOST_SECONDS} s, {_MOST_BYTES >> 30} GiB and {_STACK_BYTES >> 20} MiB"

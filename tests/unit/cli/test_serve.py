@@ -1,5 +1,6 @@
 """`foretoken serve`: vLLM's names, files with the same names, and errors that suggest."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,22 @@ def test_a_server_that_is_open_to_others_says_so_once(
         assert _serve({"model": "demo", "speculative_config": "none", **settings}) == 0
     assert caplog.text.count("no API key is asked for") == (why is not None)
     assert (why or "") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "package", "extra"),
+    [
+        ("--replicas", "2", "ray", "ray"),
+        ("--max-replicas", "2", "ray", "ray"),
+        ("--otlp-traces-endpoint", "http://127.0.0.1:9", "opentelemetry", "otel"),
+        ("--kv-events-config", '{"enable_kv_cache_events": true}', "zmq", "kv-events"),
+    ],
+)
+def test_a_missing_extra_is_named_before_a_model_is_looked_for(
+    flag: str, value: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run("no/such-model", flag, value)
+    needs = f'needs {package}, which is not installed: pip install "foretoken[{extra}]"\n'
+    assert result.exit_code == 2
+    assert result.stderr.startswith("foretoken: --") and result.stderr.endswith(needs)

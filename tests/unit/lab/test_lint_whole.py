@@ -86,9 +86,9 @@ def test_what_a_server_of_ours_exposes_is_right() -> None:
     assert "vllm:spec_decode_num_drafts_total" in source.metrics
     assert not lint(source, Machine()).findings
     vllm = lint(source, Machine(), "vllm").findings
-    assert {one.where.partition("_seconds")[0] for one in vllm} == {
-        "vllm:time_per_output_token"
-    }, "vLLM has it no more"
+    assert {one.where.partition("_seconds")[0] for one in vllm} == {"vllm:time_per_output_token"}, (
+        "vLLM has it no more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_draft_of_few_bits_is_judged_as_one() -> None:
 
 def test_a_draft_that_is_translated_may_have_another_vocabulary() -> None:
     text = (
-        "vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config '{\"model\": "
+        'vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config \'{"model": '
         '"Qwen/Qwen3-0.6B", "num_speculative_tokens": 3%s}\''
     )
     alone, told = (

@@ -95,10 +95,9 @@ class Drafters(Proposer):
         for name in dict.fromkeys(feed.drafter for feed in context.plan.feeds):
             feeds = [feed for feed in context.plan.feeds if feed.drafter == name]
             began = time.perf_counter()
-            proposer = self.members[name].proposer
+            member = self.members[name]
             for feed in feeds:
-                sequence = context.spans[feed.place].sequence
-                proposer.feed([sequence], feed.rows, feed.window)
+                member.feed(context.spans[feed.place].sequence, feed.rows, feed.window)
             took = time.perf_counter() - began
             self.times = (*self.times, DraftingTime(name, len(feeds), 0, 0, took))
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.custom import DraftCheck
+from foretoken.proposers.custom import DraftCheck, read_only, shown
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
+from foretoken.runtime.sequence import Sequence
 from foretoken.types import DraftingTime
 
 logger = logging.getLogger("foretoken")
@@ -52,8 +53,20 @@ class Member:
         Raises:
             ConfigError: a drafter of the user's own gave what is no draft.
         """
-        draft = self.proposer.propose(context)
-        return draft if self.check is None else self.check.checked(draft, context)
+        if self.check is None:
+            return self.proposer.propose(context)
+        return self.check.checked(self.proposer.propose(read_only(context)), context)
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """As the drafter's `num_missing`."""
+        return self.proposer.num_missing(self._seen(sequence))
+
+    def feed(self, sequence: Sequence, rows: int, window: int | None) -> None:
+        """Have the drafter catch up with a sequence, as its `feed` says."""
+        self.proposer.feed([self._seen(sequence)], rows, window)
+
+    def _seen(self, sequence: Sequence) -> Sequence:
+        return sequence if self.check is None else shown(sequence)
 
     def release(self, request_id: str) -> None:
         """Have the drafter forget a request; the user's own may fail in it without harm."""

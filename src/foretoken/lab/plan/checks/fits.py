@@ -136,10 +136,11 @@ def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
     over = plan.fullest_rank_bytes > plan.rank_limit_bytes
     # The draft of a model runs on the target's ranks there, and the server does not start else.
     refused = setup.settings.engine == "vllm" and setup.drafts_with == "model"
+    wanted = f"vllm wants a draft model on all {setup.tp} ranks; " if refused else ""
     yield Finding(
         check="tp_symmetry",
         level="error" if over or refused else "warning",
-        message=f"{f'vllm wants a draft model on all {setup.tp} ranks; ' if refused else ''}a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
+        message=f"{wanted}a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
         f"{plan.fullest_rank_bytes / 1e9:.1f} of {plan.rank_limit_bytes / 1e9:.1f} GB, and "
         f"{plan.imbalance_bytes / 1e9:.1f} GB on the others lie idle, for all pools are alike",
         where="draft_tensor_parallel_size",

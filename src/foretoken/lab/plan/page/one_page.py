@@ -93,7 +93,8 @@ def _answer(plan: SpeculationPlan) -> Text:
         return Text.assemble(word, f": {verdict.reason}")
     word = (ANOTHER[other.verdict.word], _COLORS[other.verdict.word])
     return Text.assemble(
-        word, f": {_named(other)}: {other.verdict.reason}. Not {plan.setup.method}: {verdict.reason}"
+        word,
+        f": {_named(other)}: {other.verdict.reason}. Not {plan.setup.method}: {verdict.reason}",
     )
 
 

@@ -1,0 +1,1 @@
+"""Paths of vLLM's package that scripts import from; each module names where its things live."""

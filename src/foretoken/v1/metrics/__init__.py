@@ -1,0 +1,1 @@
+"""The path of vLLM's `vllm.v1.metrics`."""
