@@ -21,7 +21,7 @@ class Without(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
-FACES = ("server", "replicas", "lab", "training", "cli", "testing")
+FACES = ("server", "replicas", "lab", "training", "cli", "testing", "listening")
 """Parts that may import an extra's packages at the top of a module."""
 
 

@@ -6,7 +6,7 @@ Answers with a table, a sentence and an exit code.
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +31,8 @@ from foretoken.cli.timed_runs import (
     TimedRun,
     Workload,
     interleave,
+    show_milliseconds,
+    show_ratio,
     summarize,
     warm_up,
 )
@@ -184,8 +186,6 @@ def _print_result(
 ) -> None:
     from rich.table import Table
 
-    from foretoken.cli.tables import show_milliseconds, show_ratio
-
     off, on = arms
     title = f"{on.workload}: {on.num_prompts} prompts x {on.num_repeats} repeats"
     table = Table(title=title, title_justify="left")
@@ -223,7 +223,6 @@ def _print_result(
 def _document(
     model: str, config: dict[str, Any], summaries: tuple[ComparedArm, ...], verdict: Verdict
 ) -> dict[str, Any]:
-    from foretoken.cli.tables import as_records
     from foretoken.cli.timed_runs import describe_environment
 
     return {
@@ -231,7 +230,7 @@ def _document(
         "model": model,
         "speculative_config": config,
         "environment": describe_environment(),
-        "results": as_records(summaries),
+        "results": [asdict(summary) for summary in summaries],
         "threshold": WORTH_IT,
         "exit_code": verdict.exit_code,
         "verdict": verdict.sentence,

@@ -6,9 +6,9 @@ cut from modules of the standard library that the models were not trained on.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +29,7 @@ from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -202,8 +203,6 @@ def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[TimedRun]:
 def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[TimedRun]:
     from rich.live import Live
 
-    from foretoken.cli.tables import comparison_table
-
     runs: list[TimedRun] = []
     total = len(arms) * 3 * plan.num_prompts
     with Live("measuring, warming up", console=console, auto_refresh=False, transient=True) as live:
@@ -214,7 +213,7 @@ def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[Time
                 summaries = summarize(runs, BASELINE, resamples=0)
                 done = (len(runs) - 1) % total + 1
                 title = f"measuring, pass {run.repeat + 1}{_most(plan)}, run {done} of {total}"
-                live.update(comparison_table(summaries, title, BASELINE), refresh=True)
+                live.update(_comparison_table(summaries, title, BASELINE), refresh=True)
     return runs
 
 
@@ -236,10 +235,8 @@ def _passes(num_repeats: int, num_prompts: int, plan: Plan) -> str:
 
 
 def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: Plan) -> None:
-    from foretoken.cli.tables import comparison_table
-
     title = "Every method against plain decoding, one request at a time, interleaved"
-    console.print(comparison_table(summaries, title, BASELINE))
+    console.print(_comparison_table(summaries, title, BASELINE))
     repeated = {s.workload: s.repeated_4grams for s in summaries if s.arm == BASELINE}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in repeated.items())
     console.print(
@@ -258,7 +255,6 @@ def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: 
 def _document(
     summaries: tuple[ComparedArm, ...], plan: Plan, batch_invariant: bool
 ) -> dict[str, Any]:
-    from foretoken.cli.tables import as_records
     from foretoken.cli.timed_runs import describe_environment
 
     return {
@@ -268,6 +264,42 @@ def _document(
         "max_tokens": plan.max_tokens,
         "methods": installed_methods(plan),
         "environment": describe_environment(),
-        "results": as_records(summaries),
+        "results": [asdict(summary) for summary in summaries],
         "identical": all(summary.identical for summary in summaries),
     }
+
+
+def _comparison_table(summaries: Sequence[ComparedArm], title: str, baseline: str) -> "Table":
+    """One row per workload and arm."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("workload", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    for name in ("tokens/s", "speed-up", "acceptance\nlength"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("accepted by\nposition, %", min_width=14)
+    table.add_column("same\ntokens", justify="center", no_wrap=True)
+    shown = ""
+    for summary in summaries:
+        if shown and summary.workload != shown:
+            table.add_section()
+        table.add_row(*_cells(summary, baseline, first=summary.workload != shown))
+        shown = summary.workload
+    return table
+
+
+def _cells(summary: ComparedArm, baseline: str, *, first: bool) -> tuple[str, ...]:
+    is_baseline = summary.arm == baseline
+    same = "[green]yes[/]" if summary.identical else "[bold red]NO[/]"
+    by_position = " ".join(f"{share:.0%}"[:-1] for share in summary.acceptance_by_position)
+    return (
+        summary.workload if first else "",
+        summary.arm,
+        f"{summary.tokens_per_s:.0f}",
+        "1" if is_baseline else f"[bold]{summary.speedup.median:.2f}x[/]",
+        "" if is_baseline else f"{summary.acceptance_length:.2f}",
+        by_position,
+        same,
+    )

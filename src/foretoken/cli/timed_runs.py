@@ -225,3 +225,15 @@ def describe_environment() -> dict[str, Any]:
         "kernels": describe_kernels(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+def show_milliseconds(value: Estimate) -> str:
+    """`12.3 ms [11.9, 12.8]`, from 100 ms on without decimals."""
+    digits = 1 if value.median < 0.1 else 0
+    median, low, high = (f"{1e3 * x:.{digits}f}" for x in (value.median, value.low, value.high))
+    return f"{median} ms [{low}, {high}]"
+
+
+def show_ratio(value: Estimate) -> str:
+    """`1.62x [1.55, 1.70]`."""
+    return f"{value.median:.2f}x [{value.low:.2f}, {value.high:.2f}]"

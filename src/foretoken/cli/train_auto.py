@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli.tables import show_ratio
-from foretoken.cli.timed_runs import estimate
+from foretoken.cli.timed_runs import estimate, show_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console

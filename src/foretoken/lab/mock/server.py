@@ -23,12 +23,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.errors import ConfigError
-from foretoken.http1 import Http1Protocol
 from foretoken.lab.http.timed import now
 from foretoken.lab.mock.faults import MockFaults, strikes
 from foretoken.lab.mock.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
 from foretoken.lab.mock.prefixes import SeenPrefixes
 from foretoken.lab.mock.writing import MockAnswer, MockToken, MockWriter, prompt_of, temperature_of
+from foretoken.listening.http1 import Http1Protocol
 
 
 class MockServer:
@@ -271,6 +271,15 @@ def _error(status: int, message: str) -> Response:
 
 
 @final
+class _Connection(Http1Protocol):
+    """uvicorn's connection, which reads all that is HTTP/1."""
+
+    def refuse_head(self, why: str) -> None:
+        """Say it in plain text."""
+        self.send_400_response(why)
+
+
+@final
 class _Serving(uvicorn.Server):
     """uvicorn's server with an end that leaves no connection open."""
 
@@ -286,7 +295,7 @@ def _server(app: ASGIApp) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=Http1Protocol,
+        http=_Connection,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-from foretoken.http1 import Http1Protocol
+from foretoken.listening.http1 import Http1Protocol
 from foretoken.server.problems import Problem
 from foretoken.server.transport.line import Line, Taker, answer_of
 
@@ -182,9 +182,9 @@ class Connection(Http1Protocol):
             self.cycle.message_event.set()
         self.hang_up()
 
-    def send_400_response(self, msg: str) -> None:
+    def refuse_head(self, why: str) -> None:
         """Called where the parser stopped."""
-        self.refuse(self._problem or Problem(400, msg))
+        self.refuse(self._problem or Problem(400, why))
 
     def hang_up(self) -> None:
         """Close, once what was written is out, and without resetting a client that still sends."""

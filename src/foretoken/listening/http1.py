@@ -1,10 +1,11 @@
 """HTTP/1.0 and 1.1 as their standard (RFC 9112) has them: uvicorn's protocol, where it does not.
 
-Shared by whatever listens here: servers, fronts, and the lab's. Invariants: an `Upgrade` that a
-client offers is not taken, and its request is read as if it had not; a body whose transfer coding
-is not known is never read; a request has one Host; an HTTP/1.0 client gets no chunks.
+Knows no endpoint. Invariants: an `Upgrade` that a client offers is not taken, and its request is
+read as if it had not; a body whose transfer coding is not known is never read; a request has one
+Host; an HTTP/1.0 client gets no chunks.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import httptools
@@ -17,8 +18,12 @@ class HeadError(Exception):
     """A head that cannot be taken; the message names the header, what was given, what may be."""
 
 
-class Http1Protocol(HttpToolsProtocol):
+class Http1Protocol(HttpToolsProtocol, ABC):
     """Reads requests and writes answers."""
+
+    @abstractmethod
+    def refuse_head(self, why: str) -> None:
+        """Answer what is no request, or none that is taken, with 400, and end the connection."""
 
     def data_received(self, data: bytes) -> None:
         """Read; what is no request is answered with 400."""
@@ -34,7 +39,7 @@ class Http1Protocol(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 why = error.__context__
                 known = str(why) if isinstance(why, HeadError) else f"not HTTP/1.1: {error}"
-                self.send_400_response(known)
+                self.refuse_head(known)
                 return
 
     def on_headers_complete(self) -> None:

@@ -1,0 +1,1 @@
+"""What all that listens here shares: servers, fronts, and the servers of the lab."""
