@@ -97,7 +97,8 @@ def run(llm: LLM, asks: Sequence[Ask]) -> list[dict[int, Written]]:
     """All at once; of each prompt its outputs by number."""
     groups = [llm._requests(ask.prompt, ask.params, 0) for ask in asks]
     found = {request.request_id: Written() for group in groups for request in group}
-    with llm._shared.open(request for group in groups for request in group) as outputs:
+    with llm._shared.reader() as outputs:
+        outputs.add(request for group in groups for request in group)
         for output in outputs:
             found[output.request_id].add(output)
     return [{r.sample_index: found[r.request_id] for r in group} for group in groups]

@@ -120,7 +120,8 @@ def test_numbers_that_do_not_match(llm: LLM) -> None:
 )
 def test_ids_may_be_numpys_and_torchs(llm: LLM, prompts: Any) -> None:
     [expected] = llm.generate([{"prompt_token_ids": [5, 6, 7]}], PARAMS, use_tqdm=False)
-    [output] = llm.generate(prompts, PARAMS, use_tqdm=False, priority=np.zeros(1, dtype=int))
+    priority: Any = np.zeros(1, dtype=int)
+    [output] = llm.generate(prompts, PARAMS, use_tqdm=False, priority=priority)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
     assert output.prompt_token_ids == (5, 6, 7)
     assert {type(one) for one in output.prompt_token_ids} == {int}

@@ -131,14 +131,14 @@ def check_interrupts(llm: LLM, call: Callable[[], object], step: int) -> None:
 
 @pytest.mark.parametrize("face", ["generate", "stream"])
 def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, face: str) -> None:
-    call = {"generate": ids, "stream": streamed}[face]
+    call: Any = {"generate": ids, "stream": streamed}[face]
     check_interrupts(llm, lambda: call(llm), 101)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("face", ["generate", "stream"])
 def test_ctrl_c_at_every_instruction(llm: LLM, ctrl_c: None, face: str) -> None:
-    call = {"generate": ids, "stream": streamed}[face]
+    call: Any = {"generate": ids, "stream": streamed}[face]
     check_interrupts(llm, lambda: call(llm), 1)
 
 

@@ -60,7 +60,7 @@ def with_null(body: Any, place: Place, name: str) -> Any:
     """The body with a null inside the object at a place."""
     if not place:
         return {**body, name: None}
-    changed = dict(body) if isinstance(body, dict) else list(body)
+    changed: Any = dict(body) if isinstance(body, dict) else list(body)
     changed[place[0]] = with_null(body[place[0]], place[1:], name)
     return changed
 

@@ -2,6 +2,7 @@
 owner that waits for a child which has ended."""
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def test_an_answer_that_was_not_waited_for_is_nobodys(
     if started:
         compiler.check("regex", "a+", False)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(compiling.select, "select", interrupt)
+        patch.setattr(select, "select", interrupt)
         compiler.check("regex", "a+", False)
     with pytest.raises(ParameterError, match="regex"):
         compiler.check("regex", "(", False)

@@ -122,9 +122,9 @@ def test_signals_drain_then_end_the_waiting_then_do_nothing(
     runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
     with drained_by_signals(runner):
         signal.raise_signal(first)
-        assert (drain(), drain.is_over) == (True, False)
+        assert [drain(), drain.is_over] == [True, False]
         signal.raise_signal(signal.SIGTERM)
-        assert (drain(), drain.is_over) == (True, True)
+        assert [drain(), drain.is_over] == [True, True]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         assert signal.getsignal(number) is signal.SIG_IGN
 

@@ -108,7 +108,7 @@ def list_priorities(given: Any, num_prompts: int) -> list[int]:
     """
     if given is None:
         return [0] * num_prompts
-    many = hasattr(given, "__iter__") and getattr(given, "ndim", 1)
+    many = hasattr(given, "__iter__") and getattr(given, "ndim", 1) != 0
     ranks = [*map(plain, given)] if many else [plain(given)]
     for rank in ranks:
         if not isinstance(rank, int) or isinstance(rank, bool):

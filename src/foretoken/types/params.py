@@ -37,10 +37,11 @@ def _items(name: str, given: object, allowed: str) -> tuple[Any, ...]:
     """The items of a list, tuple, set or array; none of None."""
     if given is None:
         return ()
+    items: Any = given
     ok = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     _check(name, given, ok, allowed)
     try:
-        return tuple(map(plain, given))  # type: ignore[arg-type]
+        return tuple(map(plain, items))
     except TypeError:
         raise ParameterError(name, given, allowed) from None
 

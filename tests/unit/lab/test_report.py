@@ -203,8 +203,8 @@ def test_colours_are_seen_and_told_apart(dark: int, ground: str) -> None:
     light_of = (0.2126, 0.7152, 0.0722)
     drawn = {name: both[dark] for name, both in PALETTE.items() if name != "grid"}
     for name, colour in drawn.items():
-        one, other = (float(linear(c) @ light_of) + 0.05 for c in (colour, ground))
-        assert max(one, other) / min(one, other) >= 2.75, name
+        lights = [float(linear(c) @ light_of) + 0.05 for c in (colour, ground)]
+        assert max(lights) / min(lights) >= 2.75, name
     series = [colour for name, colour in drawn.items() if name.startswith("series")]
     for seen in (np.eye(3), np.array(NO_RED), np.array(NO_GREEN)):
         for one, other in combinations(series, 2):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_where_every_step_drafts_it_is_the_cost_less_one_over_k() -> None:
 
 def test_a_rate_is_held_against_the_interval_of_break_even() -> None:
     """With few drafts the limit is hardly known: no rate fails by its estimate alone."""
-    few = {"num_steps": 100, "num_drafted": 500, "num_accepted": 250}
+    few: Any = {"num_steps": 100, "num_drafted": 500, "num_accepted": 250}
     drafts = (bucket(**few), bucket("temperature", "0", **few), bucket("category", "chat", **few),
               bucket("category", "code", 0.9, **few))  # fmt: skip
     summary = with_candidate(ab(0.985, error=0.01), acceptance=drafts)
@@ -151,4 +152,4 @@ def test_the_share_of_steps_that_draft_is_shown(tmp_path: Path) -> None:
     assert "breaks even at" in detail and "% of steps draft" in detail
     assert "of steps that draft, breaks even at" in says(summary, "acceptance_pays")
     table = cells_table({"run": ["run"]}, [summary])
-    assert "% of steps draft" in list(table.columns[3].cells)[0]
+    assert "% of steps draft" in str(list(table.columns[3].cells)[0])

@@ -62,8 +62,8 @@ def chat_params(
     if structure_of(body) is not None:
         allowed = "none or auto, beside response_format and structured_outputs"
         choice = body.tool_choice
-        given = choice.model_dump() if isinstance(choice, NamedTool) else choice
-        raise ParameterError("tool_choice", given, allowed)
+        shown = choice.model_dump() if isinstance(choice, NamedTool) else choice
+        raise ParameterError("tool_choice", shown, allowed)
     return _params(
         body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
     )
