@@ -86,9 +86,9 @@ def test_what_a_server_of_ours_exposes_is_right() -> None:
     assert "vllm:spec_decode_num_drafts_total" in source.metrics
     assert not lint(source, Machine()).findings
     vllm = lint(source, Machine(), "vllm").findings
-    assert {one.where.partition("_seconds")[0] for one in vllm} == {
-        "vllm:time_per_output_token"
-    }, "vLLM has it no more"
+    assert {one.where.partition("_seconds")[0] for one in vllm} == {"vllm:time_per_output_token"}, (
+        "vLLM has it no more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_weights_are_as_wide_as_the_launch_says(words: str, loads: bool | None) 
 
 def test_a_draft_of_few_bits_is_judged_as_one() -> None:
     text = (
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 4096 --quantization awq "
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 90000 --quantization awq "
         '--speculative-config \'{"model": "meta-llama/Llama-3.1-8B-Instruct", '
         '"num_speculative_tokens": 3%s}\''
     )
-    machine = Machine(device="a100-40gb", count=1)
+    machine = Machine(device="rtx-pro-6000")
     checks = [
         {one.check for one in lint(read_source(text % more), machine).findings}
         for more in ("", ', "quantization": "awq"')
@@ -127,7 +127,7 @@ def test_a_draft_of_few_bits_is_judged_as_one() -> None:
 
 def test_a_draft_that_is_translated_may_have_another_vocabulary() -> None:
     text = (
-        "vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config '{\"model\": "
+        'vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config \'{"model": '
         '"Qwen/Qwen3-0.6B", "num_speculative_tokens": 3%s}\''
     )
     alone, told = (

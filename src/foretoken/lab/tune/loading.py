@@ -51,10 +51,7 @@ def that_load(
     if refused and not kept:
         name, found = next(iter(refused.items()))
         raise ConfigError("--drafter", name, f"one that loads{where}: {_words(found)}")
-    said = (
-        f"not started with {name}{where}: {_words(found)}"
-        for name, found in refused.items()
-    )
+    said = (f"not started with {name}{where}: {_words(found)}" for name, found in refused.items())
     return Loading(settings=tuple(kept), said=tuple(said))
 
 

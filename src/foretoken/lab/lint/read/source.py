@@ -34,7 +34,7 @@ _METRIC = re.compile(
 _WITHOUT_COLON = re.compile(r"(?:ray_)?(vllm|llamacpp|sglang)_")
 """How names begin that passed through Ray or an exporter, which have no colon."""
 _EXPLAINED = re.compile(r"^# (?:HELP|TYPE) .*$", re.MULTILINE)
-"""Lines of a server's `/metrics` that explain a metric, by another name than that of its samples."""
+"""Lines of a server's `/metrics` that explain a metric, by another name than its samples have."""
 _FENCED = re.compile(r"^[ \t]*```[\w-]*[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _PROGRAM = re.compile(r"-|\.?/|.*\.(sh|py)$|(python3?|exec|nohup|srun|torchrun|docker|podman|uv)$")
 """How a command begins that may start a server by another name; a sentence does not."""

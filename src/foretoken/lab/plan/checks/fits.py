@@ -139,7 +139,8 @@ def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
     yield Finding(
         check="tp_symmetry",
         level="error" if over or refused else "warning",
-        message=f"{f'vllm wants a draft model on all {setup.tp} ranks; ' if refused else ''}a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
+        message=f"{f'vllm wants a draft model on all {setup.tp} ranks; ' if refused else ''}"
+        f"a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
         f"{plan.fullest_rank_bytes / 1e9:.1f} of {plan.rank_limit_bytes / 1e9:.1f} GB, and "
         f"{plan.imbalance_bytes / 1e9:.1f} GB on the others lie idle, for all pools are alike",
         where="draft_tensor_parallel_size",
