@@ -79,7 +79,7 @@ class _Exposed:
 
 def test_what_a_server_of_ours_exposes_is_right() -> None:
     registry = CollectorRegistry()
-    registry.register(_Exposed())  # type: ignore[arg-type]
+    registry.register(_Exposed())
     text = generate_latest(registry).decode()
     assert "# HELP vllm:spec_decode_num_drafts" in text
     source = read_source(text)

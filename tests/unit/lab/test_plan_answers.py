@@ -126,7 +126,7 @@ def test_an_acceptance_that_can_be_read_in_two_ways_is_asked_about() -> None:
 
 
 @pytest.mark.parametrize("given", [{"rate": "38"}, {"rate": "0.4", "acceptance": "0.4"}])
-def test_a_wrong_rate_is_named(given: dict[str, str]) -> None:
+def test_a_wrong_rate_is_named(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"plan\.rate"):
         plan_of(**given)
 

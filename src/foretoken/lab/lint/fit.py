@@ -70,7 +70,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     if machine.device and (found is None or unsized):
         message = f"memory was not checked: {unsized or why}"
         yield Finding(check="unplanned", level="note", message=message)
-    wanted = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
+    wanted: tuple[str, ...] = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
     if any((launch.speculation or {}).get(key) is True for key in _TRANSLATES):
         wanted = tuple(name for name in wanted if name != "same_tokenizer")
     for finding in found or ():
