@@ -113,11 +113,11 @@ def test_weights_are_as_wide_as_the_launch_says(words: str, loads: bool | None) 
 
 def test_a_draft_of_few_bits_is_judged_as_one() -> None:
     text = (
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 4096 --quantization awq "
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 90000 --quantization awq "
         '--speculative-config \'{"model": "meta-llama/Llama-3.1-8B-Instruct", '
         '"num_speculative_tokens": 3%s}\''
     )
-    machine = Machine(device="a100-40gb", count=1)
+    machine = Machine(device="rtx-pro-6000")
     checks = [
         {one.check for one in lint(read_source(text % more), machine).findings}
         for more in ("", ', "quantization": "awq"')

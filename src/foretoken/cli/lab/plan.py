@@ -31,6 +31,19 @@ DraftRanks = Annotated[
 Workload = Annotated[
     Name, typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed.")
 ]
+Acceptance = Annotated[
+    Name,
+    typer.Option(
+        metavar="LOW:HIGH",
+        help="Chance that a draft is accepted if all before it were; see --rate.",
+    ),
+]
+Rate = Annotated[
+    Name,
+    typer.Option(
+        metavar="LOW:HIGH", help="Or accepted over drafted tokens at -k, as servers count."
+    ),
+]
 
 
 def plan(
@@ -67,19 +80,8 @@ def plan(
     peak_concurrency: Annotated[Whole, typer.Option(help="The same at the peak.")] = None,
     workload: Workload = None,
     temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
-    acceptance: Annotated[
-        Name,
-        typer.Option(
-            metavar="LOW:HIGH",
-            help="Chance that a draft is accepted if all before it were; see --rate.",
-        ),
-    ] = None,
-    rate: Annotated[
-        Name,
-        typer.Option(
-            metavar="LOW:HIGH", help="Or accepted over drafted tokens at -k, as servers count."
-        ),
-    ] = None,
+    acceptance: Acceptance = None,
+    rate: Rate = None,
     slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
     bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
     eager_draft: Annotated[bool | None, typer.Option("--eager-draft", help="No graphs.")] = None,

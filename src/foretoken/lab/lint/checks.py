@@ -13,6 +13,7 @@ from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
 from foretoken.lab.lint.read.python import PYTHON_CHECK
 from foretoken.lab.lint.read.shell import SHELL_CHECK
+from foretoken.lab.lint.read.unreadable import UNREAD_CHECK
 from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
 from foretoken.lab.lint.translate import repaired, translated
@@ -24,7 +25,7 @@ MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
 LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)
 DEVICE_CHECKS = (SHARE_CHECK,)
 """Checks of a launch that need a device."""
-TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK, SHELL_CHECK)
+TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK)
 """Checks that look at requests, dashboards and scripts."""
 NAMES = (
     *(check.name for check in LAUNCH_CHECKS),
@@ -84,7 +85,7 @@ def lint(
     others += check_metrics(source.metrics, serving, exported=not source.reads_metrics)
     if source.num_unread:
         message = f"{source.num_unread} lines are not JSON"
-        others.append(Finding(check="unread", level="warning", message=message))
+        others.append(Finding(check=UNREAD_CHECK, level="warning", message=message))
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
     return LintResult(launches=verdicts, others=tuple(others))
 

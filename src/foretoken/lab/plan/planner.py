@@ -64,7 +64,7 @@ class DraftOutlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsteadOutlook:
-    """A method that can be had as things stand, would be used, and is expected to gain more."""
+    """A method that can be had, would be used, and is expected to gain clearly more."""
 
     method: str
     verdict: PlanVerdict

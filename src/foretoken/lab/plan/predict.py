@@ -16,7 +16,7 @@ from foretoken.lab.plan.priors.acceptance import EIGHTY, AcceptancePrior
 from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptance
 from foretoken.lab.plan.roofline import Placement, roofline
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k
+from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Requests in flight that are looked at beside the usual number and the peak."""
@@ -175,6 +175,10 @@ class StepCosts:
         own = self.measured.draft_share * self.measured.draft_cost
         return max(0.0, own + modelled - self._draft(self.measured_at, k))
 
+    def measured_here(self, requests: int) -> MeasuredCost | None:
+        """What was measured of the method at this load."""
+        return self.measured if self.own and requests == self.measured_at else None
+
     def _verify(self, requests: int, rows_each: int) -> float:
         return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
 
@@ -267,9 +271,10 @@ def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) ->
     verify = [1.0] + [steps.verify(requests, n + 1) for n in range(1, MOST_K + 1)]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in range(MOST_K + 1))
     best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.most_drafts)
+    if best and (here := steps.measured_here(requests)) is not None:
+        best = next_step(here).k  # which stays where another gains hardly more
     asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
-    known = steps.own and requests == steps.measured_at
-    spread = 0.0 if known else COST_SPREAD
+    spread = COST_SPREAD if steps.measured_here(requests) is None else 0.0
     gains = tuple(gain_range(own, n, costs[n], spread) for n in range(MOST_K + 1))
     each = steps.draft(requests, k)
     cost = mean_cost(own, asked, each, k)

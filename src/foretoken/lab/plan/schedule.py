@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.speedup import next_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +63,6 @@ def chosen_k(setup: Setup, load: LoadPrediction) -> int:
         return 0
     if setup.settings.num_speculative_tokens:
         return setup.k if load.middle > 1.0 else 0
-    if setup.own_measured is not None and load.requests == setup.deciding:
-        k = next_step(setup.own_measured).k
-        return k if load.gain(k).middle > 1.0 else 0
     return load.best_k
 
 

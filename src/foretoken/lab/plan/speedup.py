@@ -123,7 +123,7 @@ def _decide(
             f"no k pays at this load: the best, k = {k}, is {gain:.2f}x, and at alpha "
             f"{alpha:.2f} no cost could be below one step"
         )
-    if gain > now * 1.03 and k != cost.k:
+    if (gain > now * 1.03 or now <= 1.0 < gain) and k != cost.k:
         word = "raise_k" if k > cost.k else "lower_k"
         return word, f"k = {k} should give {gain:.2f}x instead of {now:.2f}x"
     if gain < WORTH_IT and cost.k * cost.draft_cost > 0.5:

@@ -178,16 +178,20 @@ def _acceptance(plan: SpeculationPlan) -> str:
             f"{measured.verify_cost:.2f}, c {measured.draft_cost:.2f}, "
             f"{measured.acceptance_length:.2f} tokens per verification, so that a draft is "
             f"accepted with {own.middle:.2f}{_found(own)}. At k = {k} that is {gain.middle:.2f}x, "
-            f"{expected:.0%} of the drafted tokens accepted, and it breaks even at {limit:.0%}. "
-            "Other loads and drafters are predicted."
+            f"{expected:.0%} of the drafted tokens accepted, and {_breaks_even(limit)}. Other "
+            "loads and drafters are predicted."
         )
     return (
         f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f})"
         f"{' over all steps' if own.over_all_steps and own.hits < 1.0 else ''}, "
         f"{own.source}. At k = {k} that is {gain.middle:.2f}x, {gain.low:.2f} to {gain.high:.2f} "
-        f"in 80 of 100 cases. Of the drafted tokens {expected:.0%} should then be accepted, and it "
-        f"breaks even at {limit:.0%}{_found(own)}."
+        f"in 80 of 100 cases. Of the drafted tokens {expected:.0%} should then be accepted, and "
+        f"{_breaks_even(limit)}{_found(own)}."
     )
+
+
+def _breaks_even(limit: float) -> str:
+    return f"it breaks even at {limit:.0%}" if limit <= 1.0 else "not even all would break even"
 
 
 def _found(own: AssumedAcceptance) -> str:
