@@ -63,8 +63,8 @@ def structures(text: str) -> Iterator[tuple[dict[str, Any], str]]:
     yield {"regex": f"[0-9]{{2}}{plain}[0-9]?"}, f"[0-9]{{2}}{plain}[0-9]?"
     yield {"json": {"const": f"x{text}y"}}, f'"x{quoted[1:-1]}y"'
     yield {"json": {"enum": [f"{text}1", f"{text}2"]}}, f'"{quoted[1:-1]}[12]"'
-    schema = {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}
-    schema["additionalProperties"] = False
+    schema: dict[str, Any] = {"type": "object", "properties": {text: {"const": 1}}}
+    schema |= {"required": [text], "additionalProperties": False}
     yield {"json": schema, "disable_any_whitespace": True}, f"{{{quoted}: 1}}"
     yield {"grammar": f'start: {lark} "b"'}, f"a{plain}b"
     yield {"grammar": f'start: b b\nb: "b" | {lark}\n'}, f"(b|a{plain}){{2}}"
