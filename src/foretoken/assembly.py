@@ -239,8 +239,7 @@ class _Assembly:
         return followers
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
-        # What ends an output is no part of a text, whatever the tokenizer's file says of it.
-        text = None if self.tokenizer is None else self.tokenizer.to_json(special=eos_ids)
+        text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
     def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:

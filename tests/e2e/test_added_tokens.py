@@ -64,8 +64,7 @@ def structures(text: str) -> Iterator[tuple[dict[str, Any], str]]:
     yield {"json": {"const": f"x{text}y"}}, f'"x{quoted[1:-1]}y"'
     yield {"json": {"enum": [f"{text}1", f"{text}2"]}}, f'"{quoted[1:-1]}[12]"'
     schema: dict[str, Any] = {"type": "object", "properties": {text: {"const": 1}}}
-    schema["required"] = [text]
-    schema["additionalProperties"] = False
+    schema |= {"required": [text], "additionalProperties": False}
     yield {"json": schema, "disable_any_whitespace": True}, f"{{{quoted}: 1}}"
     yield {"grammar": f'start: {lark} "b"'}, f"a{plain}b"
     yield {"grammar": f'start: b b\nb: "b" | {lark}\n'}, f"(b|a{plain}){{2}}"

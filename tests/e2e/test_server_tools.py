@@ -148,3 +148,29 @@ def test_wrong_wishes(server: Serving, changes: dict[str, Any], named: str) -> N
     assert error["param"] == named
     assert error["message"].startswith(f"{named}: got ")
     assert "arguments_" not in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ],
+)
+def test_what_is_found_out_late_names_its_field(
+    server: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    wish: dict[str, Any],
+    named: str,
+    stream: bool,
+) -> None:
+    grammars = server.state.engine.engine.parts.grammars
+    monkeypatch.setattr(
+        grammars, "take_failures", lambda: dict.fromkeys(grammars._matchers, "a simple grammar")
+    )
+    body = {"messages": MESSAGES, "max_tokens": 20, "stream": stream, **wish}
+    text = post(server, "/v1/chat/completions", body).text
+    [error] = [line for line in text.splitlines() if '"error"' in line]
+    assert json.loads(error.removeprefix("data: "))["error"]["param"] == named

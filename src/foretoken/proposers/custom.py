@@ -8,6 +8,7 @@ output without a word. Knows nothing of what the drafter does.
 
 import importlib
 from collections.abc import Iterator, Sequence
+from collections.abc import Sequence as ReadOnlyList
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn, final, overload
 
@@ -184,7 +185,7 @@ class _ShownSequence:
 
 
 @final
-class _ShownList(Sequence[Any]):
+class _ShownList(ReadOnlyList[Any]):
     """A list of a sequence, as it is and as it grows; a slice of it is a list."""
 
     __slots__ = ("_items",)

@@ -30,6 +30,7 @@ from foretoken.runtime.compile_grammar import (
 )
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
+from foretoken.text.spelling import spelling_json
 from foretoken.types import Request, SamplingParams
 from foretoken.types.structure import StructuredOutputs
 
@@ -66,12 +67,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._device = torch.device(device)
-        self._source, self._trial = None, None
-        if tokenizer_json is not None and eos_ids:
-            self._source = GrammarTokenizer(
-                tokenizer_json=tokenizer_json, vocab_size=vocab_size, eos_ids=tuple(eos_ids)
-            )
-            self._trial = TrialCompiler(self._source)
+        self._tokenizer_json = tokenizer_json
+        self._trial: TrialCompiler | None = None
         self._tokenizer: Any = None
         self._executor: Any = None
         self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
@@ -99,7 +96,7 @@ class Grammars:
             value = getattr(params, name)
             if value:
                 raise ParameterError(name, value, "nothing beside structured_outputs")
-        if self._trial is None:
+        if self._tokenizer_json is None or not self._eos_ids:
             raise ParameterError("structured_outputs", given.kind, "a model with a tokenizer")
         found = self._remembered(given)
         if found is None:
@@ -244,12 +241,11 @@ class Grammars:
         with OptionalPackages("structured_outputs"):
             import llguidance
 
-        assert self._source is not None and self._trial is not None, "checked by `compiled`"
         order = (given.kind, given.source, given.disable_any_whitespace)
         try:
-            if self._tokenizer is None:
-                self._tokenizer = self._source.load()
+            if self._trial is None:
                 self._executor = llguidance.LLExecutor(num_threads=1)
+                self._trial = self._load()
             self._trial.check(*order)
             matcher = compile_grammar(*order, self._tokenizer)
         except ParameterError as error:
@@ -257,6 +253,17 @@ class Grammars:
         if not self._begins(matcher):
             return refused(given.kind, given.source, "what some text can match")
         return matcher
+
+    def _load(self) -> TrialCompiler:
+        """Read the tokenizer; the compiler that tries grammars over it first."""
+        assert self._tokenizer_json is not None, "checked by `compiled`"
+        source = GrammarTokenizer(
+            tokenizer_json=spelling_json(self._tokenizer_json, self._eos_ids),
+            vocab_size=self._vocab_size,
+            eos_ids=tuple(self._eos_ids),
+        )
+        self._tokenizer = source.load()
+        return TrialCompiler(source)
 
     def _begins(self, matcher: Any) -> bool:
         """Whether anything is allowed at the start. The first mask can take long; this computes it

@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = (
 """Fields that new clients send, and that are named in the log."""
 
 
-class Body(BaseModel):
+class Body(BaseModel, ABC):
     """An object of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -117,22 +117,9 @@ class Tokenizer:
         [text] = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return text
 
-    def to_json(self, *, special: Iterable[int] = ()) -> str:
-        """The tokenizer as the text of a tokenizer.json, in which the ids `special` are special."""
-        known = self._tokenizer.get_added_tokens_decoder()
-        missing = [i for i in special if i not in known or not known[i].special]
-        if not missing:
-            return self._tokenizer.to_str()
-        content = self.describe()
-        added = {one["id"]: one for one in content["added_tokens"]}
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for token_id in missing:
-            text = self._tokenizer.id_to_token(token_id)
-            if text is not None:
-                one = added.get(token_id, {"id": token_id, "content": text, **plain})
-                added[token_id] = one | {"special": True}
-        content["added_tokens"] = [added[token_id] for token_id in sorted(added)]
-        return json.dumps(content)
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._tokenizer.to_str()
 
     def stream(self, params: TextOptions) -> Detokenizer:
         """Incremental decoding of one output."""

@@ -37,6 +37,8 @@ def problem_of_body(error: ValidationError, kind: type[BaseModel], raw: bytes) -
     if not found[0]["loc"]:
         return Problem(400, 'the body: a JSON object is wanted, such as {"prompt": "x"}')
     given = from_json(raw)
+    # A field that is missing may be there by a misspelt name: what is said of that comes first.
+    found.sort(key=lambda one: one["type"] == "missing")
     placed = [(_typed(one, given), one) for one in found]
     first = placed[0][0]
     same = [one for one in placed if one[0][: len(first)] == first]
