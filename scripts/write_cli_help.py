@@ -18,8 +18,9 @@ HEADER = """\
 
 Written by `make docs` from the commands themselves; do not edit.
 
-Exit codes stand with each command. Beside them, a command exits with 74 if its output could not be written, as to a full disk, with
-a line on stderr, and with 141 if nobody read it to the end, as before `| head -1`. A server goes on without its output.
+Exit codes stand with each command. Beside them, a command exits with 74 if its output could not be
+written, as to a full disk, with a line on stderr, and with 141 if nobody read it to the end, as
+before `| head -1`. A server goes on without its output.
 """
 
 

@@ -63,7 +63,7 @@ SAID: list[tuple[type[Body], dict[str, Any], str, str]] = [
      "response_format.type", "got 'xml'; allowed: 'text', 'json_object' or 'json_schema'"),
     (ChatBody, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
      "response_format.json_schema.schema", "missing, and required"),
-    (ChatBody, {"response_format": {"type": "json_schema", "json_schema": {"nam": "x"}}},
+    (ChatBody, {"response_format": {"type": "json_schema", "json_schema": {"nam": "x", "schema": {}}}},
      "response_format.json_schema.nam", "did you mean 'name'?"),
     (ChatBody, {"prediction": {"type": "content", "content": 5}},
      "prediction.content", "got 5; allowed: a text or a list"),
