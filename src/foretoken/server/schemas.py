@@ -171,6 +171,11 @@ class GenerationBody(BaseModel, ABC):
     from the request's arrival until it ran, until its first token and until its end."""
 
     @property
+    def most_tokens(self) -> int | None:
+        """The length of an output that was asked for."""
+        return self.max_tokens
+
+    @property
     def without_effect(self) -> tuple[str, ...]:
         """Fields that were given and change nothing here."""
         return tuple(name for name in _WITHOUT_EFFECT if getattr(self, name) is not None)
@@ -248,6 +253,12 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template, such as `enable_thinking`."""
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The length of an output that was asked for, under either name."""
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What every endpoint is given: the engine, the settings, the metrics. Made once, never changed."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )
     """Where grammars are compiled, one at a time."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The turn of whoever writes a slice of a large answer."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:
