@@ -25,6 +25,7 @@ from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.routed.origin import INTERNAL_HEADER, RequestOrigin
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of
+from foretoken.server.transport.body_room import BodyRoom
 from foretoken.server.transport.events import to_json
 
 logger = logging.getLogger("foretoken.access")
@@ -48,6 +49,7 @@ class Access:
         self._config = config
         self._answers = answers
         self._paths = frozenset(paths)
+        self._bodies = BodyRoom(config.limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -58,6 +60,7 @@ class Access:
         own = headers.get("x-request-id", "")
         request_id = own if _ID.fullmatch(own) else uuid.uuid4().hex
         scope["foretoken.request_id"] = request_id
+        scope["foretoken.bodies"] = self._bodies
         began, status, started = time.perf_counter(), 500, False
 
         async def tagged(message: Message) -> None:

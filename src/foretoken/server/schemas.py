@@ -173,6 +173,11 @@ class GenerationBody(Body, ABC):
     from the request's arrival until it ran, until its first token and until its end."""
 
     @property
+    def most_tokens(self) -> int | None:
+        """The length of an output that was asked for."""
+        return self.max_tokens
+
+    @property
     def without_effect(self) -> tuple[str, ...]:
         """Fields that were given and change nothing here."""
         return tuple(name for name in _WITHOUT_EFFECT if getattr(self, name) is not None)
@@ -256,6 +261,12 @@ class ChatBody(GenerationBody):
         if self.max_tokens is None:
             names["max_tokens"] = "max_completion_tokens"
         return names
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The length of an output that was asked for, under either name."""
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What every endpoint is given: the engine, the settings, the metrics. Made once, never changed."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -55,6 +56,8 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(MOST_RENDERS, "foretoken-templates")
     )
     """Where chat templates are waited for: one that takes long holds up nothing else."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The turn of whoever writes a slice of a large answer."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def close(self) -> None:

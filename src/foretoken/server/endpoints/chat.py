@@ -23,7 +23,7 @@ from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
 from foretoken.server.tools.choice import ToolPlan, plan_tools
 from foretoken.server.tools.messages import ChoiceMessage
-from foretoken.server.transport.events import unless_gone
+from foretoken.server.transport.events import Rows, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason
 
@@ -71,12 +71,14 @@ class _ChatWriter(ChoiceWriter):
             self._messages[choice].read(request.resumed_text, ends=False)
         self._started = set(order.begun)
 
+    def read(self, event: Event) -> None:
+        """More of a choice's message."""
+        self._messages[event.choice].read(event.text, ends=event.finish_reason is not None)
+
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
         """A choice with its message."""
         last = events[-1]
         message = self._messages[index]
-        for event in events:
-            message.read(event.text, ends=event.finish_reason is not None)
         choice: dict[str, Any] = {
             "index": index,
             "message": message.whole(),
@@ -86,9 +88,9 @@ class _ChatWriter(ChoiceWriter):
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            choice["prompt_token_ids"] = self._prompt_ids
+            choice["prompt_token_ids"] = Rows(self._prompt_ids)
         if self._body.token_sources:
-            choice["tokens"] = [token_entry(event) for event in events]
+            choice["tokens"] = Rows(map(token_entry, events))
             if last.metrics is not None:
                 choice["times"] = server_times(last.metrics)
         if self._body.prompt_logprobs is not None:
@@ -143,4 +145,4 @@ class _ChatWriter(ChoiceWriter):
             return None
         count = self._body.top_logprobs or 0
         rows = [e for e in events if e.token_id is not None and e.logprobs is not None]
-        return {"content": [chat_logprobs(e, self._text_of, count) for e in rows]}
+        return {"content": Rows(chat_logprobs(e, self._text_of, count) for e in rows)}

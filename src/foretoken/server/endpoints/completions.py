@@ -1,6 +1,6 @@
 """POST /v1/completions: OpenAI's text completions with vLLM's extras."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from starlette.requests import Request
@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
+    Row,
     TokenTexts,
     completion_logprobs,
     prompt_logprobs,
@@ -21,10 +22,12 @@ from foretoken.server.requests.prompt_ids import (
     check_model,
     check_texts,
     completion_prompts,
+    with_text,
 )
 from foretoken.server.requests.sampling import completion_params
 from foretoken.server.schemas import CompletionBody
 from foretoken.server.state import state_of
+from foretoken.server.transport.events import Rows
 from foretoken.server.transport.reading import read_body
 
 _SHAPE = Shape("cmpl", "text_completion", "text_completion")
@@ -43,6 +46,8 @@ async def completions(request: Request) -> ASGIApp:
     with named_as(body.typed_names):
         params = completion_params(body, state.config.limits)
         prompts = await completion_prompts(state, body)
+        if body.echo:
+            prompts = [await with_text(state, prompt) for prompt in prompts]
         return await respond(request, body, prompts, params, _SHAPE, writer)
 
 
@@ -56,6 +61,9 @@ class _TextWriter(ChoiceWriter):
         self._text_of = TokenTexts(generation.state.tokenizer)
         self._offsets = [self._start(i) for i in range(generation.order.num_choices)]
         self._started = set(generation.order.begun)
+
+    def read(self, event: Event) -> None:
+        """Nothing is made of it before the end."""
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
         """A choice with its text."""
@@ -74,7 +82,7 @@ class _TextWriter(ChoiceWriter):
         """Where the text of a choice's first token starts: after its echo, or after the tokens that
         another server has sent, those of an echo among them."""
         request = self._generation.requests.get(choice)
-        if request is None or not request.resumed_ids:
+        if self._body.logprobs is None or request is None or not request.resumed_ids:
             return len(self._echo(choice))
         sent = request.resumed_ids
         if self._body.echo:
@@ -85,11 +93,7 @@ class _TextWriter(ChoiceWriter):
         """The prompt's text, if it is to be repeated."""
         if not self._body.echo:
             return ""
-        prompt = self._prompt(choice)
-        tokenizer = self._generation.state.tokenizer
-        if prompt.text is None and tokenizer is not None:
-            return tokenizer.decode(prompt.ids)
-        return prompt.text or ""
+        return self._prompt(choice).text or ""
 
     def _choice(self, index: int, events: Sequence[Event], *, first: bool) -> dict[str, Any]:
         last = events[-1]
@@ -101,13 +105,12 @@ class _TextWriter(ChoiceWriter):
             "finish_reason": last.finish_reason,
             "stop_reason": last.stop_reason,
         }
-        tokens = [event for event in events if event.token_id is not None]
         if self._body.return_token_ids:
-            choice["token_ids"] = [event.token_id for event in tokens]
+            choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
             if first:
-                choice["prompt_token_ids"] = self._prompt(index).ids
+                choice["prompt_token_ids"] = Rows(self._prompt(index).ids)
         if self._body.token_sources:
-            choice["tokens"] = [token_entry(event) for event in events]
+            choice["tokens"] = Rows(map(token_entry, events))
             if last.metrics is not None:
                 choice["times"] = server_times(last.metrics)
         if first and self._body.prompt_logprobs is not None:
@@ -119,13 +122,17 @@ class _TextWriter(ChoiceWriter):
         count = self._body.logprobs
         if count is None:
             return None
-        rows: list[Any] = [(e.token_id, e.logprobs) for e in events if e.token_id is not None]
+        rows: list[Row] = [(e.token_id, e.logprobs) for e in events if e.token_id is not None]
         offset = self._offsets[index]
         if first and self._body.echo:
             own = events[0].prompt_logprobs or ()
             rows = [*zip(self._prompt(index).ids, own, strict=True), *rows]
             offset = 0
-        found = completion_logprobs(rows, self._text_of, offset, count)
-        if found["tokens"]:
-            self._offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
-        return found
+        return completion_logprobs(rows, self._text_of, self._starts(index, rows, offset), count)
+
+    def _starts(self, index: int, rows: Sequence[Row], offset: int) -> Iterator[int]:
+        """Where the text of each row's token starts; then, where a later one's would."""
+        for token_id, _ in rows:
+            yield offset
+            offset += len(self._text_of(token_id))
+        self._offsets[index] = offset

@@ -1,8 +1,6 @@
 """POST /tokenize and /detokenize, as in vLLM. Long lists are written in slices, beside streams."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,16 +10,15 @@ from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import to_json, unless_gone
+from foretoken.server.transport.events import Rows, to_json, unless_gone
 from foretoken.server.transport.reading import read_body
+from foretoken.server.transport.slices import JsonAnswer, in_slices, pieces
 
 _MOST_CHARACTERS = 1 << 18
 """Of a text for /tokenize; longer ones can be cut by whoever counts."""
-_AT_ONCE = 4096
-"""Tokens that are written without letting anything else run."""
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: Request) -> JsonAnswer:
     """Token ids of a text or of a conversation."""
     state = state_of(request)
     body = await read_body(request, TokenizeBody, state.config.limits.max_body_bytes)
@@ -46,20 +43,13 @@ async def tokenize(request: Request) -> Response:
             raise PromptError("prompt", given, f"at most {_MOST_CHARACTERS} at once")
         ids = await encode(state, text, body.add_special_tokens)
     texts = TokenTexts(state.tokenizer)
-    head = to_json({"count": len(ids), "max_model_len": state.max_model_len})[:-1]
-    tokens = await _array(ids, lambda token_id: token_id)
-    strings = await _array(ids, texts) if body.return_token_strs else b"null"
-    answer = head + b',"tokens":' + tokens + b',"token_strs":' + strings + b"}"
-    return Response(answer, media_type="application/json")
-
-
-async def _array(ids: list[int], of: Callable[[int], Any]) -> bytes:
-    """A JSON list of something about each token."""
-    parts = []
-    for start in range(0, len(ids), _AT_ONCE):
-        parts.append(to_json([of(i) for i in ids[start : start + _AT_ONCE]])[1:-1])
-        await asyncio.sleep(0)
-    return b"[" + b",".join(parts) + b"]"
+    answer = {
+        "count": len(ids),
+        "max_model_len": state.max_model_len,
+        "tokens": Rows(ids),
+        "token_strs": Rows(map(texts, ids)) if body.return_token_strs else None,
+    }
+    return JsonAnswer(await in_slices(pieces(answer), state.writing))
 
 
 async def detokenize(request: Request) -> Response:

@@ -1,14 +1,17 @@
 """The JSON of answers that completions and chat completions share: usage, logprobs, metrics.
 
-Builds plain dictionaries from events; knows no transport and no engine.
+Builds dictionaries from events, their long lists as `Rows`, which are made when they are written.
+Knows no engine.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from foretoken.control.report.explain import of_request
 from foretoken.server.requests.generation import Event, Generation
+from foretoken.server.transport.events import Rows
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
 
@@ -136,27 +139,26 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else -9999.0
 
 
+Row = tuple[int, Mapping[int, Logprob] | None]
+"""A token and what was probable where it stands; None at the first of a prompt."""
+
+
 def completion_logprobs(
-    rows: Iterable[tuple[int, Mapping[int, Logprob] | None]],
-    text_of: TokenText,
-    offset: int,
-    count: int,
+    rows: Sequence[Row], text_of: TokenText, offsets: Iterator[int], count: int
 ) -> dict[str, Any]:
-    """Logprobs of a completion's tokens; `offset` is where the first token's text starts."""
-    tokens, own, best, offsets = [], [], [], []
-    for token_id, row in rows:
-        text = text_of(token_id)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
-        own.append(None if row is None else finite(row[token_id].logprob))
-        top = None if row is None else list(row.items())[: count + 1]
-        best.append(None if top is None else {text_of(i): finite(e.logprob) for i, e in top})
+    """Logprobs of a completion's tokens, whose texts start at `offsets`."""
     return {
-        "text_offset": offsets,
-        "token_logprobs": own,
-        "tokens": tokens,
-        "top_logprobs": best,
+        "text_offset": Rows(offsets),
+        "token_logprobs": Rows(
+            None if row is None else finite(row[token_id].logprob) for token_id, row in rows
+        ),
+        "tokens": Rows(text_of(token_id) for token_id, _ in rows),
+        "top_logprobs": Rows(
+            None
+            if row is None
+            else {text_of(i): finite(e.logprob) for i, e in islice(row.items(), count + 1)}
+            for _, row in rows
+        ),
     }
 
 
@@ -176,11 +178,9 @@ def _entry(token_id: int, entry: Logprob, text_of: TokenText) -> dict[str, Any]:
     return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode())}
 
 
-def prompt_logprobs(
-    rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText) -> Rows:
     """vLLM's prompt_logprobs: per prompt token a map from id to its entry."""
-    return [
+    return Rows(
         None
         if row is None
         else {
@@ -188,7 +188,7 @@ def prompt_logprobs(
             for i, e in row.items()
         }
         for row in rows
-    ]
+    )
 
 
 def server_times(metrics: RequestMetrics) -> dict[str, float]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from foretoken.errors import RequestError
 from foretoken.server.requests.answer_json import Tally
+from foretoken.server.requests.answer_size import within_bounds
 from foretoken.server.requests.generation import Event, Generation, Order, accept
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.resuming import resume_of
@@ -22,7 +22,8 @@ from foretoken.server.requests.structure import about_body, structure_field
 from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
-from foretoken.server.transport.events import EventStream, as_events, to_json, unless_gone
+from foretoken.server.transport.events import EventStream, Rows, as_event, unless_gone
+from foretoken.server.transport.slices import JsonAnswer, gathered, in_slices, pieces
 from foretoken.types import SamplingParams
 
 
@@ -41,8 +42,12 @@ class ChoiceWriter(ABC):
     """Makes the choices of one answer out of events; asked for the whole or for chunks."""
 
     @abstractmethod
+    def read(self, event: Event) -> None:
+        """An event that will be part of a whole, as it comes: what of it is made one by one."""
+
+    @abstractmethod
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
-        """A choice of all its events."""
+        """A choice of all its events, each of which was read."""
 
     @abstractmethod
     def chunks(self, event: Event) -> list[dict[str, Any]]:
@@ -64,6 +69,7 @@ async def respond(
         RequestError: a prompt or a parameter is wrong.
     """
     state = state_of(request)
+    params = within_bounds(body, prompts, params, state.max_model_len)
     order = Order(
         request_id=request_id_of(request),
         prompts=prompts,
@@ -88,7 +94,7 @@ async def respond(
         whole = await unless_gone(request, answer.whole())
     finally:
         generation.close()
-    return Response(to_json(whole), media_type="application/json")
+    return JsonAnswer(whole)
 
 
 @final
@@ -104,18 +110,21 @@ class _Answer:
         self._options = options
         self._tally = Tally(generation)
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer once everything is there."""
+    async def whole(self) -> list[bytes]:
+        """The answer once everything is there, as pieces of JSON."""
         events: list[list[Event]] = [[] for _ in range(self._generation.order.num_choices)]
         async for batch in self._generation.batches():
             for event in batch:
                 self._tally.add(event)
+                self._writer.read(event)
                 events[event.choice].append(event)
-        choices = [self._writer.whole(i, own) for i, own in enumerate(events)]
+        choices = Rows(self._writer.whole(i, own) for i, own in enumerate(events))
         answer = self._envelope(self._shape.whole, choices)
         answer["usage"] = self._tally.usage()
         metrics = self._tally.metrics()
-        return answer if metrics is None else {**answer, "metrics": metrics}
+        if metrics is not None:
+            answer["metrics"] = metrics
+        return await in_slices(pieces(answer), self._generation.state.writing)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer token by token, the tokens of one step together, and behind the last of them
@@ -123,24 +132,34 @@ class _Answer:
         before the last one, so that a stream is either complete or goes on elsewhere."""
         num_open = len(self._generation.requests)
         async for batch in self._generation.batches():
-            sent = self._chunks(batch)
             num_open -= sum(event.finish_reason is not None for event in batch)
-            if not num_open:
-                sent += self._last()
+            made = self._written(batch, last=not num_open)
+            sent = gathered(await in_slices(made, self._generation.state.writing))
             marked = mark(_gained(batch)) if self._generation.order.origin is not None else b""
-            yield as_events(sent) + marked
+            held = b""
+            for part in sent:
+                if held:
+                    yield held
+                held = part
+            yield held + marked
 
-    def _chunks(self, batch: Sequence[Event]) -> list[dict[str, Any]]:
-        """What the events of a step add."""
-        sent = []
+    def _written(self, batch: Sequence[Event], *, last: bool) -> Iterator[bytes]:
+        """What the events of a step add to a stream, and what closes it."""
         for event in batch:
+            large = event.prompt_logprobs is not None
             self._tally.add(event)
             for choice in self._writer.chunks(event):
                 chunk = self._envelope(self._shape.chunk, [choice])
                 if self._options.continuous_usage_stats:
                     chunk["usage"] = self._tally.usage()
-                sent.append(chunk)
-        return sent
+                if not large:
+                    yield as_event(chunk)
+                    continue
+                yield b"data: "
+                yield from pieces({**chunk, "choices": Rows([choice])})
+                yield b"\n\n"
+        if last:
+            yield from map(as_event, self._last())
 
     def _last(self) -> list[dict[str, Any]]:
         """The chunk without choices that closes a stream, if there is anything to put in it."""
@@ -154,7 +173,7 @@ class _Answer:
             chunk["usage"] = self._tally.usage()
         return [chunk]
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, kind: str, choices: list[dict[str, Any]] | Rows) -> dict[str, Any]:
         return {
             "id": self._generation.answer_id,
             "object": kind,

@@ -1,7 +1,7 @@
 """From what a body asks to be continued to token ids.
 
 Texts that cannot fit are refused before they are encoded, which may take seconds; long ones are
-encoded off the loop.
+encoded off the loop, many short ones between its rounds.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _ENCODED_AT_ONCE = 2000
 
 @dataclass(frozen=True, slots=True)
 class PromptIds:
-    """A prompt as ids, and as text if it was given as text."""
+    """A prompt as ids, and as text if it was given as text or is to be repeated."""
 
     ids: list[int]
     text: str | None = None
@@ -61,7 +61,22 @@ async def completion_prompts(state: ServerState, body: CompletionBody) -> list[P
     most = state.config.limits.max_prompts
     if not 1 <= len(given) <= most:
         raise PromptError("prompt", f"{len(given)} prompts", f"1 to {most}")
-    return [await _prompt(state, one, body.add_special_tokens) for one in given]
+    prompts, on_loop = list[PromptIds](), 0
+    for one in given:
+        on_loop += len(one)
+        if on_loop > _ENCODED_AT_ONCE:
+            on_loop = 0
+            await asyncio.sleep(0)
+        prompts.append(await _prompt(state, one, body.add_special_tokens))
+    return prompts
+
+
+async def with_text(state: ServerState, prompt: PromptIds) -> PromptIds:
+    """The prompt with its text, decoded if it was given as ids; without a tokenizer, as it is."""
+    if prompt.text is not None or state.tokenizer is None:
+        return prompt
+    text = await asyncio.to_thread(state.tokenizer.decode, prompt.ids)
+    return PromptIds(prompt.ids, text)
 
 
 async def _prompt(state: ServerState, given: str | list[int], special: bool) -> PromptIds:

@@ -52,9 +52,8 @@ def chat_params(
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "nothing without logprobs: true")
-    given = body.max_completion_tokens
-    max_tokens = body.max_tokens if given is None else given
-    if body.max_tokens is not None and given is not None and given != body.max_tokens:
+    max_tokens = body.most_tokens
+    if body.max_tokens is not None and body.max_tokens != max_tokens:
         raise ParameterError("max_tokens", body.max_tokens, "the same as max_completion_tokens")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if structure is None:

@@ -6,9 +6,9 @@ source of events is closed when the client has gone, when it stops reading, and 
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -17,21 +17,40 @@ from foretoken.server.problems import Problem, internal
 
 Result = TypeVar("Result")
 Events = AsyncGenerator[bytes, None]
-"""Whole events; those that are given out together are sent together."""
+"""Events; those that are given out together are sent together. Large ones come in parts."""
 
 DONE = b"data: [DONE]\n\n"
 
 
+@final
+class Rows:
+    """A JSON list whose entries are made when they are written, once; it may be a long one."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        """`entries` are what JSON takes, or objects that hold `Rows` themselves."""
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries)
+
+
 def to_json(value: object) -> bytes:
     """Compact UTF-8; asserts (by raising) that there is no NaN in it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "replace"
+    text = json.dumps(
+        value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_listed
     )
+    return text.encode("utf-8", "replace")
 
 
-def as_events(chunks: Iterable[dict[str, Any]]) -> bytes:
-    """Each chunk as an event."""
-    return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+def _listed(value: object) -> list[Any]:
+    if not isinstance(value, Rows):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    return list(value)
+
+
+def as_event(chunk: dict[str, Any]) -> bytes:
+    """A chunk as an event."""
+    return b"data: " + to_json(chunk) + b"\n\n"
 
 
 class EventStream:
@@ -90,7 +109,7 @@ class EventStream:
         await self._send(send, DONE, more=False)
 
     def _error(self, problem: Problem) -> bytes:
-        return as_events([problem.body(self._request_id)])
+        return as_event(problem.body(self._request_id))
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
         async with asyncio.timeout(self._timeout_s):

@@ -1,6 +1,7 @@
 """From bytes to a checked body: size, number of values, JSON, fields.
 
-Invariant: whatever a client sends, the answer is a body of the right type or a Problem.
+Invariants: whatever a client sends, the answer is a body of the right type or a Problem; bodies
+that have not come whole hold no more memory together than their `BodyRoom` has.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from foretoken.server.problems import Problem
+from foretoken.server.transport.body_room import BodyRoom
 from foretoken.server.transport.json_size import SMALL, check_json_size
 from foretoken.server.transport.mistakes import problem_of_body
 
@@ -21,7 +23,7 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
 
     Raises:
         Problem: 413 too large, 415 not JSON or compressed, 400 malformed, with wrong fields or too
-            many values, 499 gone.
+            many values, 499 gone, 503 no room.
     """
     return as_body(await read_json(request, max_bytes), kind)
 
@@ -30,7 +32,8 @@ async def read_json(request: Request, max_bytes: int) -> bytes:
     """A request's body, if it says that it is JSON and has no more values than are read at once.
 
     Raises:
-        Problem: 413 too large, 415 not JSON or compressed, 400 too many values, 499 gone.
+        Problem: 413 too large, 415 not JSON or compressed, 400 too many values, 499 gone, 503 no
+            room.
     """
     codings = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
     if codings not in ("", "identity"):
@@ -66,15 +69,17 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and len(announced) < 20 and int(announced) > max_bytes:
         raise _too_large(max_bytes)
-    raw = bytearray()
-    try:
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > max_bytes:
-                raise _too_large(max_bytes)
-    except ClientDisconnect:
-        raise Problem(499, "the client has gone") from None
-    return bytes(raw)
+    room: BodyRoom = request.scope["foretoken.bodies"]
+    with room.body() as body:
+        try:
+            async with body.unless_dropped():
+                async for chunk in request.stream():
+                    body.add(chunk)
+                    if len(body.raw) > max_bytes:
+                        raise _too_large(max_bytes)
+        except ClientDisconnect:
+            raise Problem(499, "the client has gone") from None
+        return bytes(body.raw)
 
 
 def _too_large(max_bytes: int) -> Problem:
