@@ -5,6 +5,7 @@ exit code 1, after every open request was answered.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -60,6 +61,10 @@ def serve(
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)
         runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
+        # What is there now stays. Python's collector would look through all of it again and again,
+        # for a quarter of a second in which no thread runs.
+        gc.collect()
+        gc.freeze()
         listening.listen()  # who reads the URL may connect at once
         with drained_by_signals(runner):
             for line in banner(state, listening):
