@@ -15,8 +15,8 @@ from foretoken.server.schemas import CompletionBody, GenerationBody
 from foretoken.types import SamplingParams
 
 MOST_LOGPROBS = 1 << 18
-"""Log-probabilities of one answer. They are held until it is sent, and the more objects there are, the
-longer Python's collector stops every thread: with as many as these for some 70 ms."""
+"""Log-probabilities of one answer. They are held until it is sent, and the more objects there are,
+the longer Python's collector stops every thread: with as many as these for some 70 ms."""
 MOST_REPEATED = 1 << 22
 """Tokens of prompts that an answer repeats."""
 
