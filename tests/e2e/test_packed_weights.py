@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
-from foretoken.models import load, packed_cache, packed_file
+from foretoken.models import held_file, load, packed_cache, packed_file
+from foretoken.models.held_file import Lease
 from foretoken.testing import write_tiny_llama
 from tests.packed import keep_packed
 
@@ -101,6 +103,88 @@ def test_a_process_of_one_numa_node_has_its_own(
     monkeypatch.setattr(packed_file, "keeps_to_one_node", lambda: True)
     assert tokens(model) == first
     assert "copied: it may lie on another NUMA node" in lines(said)[0]
+
+
+@pytest.mark.parametrize("harm", ["overwritten", "cut"])
+@pytest.mark.parametrize("held", [True, False], ids=["held", "not held"])
+def test_a_file_that_is_changed_while_it_serves(
+    model: Path,
+    kept: Path,
+    said: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    held: bool,
+    harm: str,
+) -> None:
+    """Overwritten in place it was served without a word, truncated it ended the process."""
+    first = tokens(model)
+    lines(said)
+    monkeypatch.setattr(held_file, "_LOOK_S", 0.001)
+    if not held:
+        monkeypatch.setattr(Lease, "take", lambda _: None)
+    with LLM(str(model), **KV) as llm:
+        [line] = lines(said)
+        assert "mapped" in line or "copied: it cannot be held against changes" in line
+        assert held or "copied" in line
+        if harm == "cut":
+            os.truncate(only_file(kept), 0)
+        else:
+            with only_file(kept).open("r+b") as opened:
+                opened.seek(4096)
+                opened.write(bytes(only_file(kept).stat().st_size - 4096))
+        [output] = llm.generate(PROMPT, PARAMS, use_tqdm=False)
+        assert tuple(output.outputs[0].token_ids) == first
+    lines(said)
+    assert tokens(model) == first
+    assert "made anew" in lines(said)[0]
+
+
+def test_bytes_that_were_overwritten_are_found_at_the_next_start(
+    model: Path, kept: Path, said: pytest.LogCaptureFixture
+) -> None:
+    first = tokens(model)
+    settle()
+    spoil(only_file(kept), 4096 + 17)
+    lines(said)
+    assert tokens(model) == first
+    assert "1 of " in (line := lines(said)[0]) and "made anew" in line
+
+
+def test_a_file_that_was_only_touched_is_compared_once(
+    model: Path, kept: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tokens(model)
+    settle()
+    os.utime(only_file(kept))
+    lines(said)
+    assert tokens(model) == first
+    assert "mapped" in lines(said)[0]
+    monkeypatch.setattr(packed_file, "_is_whole", None)
+    assert tokens(model) == first
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_believed(
+    model: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tokens(model)
+    settle()
+    lines(said)
+    read = packed_file._read_into
+
+    def disturbed(memory: torch.Tensor, fd: int) -> None:
+        read(memory, fd)
+        os.utime(fd, ns=(1, 1))
+
+    monkeypatch.setattr(packed_file, "_read_into", disturbed)
+    monkeypatch.setattr(Lease, "take", lambda _: None)
+    assert tokens(model) == first
+    assert "changed while it was read" in lines(said)[0]
+
+
+def settle() -> None:
+    """Wait for what nobody else waits for."""
+    for thread in threading.enumerate():
+        if thread.name == "packed-weights":
+            thread.join(60)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +297,7 @@ def test_a_second_start_imports_no_compiler(model: Path) -> None:
 KILLED = """
 import os, shutil, signal, sys, types
 from foretoken import LLM
-from foretoken.models import load, packed_cache, packed_file
+from foretoken.models import held_file, load, packed_cache, packed_file
 packed_cache._LEAST_BYTES = 0
 shutil.disk_usage = lambda _: types.SimpleNamespace(total=1 << 40, free=1 << 40)
 packed_file.PackedWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

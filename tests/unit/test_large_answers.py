@@ -13,7 +13,7 @@ from foretoken.server.requests.answer_size import MOST_LOGPROBS, within_bounds
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.transport.body_room import LARGEST_BODIES, BodyRoom
-from foretoken.server.transport.events import Rows, to_json
+from foretoken.server.transport.events import LateList, to_json
 from foretoken.server.transport.json_size import SMALL
 from foretoken.server.transport.slices import SLICE_BYTES, gathered, in_slices, pieces
 from foretoken.types import SamplingParams
@@ -29,11 +29,18 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 64, 1500])
 def test_pieces_are_the_same_json(count: int) -> None:
     def answer() -> dict[str, Any]:
-        inner = {"logprobs": {"top": Rows(rows(count)), "ids": Rows(range(count))}, "n": None}
-        return {"id": "x", "choices": Rows([inner, {"text": "a", "of": Rows([])}]), "usage": {}}
+        inner = {
+            "logprobs": {"top": LateList(rows(count)), "ids": LateList(range(count))},
+            "n": None,
+        }
+        return {
+            "id": "x",
+            "choices": LateList([inner, {"text": "a", "of": LateList([])}]),
+            "usage": {},
+        }
 
     def listed(value: Any) -> Any:
-        if isinstance(value, Rows):
+        if isinstance(value, LateList):
             return [listed(one) for one in value]
         if isinstance(value, dict):
             return {name: listed(one) for name, one in value.items()}
@@ -64,7 +71,7 @@ def test_the_loop_goes_round_between_slices() -> None:
                 await asyncio.sleep(0)
 
         watching = asyncio.ensure_future(watch())
-        answers = [{"rows": Rows(rows(4000))}, {"ids": Rows(range(100_000))}] * 3
+        answers = [{"rows": LateList(rows(4000))}, {"ids": LateList(range(100_000))}] * 3
         made = await asyncio.gather(*(in_slices(counted(pieces(one)), turn) for one in answers))
         watching.cancel()
         size = sum(len(piece) for answer in made for piece in answer)

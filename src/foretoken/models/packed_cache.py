@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ VARIABLE: Final = "FORETOKEN_PACKED_WEIGHTS_GIB"
 DEFAULT_GIB: Final = 50.0
 BESIDE: Final = "packed"
 """The folder beside a checkpoint's files where `foretoken quantize --packed` writes."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _SUFFIX: Final = ".packed"
 _TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20
@@ -134,7 +135,8 @@ class PackedCache:
                     path.unlink()
                 continue
             with suppress(OSError):
-                os.utime(path)  # the least recently used go first
+                used = (time.time_ns(), path.stat().st_mtime_ns)
+                os.utime(path, ns=used)  # the least recently used go first
             how = f"copied: {file.why_copied}" if file.why_copied else "mapped"
             logger.info("packed weights of %s: %.1f GB, %s", self.model, file.num_bytes / 1e9, how)
             if file.why_copied == NOT_IN_HUGE_PAGES:
@@ -176,7 +178,7 @@ class PackedCache:
         for path in folder.glob(f"*{_TEMPORARY}"):
             _remove_unlocked(path)
         there = [(path.stat(), path) for path in folder.glob(f"*{_SUFFIX}")]
-        there.sort(key=lambda pair: pair[0].st_mtime_ns)
+        there.sort(key=lambda pair: pair[0].st_atime_ns)
         left = sum(status.st_size for status, _ in there)
         for status, path in there:
             if left + self.num_bytes <= self.most and not self._lacks(folder):

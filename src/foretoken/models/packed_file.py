@@ -1,6 +1,6 @@
 """A file of packed weights: how tensors lie in it, how it is written, and when it is believed.
 
-    preamble   what it is, who wrote it, place, length and SHA-256 of the contents
+    preamble   what it is, who wrote it and when, place, length and SHA-256 of the contents
     tensors    one after the other, each at a multiple of 4 KiB
     contents   JSON: the writer's own description, and of each tensor its type, shape, place and the
                SHA-256 of its bytes
@@ -8,7 +8,10 @@
 The preamble is written last, under a name that nobody reads, so a process that is killed leaves
 nothing that looks whole. What a crash of the *machine* loses is found by who wrote it, which is the
 boot of the system: within that boot the file is what was written; after another one all of it is
-read and compared with its hashes, once, which is then noted in the file.
+read and compared with its hashes, once. What others write into it later is found by the time of its
+last change, which is one of two: that of the preamble, or, once the file is known to be whole on
+the disk, a second later. Nobody opens it for writing once it has its name, since it may be mapped
+by others.
 Knows tensors and bytes, no models.
 """
 
@@ -17,6 +20,7 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -28,15 +32,16 @@ from torch import Tensor
 
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import empty_packed
+from foretoken.models.held_file import Lease
 from foretoken.models.huge_pages import comes_in_huge_pages
 from foretoken.placement import keeps_to_one_node
 
 NOT_IN_HUGE_PAGES: Final = "the system has it in small pages"
-_MAGIC: Final = b"foretoken packed weights 1"
-_PREAMBLE: Final = struct.Struct("<32s40sQQ32s")
-"""Magic, boot, offset and length of the contents, SHA-256 of the contents."""
-_BOOT_AT, _BOOT_BYTES = 32, 40
-_ON_DISK: Final = b"on disk"
+_NOT_HELD: Final = "it cannot be held against changes"
+_MAGIC: Final = b"foretoken packed weights 2"
+_PREAMBLE: Final = struct.Struct("<32s40sQQQ32s")
+"""Magic, boot, second of writing, offset and length of the contents, SHA-256 of the contents."""
+_BOOT_BYTES: Final = 40
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PAGE: Final = 4096
 _PIECE: Final = 32 << 20
@@ -50,6 +55,24 @@ _DTYPES: Final = {
 
 class BrokenFileError(Exception):
     """It is not a whole file of this kind; the message says what is wrong with it."""
+
+
+class _Writing(NamedTuple):
+    """When and by which boot of the system a file was written."""
+
+    boot: bytes
+    second: int
+    """Even, so that every file system can keep it."""
+
+    @property
+    def written(self) -> int:
+        """Time of the last change of a file that nobody has changed since, in nanoseconds."""
+        return self.second * 10**9
+
+    @property
+    def on_disk(self) -> int:
+        """The same, of one that is known to be on the disk."""
+        return self.written + 10**9
 
 
 class _Place(NamedTuple):
@@ -93,8 +116,10 @@ class PackedWriter:
         self._stream.write(memoryview(contents), self._end)
         self._stream.flush()
         sha256 = hashlib.sha256(contents).digest()
-        preamble = _PREAMBLE.pack(_MAGIC, _boot(), self._end, len(contents), sha256)
+        writing = _Writing(_boot(), int(time.time()) & -2)
+        preamble = _PREAMBLE.pack(_MAGIC, *writing, self._end, len(contents), sha256)
         os.pwrite(self._stream.fd, preamble, 0)
+        os.utime(self._stream.fd, ns=(time.time_ns(), writing.written))
         return self._end + len(contents)
 
     def close(self) -> None:
@@ -157,13 +182,15 @@ def _boot() -> bytes:
 
 
 def mark_on_disk(path: Path) -> None:
-    """Wait until a file is on the disk, and note in it that any later boot may believe it.
+    """Wait until a file is on the disk, and note that any later boot may believe it.
 
-    Without effect where it cannot be written.
+    Without effect where it was changed since it was written, or is somebody else's.
     """
-    with suppress(OSError), path.open("r+b", buffering=0) as file:
+    with suppress(OSError, BrokenFileError), path.open("rb") as file:
+        writing, *_ = _read_preamble(file.fileno())
         os.fsync(file.fileno())
-        os.pwrite(file.fileno(), _ON_DISK.ljust(_BOOT_BYTES, b"\0"), _BOOT_AT)
+        if os.fstat(file.fileno()).st_mtime_ns == writing.written:
+            os.utime(file.fileno(), ns=(time.time_ns(), writing.on_disk))
 
 
 @final
@@ -173,26 +200,33 @@ class PackedFile:
     def __init__(self, path: Path, library: Library) -> None:
         """Map the file and make sure that it is whole.
 
-        It stays mapped, shared with every other process that uses it, where the system has huge
-        pages for files. Elsewhere it is copied into memory that has them: small pages would take
-        time at every token. So it is for a process that keeps to one of several NUMA nodes, since
-        the file lies with whoever read it first.
+        It stays mapped, shared with every other process that uses it, where the system lets it be
+        held against changes and has huge pages for files. Elsewhere it is copied into memory that
+        has them: small pages would take time at every token. So it is for a process that keeps to
+        one of several NUMA nodes, since the file lies with whoever read it first.
 
         Raises:
             BrokenFileError: it is not whole.
             OSError: it is not there, or cannot be read.
         """
         with path.open("rb") as file:
-            self._places, self.about = _read_contents(file.fileno())
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self.why_copied = _why_copied(mapped)
-            """Empty: it is not."""
-            self._believe(path, file.fileno(), mapped)
-            if not self.why_copied:
-                self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
-            else:
-                self._memory = empty_packed(library, (len(mapped),), torch.uint8)
-                _read_into(self._memory, file.fileno())
+            fd = file.fileno()
+            lease = Lease.take(fd)
+            try:
+                self._places, self.about, writing = _read_contents(fd)
+                _believe(path, fd, writing, self._places)
+                mapped = None if lease is None else mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+                self.why_copied = _NOT_HELD if mapped is None else _why_copied(mapped)
+                """Empty: it is not."""
+                if lease is None or mapped is None or self.why_copied:
+                    self._memory = _copy(fd, library)
+                else:
+                    self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+                    lease.guard(mapped, path.name)
+                    lease = None
+            finally:
+                if lease is not None:
+                    lease.end()
         self.num_bytes = self._memory.numel()
 
     def tensor(self, number: int) -> Tensor:
@@ -201,33 +235,59 @@ class PackedFile:
         part = self._memory[place.offset : place.offset + place.num_bytes]
         return part.view(_DTYPES[place.dtype]).view(place.shape)
 
-    def _believe(self, path: Path, fd: int, mapped: mmap.mmap) -> None:
-        """Written in this boot or known to be on the disk; else compare every byte, once."""
-        boot = os.pread(fd, _BOOT_BYTES, _BOOT_AT).rstrip(b"\0")
-        if boot in (_ON_DISK, _boot()):
-            return
 
-        def is_whole(place: _Place) -> bool:
-            with memoryview(mapped)[place.offset : place.offset + place.num_bytes] as part:
-                return hashlib.sha256(part).hexdigest() == place.sha256
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            broken = [*pool.map(is_whole, self._places)].count(False)
-        if broken:
-            raise BrokenFileError(f"{broken} of {len(self._places)} tensors are not as written")
-        mark_on_disk(path)
+def _believe(path: Path, fd: int, writing: _Writing, places: Sequence[_Place]) -> None:
+    """As it was written in this boot, or known to be on the disk; else compare every byte, once."""
+    changed = os.fstat(fd).st_mtime_ns
+    if changed == writing.on_disk or (changed == writing.written and writing.boot == _boot()):
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        broken = [*pool.map(lambda place: _is_whole(fd, place), places)].count(False)
+    if broken:
+        raise BrokenFileError(f"{broken} of {len(places)} tensors are not as written")
+    with suppress(OSError):
+        os.utime(fd, ns=(time.time_ns(), writing.written))
+    mark_on_disk(path)
 
 
-def _read_contents(fd: int) -> tuple[Sequence[_Place], Mapping[str, Any]]:
+def _is_whole(fd: int, place: _Place) -> bool:
+    """Whether a tensor has the bytes that were written; read, since a mapping may be cut."""
+    digest, stop = hashlib.sha256(), place.offset + place.num_bytes
+    for at in range(place.offset, stop, _PIECE):
+        digest.update(memoryview(os.pread(fd, min(_PIECE, stop - at), at)))
+    return digest.hexdigest() == place.sha256
+
+
+def _read_preamble(fd: int) -> tuple[_Writing, int, int, bytes]:
+    """Who wrote the file and when; offset, length and SHA-256 of its contents."""
     start = os.pread(fd, _PREAMBLE.size, 0)
     if len(start) < _PREAMBLE.size or not start.startswith(_MAGIC):
         raise BrokenFileError("it does not begin as such a file does")
-    _, _, offset, length, sha256 = _PREAMBLE.unpack(start)
+    _, boot, second, offset, length, sha256 = _PREAMBLE.unpack(start)
+    return _Writing(boot.rstrip(b"\0"), second), offset, length, sha256
+
+
+def _read_contents(fd: int) -> tuple[Sequence[_Place], Mapping[str, Any], _Writing]:
+    writing, offset, length, sha256 = _read_preamble(fd)
     contents = os.pread(fd, min(length, _MOST_CONTENTS), offset)
     if hashlib.sha256(contents).digest() != sha256:
         raise BrokenFileError(f"{os.fstat(fd).st_size} of {offset + length} bytes, or others")
     found = json.loads(contents)
-    return [_Place(*row) for row in found["tensors"]], found["about"]
+    return [_Place(*row) for row in found["tensors"]], found["about"], writing
+
+
+def _copy(fd: int, library: Library) -> Tensor:
+    """The file in memory of our own.
+
+    Raises:
+        BrokenFileError: it was changed meanwhile.
+    """
+    before = os.fstat(fd)
+    memory = empty_packed(library, (before.st_size,), torch.uint8)
+    _read_into(memory, fd)
+    if os.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+        raise BrokenFileError("it was changed while it was read")
+    return memory
 
 
 def _why_copied(mapped: mmap.mmap) -> str:

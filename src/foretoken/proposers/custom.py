@@ -1,5 +1,5 @@
-"""A drafter of the user's own: found by its dotted path; it only reads what it is shown, and what
-it gives is checked.
+"""A drafter of the user's own: found by its dotted path; it can only read what it is shown, and
+what it gives is checked.
 
 Our own drafters keep to their contract and are not checked in every step. A user's mistakes are
 said with the drafter's name. A wrong distribution would not fail by itself: it would bias the

@@ -109,7 +109,7 @@ class _Source:
             if known is parameter:
                 self._checkpoint.ignore(name)
                 return loaded
-        loaded = self._checkpoint.take(name, parameter.shape)
+        loaded = self._checkpoint.keep(name, parameter.shape)  # no file stays mapped
         self._loaded.append((parameter, loaded))
         return loaded
 

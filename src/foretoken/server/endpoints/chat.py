@@ -23,7 +23,7 @@ from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
 from foretoken.server.tools.choice import ToolPlan, plan_tools
 from foretoken.server.tools.messages import ChoiceMessage
-from foretoken.server.transport.events import Rows, unless_gone
+from foretoken.server.transport.events import LateList, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason
 
@@ -88,9 +88,9 @@ class _ChatWriter(ChoiceWriter):
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            choice["prompt_token_ids"] = Rows(self._prompt_ids)
+            choice["prompt_token_ids"] = LateList(self._prompt_ids)
         if self._body.token_sources:
-            choice["tokens"] = Rows(map(token_entry, events))
+            choice["tokens"] = LateList(map(token_entry, events))
             if last.metrics is not None:
                 choice["times"] = server_times(last.metrics)
         if self._body.prompt_logprobs is not None:
@@ -145,4 +145,4 @@ class _ChatWriter(ChoiceWriter):
             return None
         count = self._body.top_logprobs or 0
         rows = [e for e in events if e.token_id is not None and e.logprobs is not None]
-        return {"content": Rows(chat_logprobs(e, self._text_of, count) for e in rows)}
+        return {"content": LateList(chat_logprobs(e, self._text_of, count) for e in rows)}

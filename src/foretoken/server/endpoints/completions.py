@@ -27,7 +27,7 @@ from foretoken.server.requests.prompt_ids import (
 from foretoken.server.requests.sampling import completion_params
 from foretoken.server.schemas import CompletionBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import Rows
+from foretoken.server.transport.events import LateList
 from foretoken.server.transport.reading import read_body
 
 _SHAPE = Shape("cmpl", "text_completion", "text_completion")
@@ -108,9 +108,9 @@ class _TextWriter(ChoiceWriter):
         if self._body.return_token_ids:
             choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
             if first:
-                choice["prompt_token_ids"] = Rows(self._prompt(index).ids)
+                choice["prompt_token_ids"] = LateList(self._prompt(index).ids)
         if self._body.token_sources:
-            choice["tokens"] = Rows(map(token_entry, events))
+            choice["tokens"] = LateList(map(token_entry, events))
             if last.metrics is not None:
                 choice["times"] = server_times(last.metrics)
         if first and self._body.prompt_logprobs is not None:

@@ -10,7 +10,7 @@ from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import Rows, to_json, unless_gone
+from foretoken.server.transport.events import LateList, to_json, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.server.transport.slices import JsonAnswer, in_slices, pieces
 
@@ -46,8 +46,8 @@ async def tokenize(request: Request) -> JsonAnswer:
     answer = {
         "count": len(ids),
         "max_model_len": state.max_model_len,
-        "tokens": Rows(ids),
-        "token_strs": Rows(map(texts, ids)) if body.return_token_strs else None,
+        "tokens": LateList(ids),
+        "token_strs": LateList(map(texts, ids)) if body.return_token_strs else None,
     }
     return JsonAnswer(await in_slices(pieces(answer), state.writing))
 

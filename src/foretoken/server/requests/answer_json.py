@@ -1,6 +1,6 @@
 """The JSON of answers that completions and chat completions share: usage, logprobs, metrics.
 
-Builds dictionaries from events, their long lists as `Rows`, which are made when they are written.
+Builds dictionaries from events, their long lists as `LateList`, which are made when they are written.
 Knows no engine.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from foretoken.control.report.explain import of_request
 from foretoken.server.requests.generation import Event, Generation
-from foretoken.server.transport.events import Rows
+from foretoken.server.transport.events import LateList
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
 
@@ -148,12 +148,12 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Logprobs of a completion's tokens, whose texts start at `offsets`."""
     return {
-        "text_offset": Rows(offsets),
-        "token_logprobs": Rows(
+        "text_offset": LateList(offsets),
+        "token_logprobs": LateList(
             None if row is None else finite(row[token_id].logprob) for token_id, row in rows
         ),
-        "tokens": Rows(text_of(token_id) for token_id, _ in rows),
-        "top_logprobs": Rows(
+        "tokens": LateList(text_of(token_id) for token_id, _ in rows),
+        "top_logprobs": LateList(
             None
             if row is None
             else {text_of(i): finite(e.logprob) for i, e in islice(row.items(), count + 1)}
@@ -178,9 +178,9 @@ def _entry(token_id: int, entry: Logprob, text_of: TokenText) -> dict[str, Any]:
     return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode())}
 
 
-def prompt_logprobs(rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText) -> Rows:
+def prompt_logprobs(rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText) -> LateList:
     """vLLM's prompt_logprobs: per prompt token a map from id to its entry."""
-    return Rows(
+    return LateList(
         None
         if row is None
         else {

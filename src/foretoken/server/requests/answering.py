@@ -22,7 +22,7 @@ from foretoken.server.requests.structure import about_body, structure_field
 from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
-from foretoken.server.transport.events import EventStream, Rows, as_event, unless_gone
+from foretoken.server.transport.events import EventStream, LateList, as_event, unless_gone
 from foretoken.server.transport.slices import JsonAnswer, gathered, in_slices, pieces
 from foretoken.types import SamplingParams
 
@@ -118,7 +118,7 @@ class _Answer:
                 self._tally.add(event)
                 self._writer.read(event)
                 events[event.choice].append(event)
-        choices = Rows(self._writer.whole(i, own) for i, own in enumerate(events))
+        choices = LateList(self._writer.whole(i, own) for i, own in enumerate(events))
         answer = self._envelope(self._shape.whole, choices)
         answer["usage"] = self._tally.usage()
         metrics = self._tally.metrics()
@@ -156,7 +156,7 @@ class _Answer:
                     yield as_event(chunk)
                     continue
                 yield b"data: "
-                yield from pieces({**chunk, "choices": Rows([choice])})
+                yield from pieces({**chunk, "choices": LateList([choice])})
                 yield b"\n\n"
         if last:
             yield from map(as_event, self._last())
@@ -173,7 +173,7 @@ class _Answer:
             chunk["usage"] = self._tally.usage()
         return [chunk]
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]] | Rows) -> dict[str, Any]:
+    def _envelope(self, kind: str, choices: list[dict[str, Any]] | LateList) -> dict[str, Any]:
         return {
             "id": self._generation.answer_id,
             "object": kind,

@@ -23,11 +23,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 @final
-class Rows:
+class LateList:
     """A JSON list whose entries are made when they are written, once; it may be a long one."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
-        """`entries` are what JSON takes, or objects that hold `Rows` themselves."""
+        """`entries` are what JSON takes, or objects that hold `LateList` themselves."""
         self._entries = entries
 
     def __iter__(self) -> Iterator[Any]:
@@ -43,7 +43,7 @@ def to_json(value: object) -> bytes:
 
 
 def _listed(value: object) -> list[Any]:
-    if not isinstance(value, Rows):
+    if not isinstance(value, LateList):
         raise TypeError(f"{type(value).__name__} is not JSON")
     return list(value)
 

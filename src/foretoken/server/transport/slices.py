@@ -12,7 +12,7 @@ from typing import final
 
 from starlette.types import Receive, Scope, Send
 
-from foretoken.server.transport.events import Rows, to_json
+from foretoken.server.transport.events import LateList, to_json
 
 SLICE_BYTES = 1 << 14
 """JSON that is written without letting anything else run; about a millisecond."""
@@ -24,8 +24,8 @@ _SENT_AT_ONCE = 1 << 16
 
 
 def pieces(value: object) -> Iterator[bytes]:
-    """`value` as `to_json` writes it, in pieces; `Rows` in objects are made piece by piece."""
-    if isinstance(value, Rows):
+    """`value` as `to_json` writes it, in pieces; `LateList` in objects are made piece by piece."""
+    if isinstance(value, LateList):
         yield from _list(value)
     elif isinstance(value, dict) and _holds_rows(value):
         start = b"{"
@@ -41,10 +41,10 @@ def pieces(value: object) -> Iterator[bytes]:
 def _holds_rows(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_rows, value.values()))
-    return isinstance(value, Rows)
+    return isinstance(value, LateList)
 
 
-def _list(rows: Rows) -> Iterator[bytes]:
+def _list(rows: LateList) -> Iterator[bytes]:
     entries, start, count = iter(rows), b"[", 1
     while some := list(islice(entries, count)):
         if count == 1 and _holds_rows(some[0]):
