@@ -1,6 +1,6 @@
 """The JSON of answers that completions and chat completions share: usage, logprobs, metrics.
 
-Builds dictionaries from events, their long lists as `LateList`, which are made when they are written.
+Builds dictionaries from events. Their long lists are `LateList`s, made when they are written.
 Knows no engine.
 """
 
