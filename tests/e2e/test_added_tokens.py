@@ -94,6 +94,7 @@ def test_forced_text_is_spelt_in_ordinary_tokens(llm: LLM, temperature: float) -
             assert set(done.token_ids[:-1]).isdisjoint(NEVER_TEXT), (given, done.token_ids)
 
 
+@pytest.mark.slow
 def test_drafts_change_nothing(llm: LLM) -> None:
     """Neither those that are forced nor those that must not be taken; the first all stay."""
     asked = [given for text in IDS for given, _ in structures(text)]

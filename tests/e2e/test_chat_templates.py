@@ -88,6 +88,7 @@ def left_asking(url: str, said: str) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_seven_of_them_hang_nothing_and_end_with_their_clients(
     bad: Serving, begun: threading.Semaphore
 ) -> None:

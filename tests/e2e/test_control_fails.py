@@ -91,6 +91,7 @@ def test_the_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["models"]["target"]["step_s"] >= 0.0
 
 
+@pytest.mark.slow
 def test_operators_see_what_models_know() -> None:
     admin = {"authorization": "Bearer boss"}
     body = {"prompt": PROMPTS, "max_tokens": 40, "temperature": 0, "cache_salt": "secret"}

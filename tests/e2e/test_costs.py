@@ -120,6 +120,7 @@ def test_no_time_and_no_file_is_a_data_sheet(tmp_path: Path) -> None:
     assert costs.drafters["draft_model"].drafting(4, 2, 32.0)[2] > 0.0
 
 
+@pytest.mark.slow
 def test_what_an_engine_learns_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it goes, what it learnt takes the place of what was timed at its start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -44,6 +44,7 @@ def find(hub: Hub, home: Path, *revision: str, **environment: str) -> tuple[str,
     return done.stdout.strip(), done.stderr
 
 
+@pytest.mark.slow
 def test_one_kind_of_weights_with_progress_and_token(tmp_path: Path) -> None:
     with Hub({**FILES, **OTHERS}, gated=True) as hub:
         out, err = find(hub, tmp_path, "v2", HF_TOKEN="hf_mine")
@@ -57,6 +58,7 @@ def test_one_kind_of_weights_with_progress_and_token(tmp_path: Path) -> None:
         assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_goes_on(tmp_path: Path) -> None:
     large = {**FILES, "model.safetensors": b"0123456789abcdef" * (24 << 16)}
     with Hub(large, breaks_at={"model.safetensors": 21 << 20}) as hub:
@@ -72,6 +74,7 @@ def test_an_interrupted_download_goes_on(tmp_path: Path) -> None:
     assert snapshot.read_bytes() == large["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_pickled_weights_where_there_are_no_others(tmp_path: Path) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"b" * 100, "training_args.bin": b"t"}
     with Hub(files) as hub:
@@ -79,6 +82,7 @@ def test_pickled_weights_where_there_are_no_others(tmp_path: Path) -> None:
     assert out.split() == [COMMIT, "config.json", "pytorch_model.bin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "revision", "offline", "said"),
     [
@@ -97,6 +101,7 @@ def test_what_cannot_be_had(
         assert not (offline and hub.asked)
 
 
+@pytest.mark.slow
 def test_a_gated_model_without_a_token(tmp_path: Path) -> None:
     with Hub(FILES, gated=True) as hub:
         out, _ = find(hub, tmp_path)

@@ -22,6 +22,7 @@ from tests.e2e.lossless import (
     open_llm,
     replay,
 )
+from tests.marks import slow_but
 
 TOKENS = 48
 QUICK, FULL = 21, 210
@@ -69,7 +70,9 @@ def test_every_parameter_set(method: str, model: Path, draft: Path, reference: R
 
 
 @pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("method", ["plain", "junk", "ngram", "suffix", "draft auto"])
+@pytest.mark.parametrize(
+    "method", slow_but(["plain", "junk", "ngram", "suffix", "draft auto"], "junk", "draft auto")
+)
 def test_every_pressure(
     method: str, pressure: str, model: Path, draft: Path, reference: Reference
 ) -> None:

@@ -172,6 +172,7 @@ def test_allowed_hosts() -> None:
     assert not is_own("xllm.example", ["llm.example"]) and is_own("any.where", ["*"])
 
 
+@pytest.mark.slow
 def test_a_compressed_body_is_refused_by_name(server: Serving) -> None:
     body = gzip.compress(json.dumps({"prompt": "x", "max_tokens": 1}).encode())
     for coding in ("gzip", "GZIP", "br", "x-unknown", "identity, gzip"):

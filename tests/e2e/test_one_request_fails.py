@@ -195,6 +195,7 @@ async def all_at_once(server: Serving, **changes: Any) -> list[httpx.Response]:
         return await asyncio.gather(*(client.post("/v1/completions", json=b) for b in bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_a_server_answers_the_others(
     server: Serving, engine: Engine, place: Any, monkeypatch: pytest.MonkeyPatch

@@ -140,6 +140,7 @@ def test_entering_anywhere_changes_no_token(
     assert proposer.num_entered > 20 or pressure == "shortage"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_window_is_drafted_for_as_a_text_of_its_own(
     name: str, model: Path, folders: dict[str, Path]

@@ -52,6 +52,7 @@ def test_what_a_front_says_is_believed_of_a_front_alone(replica: ReplicaServer) 
     assert asked(**{INTERNAL_HEADER: KEY, ORIGIN_HEADER: "{}"}).status_code == 400
 
 
+@pytest.mark.slow
 def test_a_replica_ends_when_it_is_told(replica: ReplicaServer) -> None:
     """As Ray Serve has it end: what was accepted may finish."""
     begun = threading.Event()

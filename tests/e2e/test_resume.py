@@ -63,6 +63,7 @@ def compare(llm: LLM, asks: list[Ask], wholes: list[dict[int, Written]]) -> int:
     return len(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(METHODS, "ngram"))
 def test_every_position(method: str, golden: Golden) -> None:
     with LLM("demo", speculative_config=METHODS[method], **COMMON | PRESSURES["calm"]) as llm:

@@ -61,6 +61,7 @@ def wait(server: Serving, outcome: str, count: int) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_right_answers_are_found_right(audited: Serving) -> None:
     before = found(audited)["compared"]
     for body in (
@@ -80,6 +81,7 @@ def test_right_answers_are_found_right(audited: Serving) -> None:
     audited.wait_idle()
 
 
+@pytest.mark.slow
 def test_drawn_tokens_are_compared_with_plain_draws(audited: Serving) -> None:
     before = found(audited)
     for _ in range(2):

@@ -100,6 +100,7 @@ def test_many_headers_are_too_many(server: Serving) -> None:
         assert read_all(client).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -213,6 +214,7 @@ def test_a_client_that_has_gone_is_not(server: Serving, stream: bool) -> None:
     assert [end.finish_reason for end in ends] == [FinishReason.ABORT]
 
 
+@pytest.mark.slow
 def test_answers_that_nobody_takes_are_dropped(server: Serving) -> None:
     with connect(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

@@ -123,6 +123,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", HOSTILE, ids=lambda content: repr(content[:40]))
 def test_hostile_bodies(server: Serving, content: bytes) -> None:
     check(server, "/v1/completions", content)

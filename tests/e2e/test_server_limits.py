@@ -117,6 +117,7 @@ def test_a_full_queue_is_429(server: Serving) -> None:
     server.wait_idle()
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_is_504(server: Serving) -> None:
     answer = ask(server, LONG)
     assert answer.status_code == 504

@@ -74,6 +74,7 @@ def plain_ask(server: Serving, key: str, salt: str | None = None) -> Work:
     return Work(accepted, cached, now[0] - steps, now[1] - drafted)
 
 
+@pytest.mark.slow
 def test_suffix_drafts_and_prefixes_stay_with_their_key(suffix_server: Serving) -> None:
     first, again = plain_ask(suffix_server, "ann"), plain_ask(suffix_server, "ann")
     assert first.cached == 0 < again.cached
@@ -89,6 +90,7 @@ def put(server: Serving, name: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.put(f"{server.url}/admin/corpora/{name}", json=body, headers=headers)
 
 
+@pytest.mark.slow
 def test_corpora_come_and_go(suffix_server: Serving) -> None:
     headers = {"authorization": "Bearer boss"}
     url = suffix_server.url + "/admin/corpora"

@@ -77,7 +77,7 @@ def tokens(llm: LLM) -> dict[str, list[Any]]:
     ("ranks", "settings"),
     [
         (2, {"dtype": "float32", "batch_invariant": True}),
-        (
+        pytest.param(
             3,
             {
                 "dtype": "bfloat16",
@@ -85,6 +85,7 @@ def tokens(llm: LLM) -> dict[str, list[Any]]:
                 "block_size": 8,
                 "shares_draft": True,
             },
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["2 of float32", "3 of bfloat16 in chunks, which share the draft"],

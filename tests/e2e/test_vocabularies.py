@@ -12,6 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate
 from tests.e2e.vocabularies import write_permuted, write_text_model, write_tokenizer
+from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {
@@ -89,7 +90,7 @@ def reference(target: Path) -> Reference:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("drafts", ["permuted", "foreign"])
+@pytest.mark.parametrize("drafts", slow_but(["permuted", "foreign"], "foreign"))
 def test_identical_tokens(
     way: str, drafts: str, target: Path, permuted: Path, foreign: Path, reference: Reference
 ) -> None:
@@ -156,6 +157,7 @@ def test_shadow_kv_equals_kv_computed_anew(target: Path, foreign: Path) -> None:
         assert sum(compared) > 100
 
 
+@pytest.mark.slow
 def test_drawn_tokens_have_the_plain_distribution(target: Path, tmp_path: Path) -> None:
     """Shared tokens only, drawn, checked by rejection: a two-sample chi-square."""
     near = write_text_model(tmp_path / "near", size=SIZE, seed=1, scale=2.4)

@@ -77,6 +77,7 @@ def test_the_tokens_and_the_kv_of_token_by_token(
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
     """Two kinds of attention, or float16: the caller is told to go on by itself."""
     folder = write_tiny_llama(tmp_path, seed=4)

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from foretoken.extras import EXTRA_OF
 from tests.guards.sources import ROOT, modules
 from tests.guards.test_documents import pyproject
@@ -52,6 +54,7 @@ def test_the_table_is_that_of_the_project_file() -> None:
     assert found == EXTRA_OF
 
 
+@pytest.mark.slow
 def test_the_core_imports_without_extras() -> None:
     names = [
         "foretoken." + module.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -7,6 +7,7 @@ below 1e-6 if seeds were drawn anew (Laurent and Massart's bound on the tail of 
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -102,18 +103,23 @@ def test_rejection_is_exact_by_enumeration(kind: str, vocab: int, num_drafts: in
         assert found.get(outcome, 0.0) == pytest.approx(expected, abs=2e-6)
 
 
+def slow(*case: object) -> Any:
+    """A case that `make test-full` alone runs."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 CASES = pytest.mark.parametrize(
     ("rule", "method", "k", "seeded"),
     [
-        ("auto", "auto", 0, False),
+        slow("auto", "auto", 0, False),
         ("auto", "auto", 2, False),
         ("standard", "probabilistic", 2, True),
-        ("standard", "greedy", 2, False),
-        ("auto", "greedy", 2, False),
+        slow("standard", "greedy", 2, False),
+        slow("auto", "greedy", 2, False),
         ("matching", "auto", 2, False),
         ("block", "probabilistic", 2, True),
-        ("block", "auto", 3, False),
-        ("block", "greedy", 2, False),
+        slow("block", "auto", 3, False),
+        slow("block", "greedy", 2, False),
         ("auto", "auto", 2, True),
     ],
 )

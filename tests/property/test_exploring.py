@@ -65,6 +65,7 @@ def test_plans_and_trials_have_no_more_drafts_than_the_drafter_may_make(
         sequences = [one for one in sequences if one.num_output < one.request.max_tokens]
 
 
+@pytest.mark.slow
 def test_more_acceptance_never_means_fewer_drafts() -> None:
     def of(chance: float) -> Batch:
         return Batch(World(), lambda sequence, step: chance)

@@ -11,6 +11,7 @@ from foretoken.ops.sampling import draw
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.verifier import SpanVerification, Verifier
 from foretoken.types import Request, SamplingParams
+from tests.marks import slow_but
 from tests.property.exact import assert_fits
 from tests.property.verifying import TableModel, sequence_of, span_of, verify
 
@@ -38,7 +39,7 @@ def results(
 @pytest.mark.parametrize(
     ("rates", "length"), [((0.9, 0.5, 0.2), None), (None, 2.4), (None, 1.0), (None, 4.0)]
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", slow_but([0.0, 1.0], 1.0))
 def test_synthetic_rates(
     rates: tuple[float, ...] | None, length: float | None, temperature: float
 ) -> None:

@@ -119,6 +119,7 @@ def test_typical_is_exact_for_greedy_requests() -> None:
     assert any(result.num_accepted for result in found)
 
 
+@pytest.mark.slow
 def test_synthetic_goes_down_first_children_at_the_rates_of_depths() -> None:
     """What was drafted does not matter; the token after what stays is the target's own."""
     rates, trees = (0.9, 0.4), random_trees(2000)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -55,6 +56,7 @@ needs = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(views=replicas(), index=histories(), asked=tokens, salt=salts, need=needs)
 @settings(max_examples=400, deadline=None)
 def test_only_replicas_that_may_and_none_above_the_cap(
@@ -80,6 +82,7 @@ def test_only_replicas_that_may_and_none_above_the_cap(
         assert route.first_token_s <= min(waits) + 1e-9
 
 
+@pytest.mark.slow
 @given(views=replicas(), index=histories(), asked=tokens, salt=salts, data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_the_order_of_views_does_not_matter(
@@ -90,6 +93,7 @@ def test_the_order_of_views_does_not_matter(
     assert choose(routed, shuffled, index) == choose(routed, views, index)
 
 
+@pytest.mark.slow
 @given(first=tokens, second=tokens, index=histories())
 @settings(max_examples=200, deadline=None)
 def test_tenants_never_see_each_others_prefixes(

@@ -43,6 +43,7 @@ def test_cards(tmp_path: Path) -> None:
         assert piece in draft, piece
 
 
+@pytest.mark.slow
 def test_a_card_tells_the_run_and_what_packages_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

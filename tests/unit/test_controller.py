@@ -67,6 +67,7 @@ def test_long_drafts_are_planned_up_to_the_end_of_an_output(count: int) -> None:
         sequences = [s for s in sequences if s.num_output < 60]
 
 
+@pytest.mark.slow
 def test_noise_changes_little() -> None:
     speeds = []
     for seed in range(4):
@@ -162,6 +163,7 @@ def test_steps_that_are_slow_for_being_rare_do_not_make_drafts_seem_dear() -> No
     assert batch.run(sequences, 600) >= 0.93 * best_speed(World(), 4, 0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_drafts_that_were_timed_too_dear_are_found_out(seed: int) -> None:
     """At the start the machine was busy with something else: a row seemed 15 times as dear."""
@@ -300,6 +302,7 @@ def test_a_plan_for_the_last_one_does_not_outlive_what_it_was_made_of() -> None:
     assert batch.searches > searches
 
 
+@pytest.mark.slow
 def test_poor_beginnings_are_not_believed_for_long() -> None:
     """The first three answers accept next to nothing, those that follow gain by drafts."""
     for seed in range(8):

@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, SavedCosts
@@ -71,6 +73,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     engine.keeper.close()
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_whole_file(tmp_path: Path) -> None:
     """It does nothing but write and is killed in the middle of that."""
     engine = Engine(tmp_path)

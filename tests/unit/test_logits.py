@@ -45,6 +45,7 @@ filters = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(filters, st.sampled_from([0.1, 1.0, 4.0])), min_size=1, max_size=6),
     vocab=st.sampled_from([3, 64, 65, 300, 1500]),

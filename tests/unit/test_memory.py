@@ -145,6 +145,7 @@ def same_packed(found: Packed, expected: Packed) -> None:
     assert torch.equal(found.scale, expected.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])
 def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None:
@@ -214,6 +215,7 @@ def test_the_planner_refuses_keys_that_an_engine_does_not_have(
         assert caught.value.field == f"plan.{name}"
 
 
+@pytest.mark.slow
 def test_commands_round_what_was_planned() -> None:
     command = planned(quantization="int8", draft_quantization="int4").commands["foretoken"]
     assert "--quantization int8" in command and '"quantization": "int4"' in command

@@ -184,6 +184,7 @@ def test_chains_are_decided_as_by_the_twin(name: str) -> None:
     assert kept > 0.3 * checks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "traversal"])
 def test_trees_are_decided_as_by_the_twin(name: str) -> None:
     undecided = checks = kept = 0

@@ -55,6 +55,7 @@ def matching(text: list[int], at: int, context: list[int]) -> int:
     return count
 
 
+@pytest.mark.slow
 @given(TEXTS, TEXTS, st.data())
 def test_a_window_counts_matching_tokens(
     text: list[int], context: list[int], data: st.DataObject

@@ -190,6 +190,7 @@ def mock() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there(mock: str) -> None:
     """The folder that a try without a server leaves is no run: the next may use it."""
     dead = answer(f"{BENCH} --out tried", 5)

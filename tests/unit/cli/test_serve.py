@@ -131,6 +131,7 @@ def test_kv_events_are_json_of_vllm_s_keys_and_one_server_s() -> None:
         served({**given, "replicas": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "size", "named"),
     [

@@ -63,6 +63,7 @@ def test_a_killed_rank_ends_all_others() -> None:
     assert statuses == [RankLostError.exit_code, -signal.SIGKILL]
 
 
+@pytest.mark.slow
 def test_who_waits_for_its_device_learns_who_died() -> None:
     """Long before the deadline; and what is queued is aborted."""
     with Followers(meet(2, 60.0), working.listens) as followers:
@@ -78,6 +79,7 @@ def test_who_waits_for_its_device_learns_who_died() -> None:
         assert gathering.aborted.wait(BUSY_S)
 
 
+@pytest.mark.slow
 def test_what_is_queued_is_aborted_while_the_thread_is_held_up() -> None:
     """It may sit in a call into CUDA, which ends with the gather only."""
     rendezvous = meet(2, 60.0)
@@ -93,6 +95,7 @@ def test_what_is_queued_is_aborted_while_the_thread_is_held_up() -> None:
             group.finish()
 
 
+@pytest.mark.slow
 def test_a_device_that_is_late_ends_the_step() -> None:
     with Followers(GlooRendezvous.make(2, 60.0), working.listens) as followers:
         gathering = Gathering()
@@ -105,6 +108,7 @@ def test_a_device_that_is_late_ends_the_step() -> None:
         assert gathering.aborted.wait(BUSY_S)
 
 
+@pytest.mark.slow
 def test_on_the_cpu_there_is_the_group_of_the_host_alone() -> None:
     with Followers(GlooRendezvous.make(2, 60.0), working.listens) as followers:
         assert group_on("cpu", followers.joined) is followers.joined

@@ -216,6 +216,7 @@ def test_a_server_by_url_is_restarted_before_every_block(
     assert all(gain.ratio.unseen_sd == 0.0 for gain in summary.gains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -334,6 +335,7 @@ class Locked(MockServer):
         await super().__call__(scope, receive, send)
 
 
+@pytest.mark.slow
 def test_a_key_goes_with_every_request(
     tmp_path: Path, workload: WorkloadConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +402,7 @@ def test_a_command_without_a_port_is_refused(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_bench_counts_what_failed(tmp_path: Path, workload: WorkloadConfig) -> None:
     config = RunConfig(
         arm=ArmConfig(name="m", url=""),

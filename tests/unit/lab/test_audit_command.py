@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
@@ -24,6 +25,7 @@ def run(tmp_path: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["lab", "audit", *rest, *options])
 
 
+@pytest.mark.slow
 def test_a_right_server_and_a_faulty_one(tmp_path: Path) -> None:
     wrong = MockServer(FAST, faults=MockFaults(miss_stop=1.0))
     with mock_running(MockServer(FAST)) as off, mock_running(wrong) as on:

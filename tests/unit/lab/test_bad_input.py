@@ -59,6 +59,7 @@ def test_a_server_without_metrics_is_measured_and_said_so(
     assert any("no /metrics" in note for note in summary.arm.notes)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_what_was_written_can_go_on(
     tmp_path: Path, workload: WorkloadConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

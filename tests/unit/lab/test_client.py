@@ -68,6 +68,7 @@ def errors_of_times(url: str) -> dict[str, float]:
     return {n: float(np.median(np.abs(ours / theirs - 1))) for n, (ours, theirs) in pairs.items()}
 
 
+@pytest.mark.slow
 def test_times_are_the_servers_within_two_percent() -> None:
     """Against the mock's own clock readings.
 
@@ -132,6 +133,7 @@ def test_chat_takes_its_endpoint() -> None:
     assert records[0].output_tokens == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "kind", "timeout_s"),
     [

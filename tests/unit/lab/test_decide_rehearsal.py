@@ -40,11 +40,13 @@ def test_a_gain_at_the_limit_is_hardly_ever_shipped(law: str) -> None:
     assert shares_of_ship(played(law, LIMIT, 60))[1] <= 0.10
 
 
+@pytest.mark.slow
 def test_a_true_gain_is_shipped_for_the_sample_that_it_asks_for() -> None:
     """With the P99 of the first token as a must, none of them was."""
     assert shares_of_ship(played("base", ABOVE, 40))[1] >= 0.90
 
 
+@pytest.mark.slow
 def test_a_class_that_loses_is_named_with_what_to_do() -> None:
     """Though half of all requests gain 1.6 times or more."""
     law = replace(LAWS[SPLIT], speedup=ABOVE)
@@ -54,6 +56,7 @@ def test_a_class_that_loses_is_named_with_what_to_do() -> None:
         assert "split the traffic: loses beside the others: creative" in one.sentence
 
 
+@pytest.mark.slow
 def test_a_small_gain_is_turned_down() -> None:
     found = played("base", 1.1, 20)
     assert sum(p.verdict == DO_NOT_SHIP for p in found) >= 18

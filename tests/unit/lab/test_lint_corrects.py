@@ -62,6 +62,7 @@ def test_containers_come_back_as_lists() -> None:
     assert json.loads(found.removeprefix("CMD "))[2] == "--speculative-config"
 
 
+@pytest.mark.slow
 def test_without_a_length_the_target_s_own_has_to_fit() -> None:
     serve = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --spec-method ngram --spec-tokens 3"
 

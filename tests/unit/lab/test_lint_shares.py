@@ -29,6 +29,7 @@ def sglang(share: float, verified: int = 5, more: str = "--context-length 4096")
     return f"{SGLANG}{draft}--mem-fraction-static {share} {more}"
 
 
+@pytest.mark.slow
 def test_the_draft_of_sglang_has_to_fit_beside_the_share() -> None:
     [problem] = found(sglang(0.9))
     assert problem.level == "warning" and "draft weights" in problem.message

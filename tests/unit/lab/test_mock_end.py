@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -21,6 +22,7 @@ async def _endless(_: Request) -> StreamingResponse:
     return StreamingResponse(pieces())
 
 
+@pytest.mark.slow
 def test_the_end_leaves_no_connection_open() -> None:
     """A client that reads nothing keeps the server from ending its answer in order."""
     left: list[object] = []

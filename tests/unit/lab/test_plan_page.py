@@ -276,6 +276,7 @@ def test_a_draft_that_cannot_be_used_is_not_chosen_and_says_why() -> None:
     assert bad.problem in page(plan)
 
 
+@pytest.mark.slow
 def test_bits_of_the_target_and_the_work_move_what_is_expected() -> None:
     def chance(**changes: Any) -> float:
         base = {"target": "llama-3.1-70b", "draft": "llama-3.2-1b", "count": 4}

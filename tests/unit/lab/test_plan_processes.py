@@ -31,6 +31,7 @@ def errors(plan: SpeculationPlan) -> list[str]:
     return [one.check for one in plan.findings if one.level == "error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("draft_ranks", [1, 2])
 def test_the_plan_counts_as_the_engine_does(ranks: int, draft_ranks: int) -> None:

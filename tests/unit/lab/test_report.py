@@ -152,6 +152,7 @@ def test_blocks_are_counted_in_whole_numbers(tmp_path: Path) -> None:
     assert all(float(tick).is_integer() for tick in ticks)
 
 
+@pytest.mark.slow
 def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
     bare = with_candidate(ab(1.6), acceptance=(bucket(histogram=(), num_steps=None),), ttft=None)
     write_json(tmp_path / "run" / "summary.json", replace(bare, arms=(arm("off"), bare.arms[1])))
@@ -236,6 +237,7 @@ def test_a_picture_has_no_ground_and_follows_the_scheme() -> None:
     assert not re.findall(r"#[0-9a-f]{6}", inside), "every colour is the page's"
 
 
+@pytest.mark.slow
 def test_a_page_fits_a_phone(tmp_path: Path) -> None:
     """Rules are cards there, wide tables and plots are moved sideways inside their own."""
     write_run(tmp_path / "run", ab(1.6))

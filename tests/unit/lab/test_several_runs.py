@@ -194,6 +194,7 @@ def a_sweep(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sweep_s_own_folder_is_judged(tmp_path: Path) -> None:
     runner, out = CliRunner(), a_sweep(tmp_path / "sweep")
     found = runner.invoke(app, ["lab", "decide", str(out), "--json"])

@@ -205,6 +205,7 @@ def test_costs_that_an_engine_kept_are_a_machine(tmp_path: Path) -> None:
         machine_of_costs(path)
 
 
+@pytest.mark.slow
 def test_the_command_compares_lengths_and_control() -> None:
     call = ["lab", "simulate", "demo", "--clients", "1,2", "--output", "20", "--json"]
     done = CliRunner().invoke(app, call)

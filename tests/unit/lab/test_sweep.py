@@ -111,6 +111,7 @@ def test_the_dial_turns_rates_and_fixes_lengths() -> None:
     assert dial_config(CONFIG).workload.parameters == {"ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_servers_take_what_the_dial_turns() -> None:
     """The commands of docs/deciding-why.md: Foretoken's settings and the linter let them pass."""
     text = (Path(__file__).parents[3] / "docs" / "deciding-why.md").read_text("utf-8")

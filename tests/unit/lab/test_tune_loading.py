@@ -14,6 +14,7 @@ def dry_run(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "field", "why"),
     [
@@ -39,6 +40,7 @@ def test_what_does_not_load_is_refused_before_the_first_start(
     assert why in said and "settings against" not in said
 
 
+@pytest.mark.slow
 def test_one_drafter_that_does_not_load_is_left_out() -> None:
     words = ("--device", "h100-sxm", "--count", "2", "--drafter", DRAFT, "--drafter", "ngram")
     code, said = dry_run(f"{BIG} -tp 2", *words)

@@ -56,6 +56,7 @@ def test_what_loses_is_left_off() -> None:
         assert play(bad, answers, seed).emitted == OFF
 
 
+@pytest.mark.slow
 def test_less_time_is_kept_as_well() -> None:
     found = play(GOOD, ANSWERS, 1, minutes=8.0)
     assert found.minutes <= 8.0
@@ -202,6 +203,7 @@ def answer_of(case: RehearsedCase, answers: SimulatedAnswers, seed: int = 2, bro
     return make_answer(search, visits, lambda setting: f"serve {setting.name}")
 
 
+@pytest.mark.slow
 def test_the_answer_is_a_sentence_and_a_command() -> None:
     found = answer_of(GOOD, ANSWERS)
     assert found.verdict == "use"
@@ -233,6 +235,7 @@ def test_off_names_only_what_was_tried() -> None:
     assert f"the nearest, {tried.name}, is " in found.sentence
 
 
+@pytest.mark.slow
 def test_a_setting_that_does_not_start_is_given_up() -> None:
     found = answer_of(GOOD, ANSWERS, broken="draft_model k=3")
     row = next(row for row in found.settings if row.setting == "draft_model k=3")

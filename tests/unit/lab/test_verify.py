@@ -40,6 +40,7 @@ def kit(on: MockServer, plan: VerifyPlan = QUICK) -> Verified:
         return asyncio.run(main((off, other)))
 
 
+@pytest.mark.slow
 def test_an_honest_server_passes() -> None:
     found = kit(MockServer(MockLaw(step_s=0.0005, prefill_s=0.0, k=3)))
     assert found.lossless
@@ -49,6 +50,7 @@ def test_an_honest_server_passes() -> None:
     assert check.distance > 0.3 * check.expected, "not the same draws in both arms"
 
 
+@pytest.mark.slow
 def test_a_lossy_server_is_caught() -> None:
     found = kit(MockServer(FAST, MockModel(skew=0.9)))
     assert not found.lossless
@@ -139,6 +141,7 @@ def run(*options: str) -> Result:
     return CliRunner().invoke(app, ["lab", "verify", *options])
 
 
+@pytest.mark.slow
 def test_the_command_saves_every_check_and_goes_on(tmp_path: Path) -> None:
     prompts, file = tmp_path / "prompts.txt", tmp_path / "verify.yaml"
     prompts.write_text("one\ntwo\nthree\n")

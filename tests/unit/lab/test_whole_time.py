@@ -20,6 +20,7 @@ from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.html import Tile, _tiles
 from foretoken.lab.report.judged import ReportRun
 from foretoken.lab.stats.intervals import Interval, unknown
+from tests.marks import slow_but
 from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw
 from tests.unit.lab.summaries import ab, bucket, with_candidate
 
@@ -41,7 +42,7 @@ def says(summary: AbSummary, rule: str) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", slow_but(LAWS, LAWS[0], LAWS[-1]), ids=str)
 def test_intervals_hold_the_true_break_even(law: DraftingLaw) -> None:
     """Of ten experiments: `decide` in nine at least; `fit`, of the same steps, in eight."""
     held = np.zeros(2)

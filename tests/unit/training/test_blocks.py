@@ -181,6 +181,7 @@ def test_overlaps_are_chances_of_acceptance() -> None:
     torch.testing.assert_close(found.overlap, torch.minimum(target, draft).sum(-1))
 
 
+@pytest.mark.slow
 def test_a_judgement_learns_what_becomes_of_drafts() -> None:
     """Of guesses that are right by half, it ends at their overlap; nothing else moves for it."""
     head, given = fresh("dspark", draft_vocab_size=FEW), captured()

@@ -154,6 +154,7 @@ def test_plans_agree_or_say_what_differs(tmp_path: Path) -> None:
         read_plan(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_writer_goes_on_at_the_next_shard(tmp_path: Path) -> None:
     """kill -9 between shards: what is there stays as it is, the rest is written, all is whole."""
     script = (
