@@ -42,6 +42,9 @@ PIP := $(RUN) -m pip install --quiet -c constraints.txt
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
 
+# Where this is set, each of the processes that tests start compiles the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One process per core. A file's tests stay together, since they share models. The files keep their
 # order, in which those of tests/e2e, the longest, come first: the end finds no process alone.
 PYTEST = $(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder

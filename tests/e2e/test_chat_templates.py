@@ -50,6 +50,7 @@ def asking(said: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": said}], "max_tokens": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
 def test_the_reason_is_told(bad: Serving, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "most_seconds", lambda _: 0.1)

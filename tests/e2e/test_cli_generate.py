@@ -65,6 +65,7 @@ def test_prompt_from_a_file(tmp_path: Path, expected: str) -> None:
     assert shown == expected + "\n"
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_sample() -> None:
     options = (PROMPT, "--temperature", "1", "--seed", "3")
     assert generate(*options) == generate(*options)

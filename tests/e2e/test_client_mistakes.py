@@ -38,6 +38,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: json.dumps(wrong)[:40])
 def test_the_server_says_why(server: Serving, wrong: dict[str, Any]) -> None:
     for path, asked in (

@@ -16,6 +16,7 @@ from foretoken.engine import Engine
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import post, serving
+from tests.marks import slow_but
 
 PROMPTS = ["def a(", "class B", "import c"]
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -56,7 +57,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("owner", "name"), PLANTED, ids=lambda one: getattr(one, "__name__", one))
-@pytest.mark.parametrize("good", [0, 1])
+@pytest.mark.parametrize("good", slow_but([0, 1], 1))
 def test_requests_go_on(
     plain: list[list[int]], owner: type, name: str, good: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -79,6 +80,7 @@ def engine() -> Engine:
     )
 
 
+@pytest.mark.slow
 def test_the_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, Planner, "make", 1)
     admin = {"authorization": "Bearer boss"}

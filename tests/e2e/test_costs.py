@@ -59,6 +59,7 @@ def generate(engine: Engine) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculative", DRAFTERS, ids=lambda one: str(one["method"]))
 def test_timing_leaves_nothing_behind(tmp_path: Path, speculative: dict[str, Any]) -> None:
     """Not a page is held, and the first request says what it says in a fresh engine."""

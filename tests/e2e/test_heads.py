@@ -22,6 +22,7 @@ from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 TOKENS, COUNT = 32, 12
@@ -93,7 +94,7 @@ def test_heads_change_no_token(
         assert bool(llm.block_drafters) == (name in IN_BLOCKS)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", slow_but(HEADS, "eagle3", "dspark"))
 def test_an_unsure_head_stops_early(
     name: str, model: Path, folders: dict[str, Path], plain: Any
 ) -> None:
@@ -168,7 +169,7 @@ class Audited(Proposer):
         self._book.release(request_id)
 
 
-@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
 @pytest.mark.parametrize(
     "name",
     ["eagle", "eagle3", "padded", "peagle", "anchored", "dflash", "dflash reduced", "dspark"],
@@ -233,6 +234,7 @@ def test_the_method_follows_from_the_folder(
     assert config.method == method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["first", "best"])
 def test_heads_among_other_drafters(
     policy: str, model: Path, folders: dict[str, Path], plain: Any
@@ -266,7 +268,7 @@ def test_heads_among_other_drafters(
 
 
 @pytest.mark.parametrize("stop", [{}, {"draft_confidence_threshold": 0.45}], ids=["all", "sure"])
-@pytest.mark.parametrize("name", ["peagle", "dflash", "dspark"])
+@pytest.mark.parametrize("name", slow_but(["peagle", "dflash", "dspark"], "dspark"))
 def test_drawn_drafts_have_the_plain_distribution(
     name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path]
 ) -> None:

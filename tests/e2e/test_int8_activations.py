@@ -90,6 +90,7 @@ def test_drafters_change_no_token(
             assert run(llm, parameters) == plain(parameters)
 
 
+@pytest.mark.slow
 def test_batches_and_junk_change_no_token(model: Path, kept: Any, plain: Any) -> None:
     for proposer in (None, JunkProposer(VOCAB, seed=1)):
         with open_llm(model, None, proposer=proposer, **kept, **PRESSURES["chunks"]) as llm:

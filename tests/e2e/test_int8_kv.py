@@ -80,6 +80,7 @@ def test_drafters_change_no_token(
             assert run(llm, parameters) == plain(parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_chunks_and_prefix_hits_change_no_token(
     name: str, model: Path, drafters: dict[str, Any], plain: Any
@@ -104,6 +105,7 @@ def test_preemption_changes_no_token(
         assert found == [result.token_ids for result in plain("seeded")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pressure", ["calm", "chunks"])
 def test_batches_and_junk_change_no_token(pressure: str, model: Path, plain: Any) -> None:
     for proposer in (None, JunkProposer(VOCAB, seed=1)):

@@ -129,6 +129,7 @@ def check_interrupts(llm: LLM, call: Callable[[], object], step: int) -> None:
     assert ids(llm) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", ["generate", "stream"])
 def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, face: str) -> None:
     call: Any = {"generate": ids, "stream": streamed}[face]

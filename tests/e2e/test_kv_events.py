@@ -124,6 +124,7 @@ def heard_at_last(server: Serving, subscriber: Subscriber) -> list[list[bytes]]:
     raise AssertionError("nothing is published")
 
 
+@pytest.mark.slow
 def test_pages_are_told_with_their_tokens_and_can_be_named_by_whoever_listens(
     tmp_path: Path,
 ) -> None:

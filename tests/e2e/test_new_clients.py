@@ -198,6 +198,7 @@ def test_a_post_must_say_that_it_is_json_without_a_key(server: Serving, keyed: S
     assert raw(keyed, start + "authorization: Bearer ann\r\n", body)[0] == 200
 
 
+@pytest.mark.slow
 def test_priorities_are_bounded(server: Serving, keyed: Serving) -> None:
     def status(where: Serving, priority: int) -> int:
         body = {"prompt": "x", "max_tokens": 1, "priority": priority}

@@ -87,6 +87,7 @@ def test_logits_are_those_of_rounding_at_load(tmp_path: Path, scheme: str, tied:
     assert not torch.equal(logits(written, scheme), logits(source, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words", "group", "zeros"),
     [
@@ -203,6 +204,7 @@ def test_transformers_reads_every_family_with_tied_embeddings(tmp_path: Path, fa
     assert (logits(written, None) - expected).abs().max() < 2e-2 * expected.std()
 
 
+@pytest.mark.slow
 def test_same_tokens_with_any_draft(source: Path, text: Path, tmp_path: Path) -> None:
     written = write(
         source,

@@ -152,6 +152,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
 def test_drafters_have_what_the_target_leaves(
     name: str, model: Path, draft: Path, folders: dict[str, Path], plain: Any

@@ -127,6 +127,7 @@ def test_unseeded_outputs_go_on_in_distribution(model: Path) -> None:
     assert distance < 35.9, "chi-square with 5 degrees of freedom"
 
 
+@pytest.mark.slow
 def test_several_outputs_have_noise_of_their_own(golden: Golden) -> None:
     """The second output of two alone gives the second again, not the first."""
     asks, wholes = golden(QUICK, 16)

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.serving import Serving, post
 
@@ -21,6 +22,7 @@ def longest_draft(server: Serving) -> tuple[str, int]:
     return answer["choices"][0]["text"], max(drafted, default=0)
 
 
+@pytest.mark.slow
 def test_speculation_is_changed_live(server: Serving) -> None:
     text, most = longest_draft(server)
     assert most == 5
@@ -40,6 +42,7 @@ def test_speculation_is_changed_live(server: Serving) -> None:
     assert longest_draft(server) == (text, 5)
 
 
+@pytest.mark.slow
 def test_what_control_does_is_said(server: Serving) -> None:
     metrics = post(server, "/v1/completions", BODY).json()["metrics"]
     assert re.match(r"draft_model served \d+ of \d+ steps with [\d.]+ drafts each", metrics["why"])

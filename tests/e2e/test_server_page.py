@@ -23,6 +23,7 @@ FILES = tuple(
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+@pytest.mark.slow
 def test_the_page_is_served_from_the_package(server: Serving) -> None:
     page = httpx.get(server.url + "/")
     assert page.headers["content-type"].startswith("text/html")

@@ -78,6 +78,7 @@ def test_right_branches_among_others(
         assert accepted(llm) > COUNT * TOKENS / 3
 
 
+@pytest.mark.slow
 def test_the_same_without_compiled_kernels(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention for chains, branch by branch."""
     monkeypatch.setattr(CpuKernels, "attention", PlainTorch.attention)

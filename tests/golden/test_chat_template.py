@@ -131,6 +131,7 @@ def test_the_packaged_template() -> None:
     assert ours == theirs and ours
 
 
+@pytest.mark.slow
 def test_several_templates_and_files(tmp_path: Path) -> None:
     several = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": TOOLS}]
     folder = folder_of(tmp_path, several)

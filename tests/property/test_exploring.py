@@ -50,6 +50,7 @@ def test_a_drafter_that_cannot_pay_is_not_tried() -> None:
     assert not any(map(any, batch.lengths))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 5), st.floats(0.0, 1.0), st.integers(0, 99))
 def test_plans_and_trials_have_no_more_drafts_than_the_drafter_may_make(
@@ -93,6 +94,7 @@ def test_a_class_that_rises_begins_anew_and_one_that_stays_does_not() -> None:
     assert math.isclose(acceptance.rises(["class"], "draft")[0], 0.0)
 
 
+@pytest.mark.slow
 def test_what_decides_is_known_before_a_draft_is_drawn() -> None:
     """Over every text that four words can make, plans agree as long as outcomes did."""
 

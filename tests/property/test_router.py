@@ -117,6 +117,7 @@ def test_a_replica_that_leaves_or_joins_moves_its_own_share_only(
         assert after == [one for one in before if one != gone]
 
 
+@pytest.mark.slow
 def test_hashed_prompts_are_spread_evenly_and_few_move() -> None:
     """Of 6,000 prompts on 12 idle replicas each has 500; the shares have a standard deviation of
     21, so that 5 of those are exceeded once in 100,000 choices of the hash."""
@@ -135,6 +136,7 @@ def test_hashed_prompts_are_spread_evenly_and_few_move() -> None:
     assert len({other for _, other in moved}) == 11
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(2, 8),
     kinds=st.lists(st.integers(0, 3), min_size=60, max_size=120),

@@ -20,6 +20,7 @@ class _Numbered:
         return Batch(rows, rows + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaders", [0, 1, 3])
 def test_parts_come_in_their_order(loaders: int) -> None:
     """Over a change of the rows' length, and after a jump backwards and one ahead."""

@@ -85,6 +85,7 @@ def test_a_useless_drafter_rests(count: int) -> None:
     assert sum(map(sum, batch.lengths[-500:])) <= 0.1 * 500 * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 8])
 def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
     phases = {0: 0.9, 1: 0.0, 2: 0.9}
@@ -98,6 +99,7 @@ def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
     assert batch.run(sequences, 336) >= 0.9 * steady
 
 
+@pytest.mark.slow
 def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
     """Two classes in one batch; whoever accepts little keeps his speed."""
     world = World(row_s=0.027, pass_s=0.05)
@@ -112,6 +114,7 @@ def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
         assert speed >= 0.96, (sequence.request.cache_salt, speed)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_kept_for_long_is_not_believed_for_long() -> None:
     """Plans take a third of a step, so each is kept for dozens of steps. Nothing tells answers of
     which all drafts are right from those of which none is, but what becomes of them: a plan made
@@ -143,6 +146,7 @@ def is_code(sequence: Running) -> bool:
     return sequence.request.request_id.startswith("c")
 
 
+@pytest.mark.slow
 def test_who_has_time_lets_others_draft() -> None:
     """The same two classes, where prose may take up to three times as long."""
     world = World(row_s=0.027, pass_s=0.05)
@@ -155,6 +159,7 @@ def test_who_has_time_lets_others_draft() -> None:
     assert batch.run(sequences, 600) >= 1.4
 
 
+@pytest.mark.slow
 def test_steps_that_are_slow_for_being_rare_do_not_make_drafts_seem_dear() -> None:
     """After a rest the first drafts take twice as long, and those after them do not."""
     batch = Batch(World(cold=2.0), lambda sequence, step: 0.8 if step >= 400 else 0.0)
@@ -201,6 +206,7 @@ def test_who_held_the_others_back_is_not_remembered_for_long() -> None:
     assert sum(batch.lengths[-1])
 
 
+@pytest.mark.slow
 def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None:
     """Retrieval: reading 2,000 tokens for the draft of 32 would never come back."""
     world = World(feed_row_s=0.005)
@@ -240,6 +246,7 @@ def test_long_answers_are_worth_reading_the_prompt() -> None:
     assert chunks[0] == 0, "reading comes in chunks where others wait"
 
 
+@pytest.mark.slow
 def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
     batch, sequences = batch_of(4, 0.8)
     batch.run(sequences, 300)
@@ -393,6 +400,7 @@ def test_the_operator_is_obeyed_at_once() -> None:
     assert sum(batch.lengths[-1])
 
 
+@pytest.mark.slow
 def test_trials_cost_their_share() -> None:
     batch, sequences = batch_of(8, 0.0)
     batch.run(sequences, 3000)

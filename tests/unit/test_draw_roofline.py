@@ -90,6 +90,7 @@ def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixt
     assert [name for name, line in lines.items() if line.has_floor] == ["plain, int8"]
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_from_the_last_line(
     used: Any,
     tmp_path: Path,

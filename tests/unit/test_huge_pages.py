@@ -65,6 +65,7 @@ def test_a_system_that_does_not_know_them_is_asked_for_nothing(
         assert not comes_in_huge_pages(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
+@pytest.mark.slow
 @needs_linux
 def test_bytes_stay_and_the_answer_is_true(file: Path) -> None:
     before = file.read_bytes()

@@ -192,6 +192,7 @@ def test_the_planner_counts_a_full_step_as_the_engine_does() -> None:
     assert plan.overhead_bytes == need.activations + RUNTIME_BYTES
 
 
+@pytest.mark.slow
 def test_the_planner_knows_what_look_up_holds_and_heads_read() -> None:
     assert planned(method="ngram", num_speculative_tokens=7).speculating.lookahead == 7
     layer = 2 * DEMO.num_key_value_heads * DEMO.head_dim * 2

@@ -161,6 +161,7 @@ class Case:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "block"])
 def test_chains_are_decided_as_by_the_twin(name: str) -> None:
     undecided = checks = kept = 0

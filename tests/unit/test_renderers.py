@@ -90,6 +90,7 @@ def test_whoever_goes_away_ends_the_render() -> None:
     assert process.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_renders_that_take_long_get_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there may be but one, then others; and with all of them, whoever waits can go."""
@@ -117,6 +118,7 @@ def test_renders_that_take_long_get_company(monkeypatch: pytest.MonkeyPatch) -> 
     assert renderers.ask(PLAIN) == "hi"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_a_render_that_takes_long_steps_back_for_good() -> None:
     """What it makes counts, however long it takes; its process is not used again."""

@@ -118,6 +118,7 @@ def test_nobody_joins_a_step_without_room() -> None:
     engine.run()
 
 
+@pytest.mark.slow
 def test_joined_requests_give_what_they_give_alone() -> None:
     random = Random(5)
     for _ in range(40):

@@ -161,6 +161,7 @@ def test_mistakes_in_the_lab(command: str, words: str) -> None:
     assert _holds(answer(f"lab {command}", code), words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "words"),
     [

@@ -50,6 +50,7 @@ def test_a_jump_of_the_wall_clock_is_noted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_server_without_metrics_is_measured_and_said_so(
     tmp_path: Path, workload: WorkloadConfig
 ) -> None:
@@ -105,6 +106,7 @@ def test_mixed_versions_and_models_are_noted(tmp_path: Path, workload: WorkloadC
     assert "the arms run different versions: 0.32.0 and 0.33.0" in summary.notes
 
 
+@pytest.mark.slow
 def test_a_server_that_cuts_streams_is_counted(tmp_path: Path, workload: WorkloadConfig) -> None:
     with mock_running(MockServer(LAW, faults=MockFaults(truncate_every=2))) as url:
         summary = run_bench(a_run(url, workload), tmp_path / "out")

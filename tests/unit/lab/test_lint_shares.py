@@ -48,6 +48,7 @@ def test_a_share_below_the_weights_holds_no_request() -> None:
     assert not found(sglang(float(problem.remedy.split()[-1])))
 
 
+@pytest.mark.slow
 def test_every_row_that_is_verified_has_logits() -> None:
     few, many = (
         float(re.search(r"([\d.]+) GB logits", found(sglang(0.9, verified))[0].message)[1])  # type: ignore[index]

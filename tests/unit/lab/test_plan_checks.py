@@ -87,6 +87,7 @@ def test_checks_fire(settings: dict[str, Any], check: str, level: str) -> None:
     assert levels(**settings).get(check) == level
 
 
+@pytest.mark.slow
 def test_size_ratios_are_the_actual_ones() -> None:
     pairs = {
         ("llama-3.1-70b", "llama-3.1-8b"): "1 : 8.8",
@@ -140,6 +141,7 @@ def test_wrong_settings_are_named(given: dict[str, Any], field: str) -> None:
         build_plan(PlanSettings.from_mapping(given))
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_answers_with_its_exit_code(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("target: llama-3.1-70b\ndraft: llama-3.1-8b\ncount: 2\n")

@@ -47,6 +47,7 @@ def test_weighted_statistics_are_those_of_repeated_values(
     assert weighted_mean(values, weights)[0] == pytest.approx(repeated.mean())
 
 
+@pytest.mark.slow
 def test_the_ratio_does_not_depend_on_the_unit_and_turns_round() -> None:
     slow, fast = both_arms(AbLaw())
     median = weighted_quantile(0.5)
@@ -129,6 +130,7 @@ def test_looks_share_out_the_error() -> None:
     assert sum(1 - level_of_look(0.95, j) for j in range(1, 500)) < 0.05
 
 
+@pytest.mark.slow
 def test_peeking_does_not_inflate_the_error() -> None:
     rng = np.random.default_rng(9)
     fooled = 0

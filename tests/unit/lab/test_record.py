@@ -145,6 +145,7 @@ def test_prompts_need_not_be_kept(tmp_path: Path, prompts: Prompts) -> None:
     assert bool(line["prompt_hash"]) == (prompts == "hash")
 
 
+@pytest.mark.slow
 def test_parameters_tell_no_secrets_and_no_texts(tmp_path: Path) -> None:
     """What comes after a hole to fill is as private as what comes before it."""
     body = {**BODY, "suffix": "private words", "stop": ["sk-abcdefghijklmnop1234"]}
@@ -170,6 +171,7 @@ def test_an_answer_that_is_not_streamed_passes_unchanged(tmp_path: Path) -> None
     assert lines[0]["observed"]["output_tokens"] == 9
 
 
+@pytest.mark.slow
 def test_errors_and_broken_streams_pass_as_they_are(tmp_path: Path) -> None:
     _, through, lines = record(tmp_path, BODY, MockFaults(refuse=("min_p",)))
     assert through.status == 400 and b"min_p is not supported" in through.body
@@ -193,6 +195,7 @@ def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
     assert line["observed"]["error"].startswith("connection")
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> None:
     writer = LineWriter(tmp_path / "r.jsonl")
     law = MockLaw(step_s=0.02, prefill_s=0.0)

@@ -154,6 +154,7 @@ def test_what_cannot_be_judged_is_not_called_lost() -> None:
     assert together(busy, slow).says[0].startswith("It cannot be judged at temperature 0 and 0.8")
 
 
+@pytest.mark.slow
 def test_a_crossing_s_interval_covers_the_truth() -> None:
     """400 experiments at 4 loads, 8 blocks each: nominal 95 %."""
     rng = np.random.default_rng(7)

@@ -219,6 +219,7 @@ def test_the_command_compares_lengths_and_control() -> None:
     assert rows[3]["throughput"] > 1.5
 
 
+@pytest.mark.slow
 def test_the_command_takes_lengths_by_load() -> None:
     call = ["lab", "simulate", "demo", "--clients", "1,3", "--output", "20", "--json"]
     done = CliRunner().invoke(app, [*call, "--schedule", "[[1,2,2],[3,4096,0]]"])

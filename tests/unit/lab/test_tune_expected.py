@@ -90,6 +90,7 @@ def test_a_search_starts_with_what_promises_most() -> None:
     assert len(set(Counter(setting.drafter for setting in blank.kept).values())) == 1
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_expects() -> None:
     arguments = [f"vllm serve {MODEL} -tp 4", "--workload", "demo", "--dry-run", "--loads", "1,64"]
     plain = CliRunner().invoke(app, ["lab", "tune", *arguments])

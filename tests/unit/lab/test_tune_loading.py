@@ -50,6 +50,7 @@ def test_one_drafter_that_does_not_load_is_left_out() -> None:
     assert "expected, not measured: draft_model" not in said
 
 
+@pytest.mark.slow
 def test_four_bits_load_where_sixteen_do_not() -> None:
     words = ("--device", "h100-sxm", "--drafter", "ngram")
     assert dry_run(BIG, *words)[0] == 2

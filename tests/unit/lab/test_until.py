@@ -180,6 +180,7 @@ def test_ten_minutes_are_as_much_as_fits(tmp_path: Path, workload: Path) -> None
         fit_into(config, slow, 60)
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_an_estimate(tmp_path: Path, workload: Path) -> None:
     options = ["--workload", str(workload), "--out", str(tmp_path / "ab"), "--dry-run"]
     arms = ["--baseline", "serve {port}", "--candidate", "serve {port} --fast"]

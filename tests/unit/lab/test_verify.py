@@ -173,6 +173,7 @@ def test_the_command_saves_every_check_and_goes_on(tmp_path: Path) -> None:
     assert run(str(file), *out, "--resume").exit_code == 5, "one check is missing, and no server"
 
 
+@pytest.mark.slow
 def test_nothing_compared_is_not_called_different(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\n")

@@ -116,6 +116,7 @@ def test_quantiles_of_histograms() -> None:
     assert math.isnan(bucket_quantile({}, 0.5))
 
 
+@pytest.mark.slow
 def test_a_server_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine serves few requests in these tenths of a second.
     monkeypatch.setattr("foretoken.lab.measure.watch.FEWEST_DRAFTED", 1)

@@ -128,6 +128,7 @@ def streamed(cluster: Cluster, **asked: Any) -> bytes:
     return found
 
 
+@pytest.mark.slow
 def test_half_a_step_reaches_nobody() -> None:
     """The beginning of a step comes again at another replica, from its first token."""
     whole = step("b", 6, 7)

@@ -306,6 +306,7 @@ def test_from_prompts_to_drafts(
     assert all(len(text) == 24 for both in texts for text in both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_run_ends_as_a_whole_one(method: str, target: Path, tmp_path: Path) -> None:
     """Steps after the last checkpoint are lost and done again: to the bit."""
@@ -330,6 +331,7 @@ def test_a_killed_run_ends_as_a_whole_one(method: str, target: Path, tmp_path: P
         assert torch.equal(again.model.state_dict()[name], tensor), name
 
 
+@pytest.mark.slow
 def test_states_on_disk_give_the_same_losses(target: Path, tmp_path: Path) -> None:
     losses: list[dict[str, float]] = []
     for tables in ("", "\n[states]\nshard_megabytes = 1\n"):

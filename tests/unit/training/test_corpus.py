@@ -61,6 +61,7 @@ def installed() -> Corpus:
     return load_corpus()
 
 
+@pytest.mark.slow
 def test_no_held_out_text_is_trained_on(installed: Corpus) -> None:
     held = {file.path for file in installed.held_out}
     assert held <= set(HELD_OUT) and len(held) >= 35

@@ -30,6 +30,7 @@ def test_resume_is_bit_identical(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_loss_falls_and_history_is_kept(tmp_path: Path) -> None:
     lines: list[str] = []
     done = make(tmp_path, max_steps=60, evaluate_steps=30).run(lines.append)

@@ -61,6 +61,7 @@ def _texts(target: Path, drafter: Path | None) -> tuple[list[tuple[int, ...]], i
     return [tuple(one.token_ids) for one in found], drafted
 
 
+@pytest.mark.slow
 def test_a_draft_and_then_a_parallel_one(target: Path, tmp_path: Path) -> None:
     """Trained, exported, run: no token changes; the parallel one begins with the other."""
     done = train(_config(tmp_path, "draft"), tmp_path / "run", target, silent, kind="draft")

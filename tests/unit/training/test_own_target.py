@@ -37,6 +37,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("own"), seed=2, num_hidden_layers=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "mlp"])
 def test_from_prompts_to_a_running_head(kind: str, target: Path, tmp_path: Path) -> None:
     """Answers, steps, provenance, export; the head drafts and changes no token."""

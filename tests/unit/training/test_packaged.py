@@ -15,6 +15,7 @@ PACKAGED = Path(foretoken.__file__).parent / "packaged"
 LIMITS = {"demo": 22_000_000, "demo-draft": 4_000_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_a_packaged_model_is_a_plain_llama(name: str) -> None:
     folder = PACKAGED / name

@@ -85,6 +85,7 @@ def test_text_is_read_anew_when_it_is_another(target: Path, tmp_path: Path) -> N
         prepare_data(settings, run, seen.append)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "eagle3"])
 def test_both_stages_train_and_states_may_be_stored(
     kind: str, target: Path, tmp_path: Path
@@ -99,6 +100,7 @@ def test_both_stages_train_and_states_may_be_stored(
     assert done.step == 8 and done.tokens == 8 * 64
 
 
+@pytest.mark.slow
 def test_the_first_stage_teaches_the_text(target: Path, tmp_path: Path) -> None:
     """What follows in the text is learned, whatever the target would say."""
     settings = replace(read_settings(_two_stages(tmp_path)), target=str(target))

@@ -52,6 +52,7 @@ def _states(tokens_T: torch.Tensor) -> torch.Tensor:
     return tokens_T[:, None].float() + torch.arange(6) / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "mlp"])
 def test_stored_states_give_the_losses_of_computed_ones(
     kind: str, target: Path, tmp_path: Path
