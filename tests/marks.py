@@ -8,19 +8,19 @@ import pytest
 from foretoken.kernels.library import LEVELS, Library
 
 
-def slow(*cases: Any) -> list[Any]:
-    """These cases, marked."""
-    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+def slow(*values: Any) -> Any:
+    """A case of these values, marked."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:
     """All cases in their order; all but `quick` are marked."""
     found = list(cases)
     assert set(quick) <= set(found), f"got {quick}, of {found}"
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in found]
+    return [case if case in quick else slow(case) for case in found]
 
 
-KERNEL_LEVELS = ["portable", "best", *slow(*LEVELS[1:])]
+KERNEL_LEVELS = ["portable", "best", *map(slow, LEVELS[1:])]
 """Instruction sets to test kernels on: `best` is the machine's best one."""
 
 

@@ -60,7 +60,12 @@ def _compare(reference: Reference, llm: object, parameters: str, count: int) -> 
     return sum(len(result.token_ids) for result in found)
 
 
-@pytest.mark.parametrize("method", ["plain", "junk", *METHODS])
+EVERY = (
+    "plain", "junk", "ngram", "suffix", "draft auto", "draft probabilistic", "draft gain", "best",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", slow_but(["plain", "junk", *METHODS], *EVERY))
 def test_every_parameter_set(method: str, model: Path, draft: Path, reference: Reference) -> None:
     """Each method under each parameter set, all requests in one batch: identical."""
     with open_llm(model, draft, method, **PRESSURES["calm"]) as llm:

@@ -8,6 +8,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.metrics.reader import Counter
 from foretoken.types import FinishReason, TokenSource
+from tests.marks import slow_but
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
@@ -58,7 +59,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Drafting]:
         yield Drafting(llm, bool(controlled))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", slow_but(PARAMETERS, *list(PARAMETERS)[::2]))
 def test_same_text_and_tokens(name: str, plain: LLM, drafting: Drafting) -> None:
     """One at a time without drafts, and all together with them: bitwise the same tokens."""
     params = SamplingParams(max_tokens=40, **PARAMETERS[name])

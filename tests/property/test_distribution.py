@@ -7,7 +7,6 @@ below 1e-6 if seeds were drawn anew (Laurent and Massart's bound on the tail of 
 """
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
+from tests.marks import slow
 from tests.property.exact import (
     Rows,
     assert_fits,
@@ -101,11 +101,6 @@ def test_rejection_is_exact_by_enumeration(kind: str, vocab: int, num_drafts: in
     found = emitted(target, drafter, prefix, num_drafts, kind == "one_hot")
     for outcome, expected in plain_probs(target, prefix, num_drafts + 1).items():
         assert found.get(outcome, 0.0) == pytest.approx(expected, abs=2e-6)
-
-
-def slow(*case: object) -> Any:
-    """A case that `make test-full` alone runs."""
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 CASES = pytest.mark.parametrize(

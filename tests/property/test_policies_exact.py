@@ -27,6 +27,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams, StepStats
+from tests.marks import slow
 from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
 from tests.property.verifying import TableModel, sequence_of
 from tests.unit.proposing import draft_model
@@ -143,13 +144,13 @@ PRICE = DraftPrice(token_s=0.05, row_s=DEAR_ROW, usual=0.6, pass_s=AT_ONCE * 0.0
     ("policy", "confidence", "price"),
     [
         (FirstPolicy, Confidence(), None),
-        (FirstPolicy, Confidence(threshold=0.7), None),
+        slow(FirstPolicy, Confidence(threshold=0.7), None),
         (FirstPolicy, Confidence(threshold=0.8, least=2), None),
         (FirstPolicy, Confidence(gain=Gain()), None),
-        (FirstPolicy, Confidence(), PRICE),
-        (BestPolicy, Confidence(), None),
+        slow(FirstPolicy, Confidence(), PRICE),
+        slow(BestPolicy, Confidence(), None),
         (BestPolicy, Confidence(threshold=0.8, least=1), None),
-        (BestPolicy, Confidence(gain=Gain(), least=1), None),
+        slow(BestPolicy, Confidence(gain=Gain(), least=1), None),
     ],
 )
 def test_unseeded_outputs_have_the_targets_distribution(

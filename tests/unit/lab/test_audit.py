@@ -67,7 +67,7 @@ def test_every_fault_has_its_check() -> None:
 
 
 @pytest.mark.parametrize("share", slow_but([1.0, 0.3, 0.1], 1.0))
-@pytest.mark.parametrize("fault", slow_but(FINDS, "skip_verification", "miss_stop", "miscount"))
+@pytest.mark.parametrize("fault", slow_but(FINDS, "skip_verification"))
 def test_a_fault_is_caught(fault: str, share: float) -> None:
     found = run(faults_of([f"{fault}={share}"]), plan_for(fault, share))
     assert found[FINDS[fault]].status == "fault", found[FINDS[fault]]
@@ -203,7 +203,7 @@ def test_consequences_are_told_from_faults() -> None:
     assert "consequence of greedy" in found["streams"].why
 
 
-@pytest.mark.parametrize("rounding", slow_but([0.0, 0.004, 0.02], 0.0))
+@pytest.mark.parametrize("rounding", slow_but([0.0, 0.004, 0.02]))
 def test_a_right_server_passes(rounding: float) -> None:
     found = run(model=MockModel(rounding=rounding))
     assert {result.status for result in found.values()} == {"ok"}, found

@@ -84,6 +84,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_self_contained(page: Path) -> None:
     text = (page / "report.html").read_text("utf-8")
     parser = Balanced()
@@ -95,6 +96,7 @@ def test_the_page_is_whole_and_self_contained(page: Path) -> None:
     assert "let k fall to 0 above 1" in text
 
 
+@pytest.mark.slow
 def test_ids_of_figures_do_not_clash(page: Path) -> None:
     text = (page / "report.html").read_text("utf-8")
     ids = re.findall(r'\bid="([^"]+)"', text)
@@ -103,6 +105,7 @@ def test_ids_of_figures_do_not_clash(page: Path) -> None:
     assert used <= set(ids)
 
 
+@pytest.mark.slow
 def test_every_plot_is_drawn_and_written(page: Path) -> None:
     names = {path.stem for path in (page / "plots").glob("*.png")}
     one = {f"load-8-{name}" for name, *_ in ONE_RUN}
@@ -112,12 +115,14 @@ def test_every_plot_is_drawn_and_written(page: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (page / "plots").iterdir())
 
 
+@pytest.mark.slow
 def test_figures_follow_the_page_s_colours(page: Path) -> None:
     text = (page / "report.html").read_text("utf-8")
     assert "var(--ink)" in text and "var(--grid)" in text
     assert 'width="' not in re.findall(r"<svg[^>]*>", text)[0]
 
 
+@pytest.mark.slow
 def test_numbers_are_there_for_machines(page: Path) -> None:
     with (page / "gains.csv").open() as file:
         rows = list(csv.DictReader(file))

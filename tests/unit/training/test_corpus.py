@@ -76,6 +76,7 @@ def test_no_held_out_text_is_trained_on(installed: Corpus) -> None:
         assert worst <= MOST_SHARED_LINES * len(lines), (file.path, worst, len(lines))
 
 
+@pytest.mark.slow
 def test_prompts_are_held_out_and_repeatable(installed: Corpus) -> None:
     prompts = heldout_prompts(12, tokens=64, rest=32)
     assert prompts == heldout_prompts(12, tokens=64, rest=32)
