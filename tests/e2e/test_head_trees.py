@@ -86,7 +86,7 @@ def chain_logits(
     return last
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle", "medusa", "dflash"))
 def test_dynamic_trees_change_no_token(
     name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
 ) -> None:
@@ -96,7 +96,7 @@ def test_dynamic_trees_change_no_token(
 
 
 @pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle3", "mlp", "dspark"))
 def test_every_node_is_what_the_chain_would_draft(
     name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
 ) -> None:

@@ -76,7 +76,7 @@ def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) ->
     return LLM(str(model), speculative_config={**config, "model": str(folder)}, **settings)
 
 
-@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize("pressure", slow_but(["calm", "shortage"], "shortage"))
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_change_no_token(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any

@@ -80,7 +80,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str,
 
 
 @pytest.mark.parametrize("pressure", slow_but(["calm", "chunks"], "chunks"))
-@pytest.mark.parametrize("name", slow_but(DRAFTERS, "draft", "tree", "eagle3"))
+@pytest.mark.parametrize("name", slow_but(DRAFTERS, "tree"))
 def test_drafters_change_no_token(
     name: str, pressure: str, model: Path, drafters: dict[str, Any], kept: Any, plain: Any
 ) -> None:

@@ -67,7 +67,7 @@ def run(llm: LLM, parameters: dict[str, Any], late: random.Random | None) -> tup
 
 
 @pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(METHODS, *list(METHODS)[::3]))
 def test_whoever_joins_changes_nothing(
     method: str, pressure: str, model: Path, folders: dict[str, Path]
 ) -> None:

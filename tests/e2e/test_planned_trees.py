@@ -120,7 +120,7 @@ class AnyPlan:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", slow_but(DRAFTERS, "draft_model", "dspark"))
+@pytest.mark.parametrize("name", slow_but(DRAFTERS, "dspark"))
 def test_no_plan_changes_a_token(
     name: str,
     shape: str,

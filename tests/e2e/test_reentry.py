@@ -123,7 +123,7 @@ def entering(llm: LLM, seed: int, *, audits: bool) -> Entering:
 
 
 @pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(METHODS, *list(METHODS)[::2]))
 def test_entering_anywhere_changes_no_token(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
 ) -> None:

@@ -97,7 +97,7 @@ class Resting:
 
 
 @pytest.mark.parametrize("pressure", slow_but(["calm", "chunks", "shortage"], "shortage"))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, *list(NAMES)[::3]))
 def test_heads_read_only_what_was_kept(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
 ) -> None:

@@ -17,6 +17,7 @@ from tests.golden import quantized as q
 from tests.golden.families import OWN, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward
 from tests.golden.test_ready_made import CASES
+from tests.marks import slow_but
 from tests.packed import keep_packed
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
@@ -56,7 +57,7 @@ def check(
     assert torch.equal(logits(folder, dtype, quantization), before)
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", slow_but(OWN, *list(OWN)[::3]))
 def test_families(case: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path / "model", *OWN[case])
     dtype = (torch.float32, torch.bfloat16)[len(case) % 2]
@@ -76,7 +77,7 @@ def test_rounded(
     check(tmp_path / "model", kept, monkeypatch, dtype, quantization)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *list(CASES)[::3]))
 def test_ready_made(case: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, writer, more = CASES[case]
     folder, _ = q.write_both(tmp_path, config, writer, **more)

@@ -28,6 +28,7 @@ from tests.golden.families import (
     write_checkpoint,
 )
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
+from tests.marks import slow_but
 
 LENGTH, TOLERANCE = 75, 1e-4
 PHI3 = {"hidden_size": 32, "rope_parameters": LONGROPE, "original_max_position_embeddings": 40}
@@ -77,7 +78,7 @@ def test_logits_agree(case: str, batch_invariant: bool, tmp_path: Path) -> None:
     assert_all_cuts_agree(runner, model, case, (LENGTH, 9, 40, 23))
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", slow_but(OWN))
 def test_greedy_tokens_agree(case: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, *OWN[case])
     assert_greedy_agrees(tmp_path, model)

@@ -22,6 +22,7 @@ from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
 from foretoken.text.spelling import spelling_json
 from foretoken.types import Request, SamplingParams
+from tests.marks import slow_but
 
 ADDED = {
     "<call>": False,
@@ -123,7 +124,7 @@ def written(grammars: Grammars, size: int, end: int, given: Any, draw: random.Ra
     return ids[:-1]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", slow_but(TOKENIZERS, *list(TOKENIZERS)[::3]))
 def test_forced_text_is_that_text(name: str) -> None:
     backend = TOKENIZERS[name]()
     size, end = backend.get_vocab_size() + 4, id_of(backend, "</s>")

@@ -67,7 +67,7 @@ def test_every_fault_has_its_check() -> None:
 
 
 @pytest.mark.parametrize("share", slow_but([1.0, 0.3, 0.1], 1.0))
-@pytest.mark.parametrize("fault", slow_but(FINDS, "skip_verification"))
+@pytest.mark.parametrize("fault", slow_but(FINDS, "miscount"))
 def test_a_fault_is_caught(fault: str, share: float) -> None:
     found = run(faults_of([f"{fault}={share}"]), plan_for(fault, share))
     assert found[FINDS[fault]].status == "fault", found[FINDS[fault]]

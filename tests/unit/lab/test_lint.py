@@ -97,7 +97,7 @@ def test_the_same_command_line_in_today_s_words_does_not_fit() -> None:
     assert {("draft_ranks", "error"), ("kv_budget", "error"), ("tp_symmetry", "error")} <= found
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "foretoken"])
+@pytest.mark.parametrize("engine", slow_but(["vllm", "llama.cpp", "foretoken"], "vllm"))
 @pytest.mark.parametrize(
     "method", ["draft_model", "ngram", "suffix", "eagle3", "dflash", "dspark", "none"]
 )
