@@ -400,3 +400,27 @@ def test_a_whole_answer_is_dropped_too(server: Serving) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(server.url + "/v1/completions", json=body, timeout=0.3)
     server.wait_idle()
+
+
+def test_bytes_of_logprobs_are_the_answers(client: openai.OpenAI) -> None:
+    """Characters that take several tokens are spread over them."""
+    text = "\u4f60\u597d \U0001f468\u200d\U0001f469 e\u0301"
+    for stream in (False, True):
+        asked: Any = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "x"}],
+            "logprobs": True,
+            "top_logprobs": 2,
+            "extra_body": {"structured_outputs": {"choice": [text]}},
+        }
+        if stream:
+            chunks = list(client.chat.completions.create(**asked, stream=True))
+            parts = [one.choices[0].logprobs for one in chunks if one.choices]
+            entries = [entry for part in parts if part for entry in part.content or ()]
+        else:
+            [choice] = client.chat.completions.create(**asked).choices
+            assert choice.message.content == text and choice.logprobs is not None
+            entries = choice.logprobs.content or []
+        written = b"".join(bytes(entry.bytes or ()) for entry in entries)
+        assert written.removesuffix(b"</s>").removesuffix(b"<eos>") == text.encode()
+        assert len(entries) > len(text) and all(len(one.top_logprobs) == 2 for one in entries)

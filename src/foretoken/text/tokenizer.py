@@ -18,6 +18,7 @@ from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.reach import token_reach
 from foretoken.text.renderers import always
+from foretoken.text.token_bytes import bytes_of_tokens
 
 __all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
@@ -104,6 +105,19 @@ class Tokenizer:
         """Added tokens by the text that each is written as."""
         known = self._tokenizer.get_added_tokens_decoder()
         return {one.content: AddedToken(i, one.special) for i, one in known.items()}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, which may be part of a character; nothing for an unknown id."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._bytes_of is None or token in self.added_tokens:
+            return self.decode([token_id], skip_special_tokens=False).encode("utf-8", "replace")
+        return self._bytes_of(token)
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[str], bytes] | None:
+        return bytes_of_tokens(self.describe())
 
     def describe(self) -> dict[str, Any]:
         """The content of tokenizer.json."""

@@ -37,6 +37,12 @@ class TokenTexts:
             self._known[token_id] = text
         return text
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """What the token stands for; those of an output, joined, are its text."""
+        if self._tokenizer is None:
+            return self(token_id).encode()
+        return self._tokenizer.token_bytes(token_id)
+
 
 class Tally:
     """Counts over all choices of one request, for its usage and its metrics."""
@@ -162,7 +168,7 @@ def completion_logprobs(
     }
 
 
-def chat_logprobs(event: Event, text_of: TokenText, count: int) -> dict[str, Any]:
+def chat_logprobs(event: Event, text_of: TokenTexts, count: int) -> dict[str, Any]:
     """Logprobs of one token of a chat completion."""
     assert event.token_id is not None and event.logprobs is not None, event
     row = event.logprobs
@@ -173,9 +179,9 @@ def chat_logprobs(event: Event, text_of: TokenText, count: int) -> dict[str, Any
     }
 
 
-def _entry(token_id: int, entry: Logprob, text_of: TokenText) -> dict[str, Any]:
-    text = text_of(token_id)
-    return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode())}
+def _entry(token_id: int, entry: Logprob, text_of: TokenTexts) -> dict[str, Any]:
+    given = list(text_of.bytes_of(token_id))
+    return {"token": text_of(token_id), "logprob": finite(entry.logprob), "bytes": given}
 
 
 def prompt_logprobs(rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText) -> LateList:
