@@ -1,17 +1,18 @@
 """GGUF files: their metadata as the config.json that Hugging Face would have. Torch-free.
 
-Read through the `gguf` package, which is an optional extra. Families are those whose record has a
-name in GGUF. Sizes come from the metadata, biases and tied heads from which tensors there are.
+Families are those whose record has a name in GGUF. Sizes come from the metadata, biases and tied
+heads from which tensors there are.
 """
 
 import functools
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.extras import OptionalPackages
 from foretoken.shape.families import families
+from foretoken.shape.gguf_file import GgufTable, GgufTensor, read_gguf
 from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
@@ -27,6 +28,8 @@ _SIZES = {
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
 }
+_REALS = ("rms_norm_eps", "rope_theta")
+_MATRICES = ("token_embd.weight", "output.weight")
 _HELD = {
     "Q8_0": Held(1.0, 8, 32),
     "Q4_0": Held(1.0, 4, 32),
@@ -42,33 +45,30 @@ _LLAMA3 = {
 }
 
 
-def open_gguf(path: Path) -> Any:
-    """The `gguf` package's reader of a file; tensors are mapped, not read.
+def open_gguf(path: Path) -> GgufTable:
+    """The table of a file; tensors are mapped, not read.
 
     Raises:
-        MissingPackageError: the extra `gguf` is not installed.
-        CheckpointError: no GGUF file, or one that is cut short or split.
+        CheckpointError: no GGUF file, or one that is broken, cut short or split.
     """
-    reader = _open(path, path.stat().st_mtime_ns)
-    if _value(reader, "split.count", 1) > 1:
+    try:
+        table = _open(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise CheckpointError(path.name, str(path), f"a complete GGUF file ({error})") from error
+    if table.get("split.count", int, 1) > 1:
         allowed = "one file: join the parts with llama-gguf-split --merge"
         raise CheckpointError("weights", path.name, allowed)
-    return reader
+    return table
 
 
 def forget_gguf() -> None:
-    """Drop what was read of files: the names of a large vocabulary take some 100 MB."""
+    """Let go of files."""
     _open.cache_clear()
 
 
 @functools.lru_cache(maxsize=2)
-def _open(path: Path, changed: int) -> Any:
-    with OptionalPackages(f"{path}, a GGUF file,"):
-        import gguf
-    try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise CheckpointError(path.name, str(path), f"a complete GGUF file ({error})") from error
+def _open(path: Path, changed: int) -> GgufTable:
+    return read_gguf(path)
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -78,42 +78,48 @@ def gguf_config(path: Path) -> dict[str, Any]:
         UnsupportedModelError: another architecture, or positions that are not recognized.
         CheckpointError: metadata are missing.
     """
-    reader = open_gguf(path)
-    family = _value(reader, "general.architecture", None)
+    table = open_gguf(path)
+    family = table.get("general.architecture", str)
     known = {one.gguf: one.model_type for one in reversed(families()) if one.gguf is not None}
     if family not in known:
         allowed = f"{', '.join(reversed(known))} in GGUF, or the safetensors of this model"
         raise UnsupportedModelError("general.architecture", family, allowed)
-    if _value(reader, f"{family}.expert_count", 0):
+    if table.get(f"{family}.expert_count", int, 0):
         raise UnsupportedModelError("expert_count", family, "no mixture of experts")
-    found = {name: _value(reader, f"{family}.{key}", None) for name, key in _SIZES.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    found = {
+        name: table.get(f"{family}.{key}", float if name in _REALS else int)
+        for name, key in _SIZES.items()
+    }
+    tensors = table.tensors
     if "token_embd.weight" not in tensors:
         raise CheckpointError("missing tensor", "token_embd.weight", "a language model's tensors")
+    for name, tensor in tensors.items():
+        if len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
+            raise CheckpointError(name, f"shape {list(tensor.shape)}", "a matrix")
     window = found.pop("sliding_window")
-    eos = [_value(reader, f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")]
+    eos = [table.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("eos", "eot")]
     return {
         **{name: value for name, value in found.items() if value is not None},
         "model_type": "mistral" if family == "llama" and window else known[family],
         "sliding_window": window,
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "vocab_size": tensors["token_embd.weight"].shape[1],
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": sorted({one for one in eos if one is not None}),
         "torch_dtype": "bfloat16",
-        "rope_scaling": _rope(reader, family, tensors.get("rope_freqs.weight"), found),
+        "rope_scaling": _rope(table, family, tensors.get("rope_freqs.weight"), found),
     }
 
 
 def gguf_scheme(path: Path) -> StoredScheme:
     """The types of the file's matrices, the most frequent first, and what kernels make of them."""
-    tensors = [tensor for tensor in open_gguf(path).tensors if len(tensor.shape) > 1]
-    kinds = Counter(tensor.tensor_type.name for tensor in tensors)
-    numbers, top = Counter[Held](), {tensor.name: tensor.tensor_type.name for tensor in tensors}
+    tensors = [one for one in open_gguf(path).tensors.values() if len(one.shape) > 1]
+    kinds = Counter(tensor.kind for tensor in tensors)
+    numbers, top = Counter[Held](), {tensor.name: tensor.kind for tensor in tensors}
     for tensor in tensors:
         if tensor.name.startswith("blk."):
-            numbers[_HELD.get(tensor.tensor_type.name, FLOATS)] += int(tensor.n_elements)
+            numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
     head = top.get("output.weight", top.get("token_embd.weight", ""))
     return StoredScheme(
         method="gguf",
@@ -123,21 +129,24 @@ def gguf_scheme(path: Path) -> StoredScheme:
     )
 
 
-def _value(reader: Any, name: str, default: Any) -> Any:
-    field = reader.get_field(name)
-    return default if field is None else field.contents()
-
-
-def _rope(reader: Any, family: str, freqs: Any, sizes: dict[str, Any]) -> dict[str, Any] | None:
+def _rope(
+    table: GgufTable, family: str, freqs: GgufTensor | None, sizes: dict[str, Any]
+) -> dict[str, Any] | None:
     """The rope_scaling; Llama 3's is stored as what each frequency is divided by."""
-    kind = _value(reader, f"{family}.rope.scaling.type", "none")
+    kind = table.get(f"{family}.rope.scaling.type", str, "none")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": _value(reader, f"{family}.rope.scaling.factor", 1)}
+        factor = table.get(f"{family}.rope.scaling.factor", float, 1.0)
+        return {"rope_type": "linear", "factor": factor}
     if kind != "none":
         raise UnsupportedModelError("rope.scaling.type", kind, "none, linear, or Llama 3's")
     if freqs is None:
         return None
+    if len(freqs.shape) != 1 or freqs.kind != "F32":
+        given = f"{freqs.kind}, shape {list(freqs.shape)}"
+        raise CheckpointError(freqs.name, given, "a list of numbers in F32")
     stored = [float(one) for one in freqs.data]
+    if not all(math.isfinite(one) and one > 0 for one in stored):
+        raise CheckpointError(freqs.name, stored[:3], "numbers above 0")
     rope = {**_LLAMA3, "factor": round(max(stored), 3)}
     wanted = _llama3_divisors(rope, float(sizes["rope_theta"] or 1e4), len(stored))
     if any(abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)):

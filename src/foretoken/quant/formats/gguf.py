@@ -7,17 +7,19 @@ they are put back.
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from foretoken.errors import CheckpointError
+from foretoken.extras import OptionalPackages
 from foretoken.quant.arrange import Weights, change_rows
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.formats.gguf_blocks import decode
 from foretoken.shape.families import find_family
 from foretoken.shape.gguf import gguf_config, open_gguf
+from foretoken.shape.gguf_file import GgufTensor
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -54,11 +56,13 @@ class GgufFile:
             ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
         """
         self._dtype = dtype
-        config, reader = gguf_config(path), open_gguf(path)
-        self._tensors: dict[str, Any] = {
-            _hugging_face(tensor.name): tensor
-            for tensor in reader.tensors
-            if tensor.name != _IN_CONFIG
+        config, table = gguf_config(path), open_gguf(path)
+        with OptionalPackages(f"{path}, a GGUF file,"):
+            import gguf  # noqa: F401 - needed where tensors are multiplied out
+        self._tensors = {
+            _hugging_face(name): tensor
+            for name, tensor in table.tensors.items()
+            if name != _IN_CONFIG
         }
         self._heads: dict[str, int] = {}
         family = find_family(config["model_type"])
@@ -77,16 +81,17 @@ class GgufFile:
         try:
             floats = self._floats(tensor)
         except NotImplementedError as error:
-            given = f"{name}: {tensor.tensor_type.name}"
+            given = f"{name}: {tensor.kind}"
             raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
         found = self._in_order(name, floats)
         assert isinstance(found, Tensor), type(found)
         return found
 
-    def _floats(self, tensor: Any) -> Tensor:
+    def _floats(self, tensor: GgufTensor) -> Tensor:
+        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        rows, kind = tensor.data, tensor.tensor_type
+        rows, kind = tensor.data, GGMLQuantizationType[tensor.kind]
         if rows.ndim == 1:
             return torch.tensor(dequantize(rows, kind), dtype=torch.float32)
         inputs = int(tensor.shape[0])
@@ -101,7 +106,7 @@ class GgufFile:
         tensor = self._tensors[name]
         if tensor.data.dtype.name != "uint8":
             return None
-        found = decode(tensor.tensor_type.name, torch.tensor(tensor.data))
+        found = decode(tensor.kind, torch.tensor(tensor.data))
         return None if found is None else self._in_order(name, found)
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
