@@ -4,6 +4,7 @@ of 2^60 that hangs, a traceback where a message belongs, bytes of one tensor rea
 import random
 import re
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, MissingPackageError
+from foretoken.quant.formats import GgufFile
 from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_scheme
 from foretoken.shape.gguf_file import TYPES, Strings, read_gguf
 
@@ -63,6 +65,16 @@ def file(
 def test_a_whole_one_is_read(tmp_path: Path) -> None:
     found = gguf_config(file(tmp_path))
     assert (found["vocab_size"], found["hidden_size"], found["num_hidden_layers"]) == (5, 8, 1)
+
+
+def test_weights_need_the_package_and_sizes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    path = file(tmp_path)
+    assert gguf_config(path)["hidden_size"] == 8
+    with pytest.raises(MissingPackageError, match=r"foretoken\[gguf\]"):
+        GgufFile(path)
 
 
 def more(kind: int, value: bytes, name: str = "llama.rope.freq_base") -> dict[str, Any]:

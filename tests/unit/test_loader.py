@@ -2,7 +2,6 @@
 loads and answers nonsense because a tensor was missing, left over, cut short or misread."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor
 from foretoken.checkpoint import find_model
 from foretoken.errors import (
     CheckpointError,
-    MissingPackageError,
     ModelNotFoundError,
     UnsupportedModelError,
 )
@@ -227,13 +225,6 @@ def test_gguf_files_are_named_themselves(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"a\.gguf, b\.gguf"):
         find_model(str(tmp_path))
     with pytest.raises(CheckpointError, match=r"complete GGUF"):
-        ModelShape.from_config(tmp_path / "a.gguf")
-
-
-def test_gguf_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(MissingPackageError, match=r"foretoken\[gguf\]"):
         ModelShape.from_config(tmp_path / "a.gguf")
 
 

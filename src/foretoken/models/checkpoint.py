@@ -5,7 +5,6 @@ names, shapes and files. What the tensors mean is the builder's affair, and how 
 are stored that of `quant.formats`.
 """
 
-import json
 import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
+from foretoken.shape.fields import read_json
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -104,11 +104,10 @@ def _shards(folder: Path, name: str) -> list[Path]:
     index = folder / f"{name}.index.json"
     if not index.is_file():
         return [folder / name] if (folder / name).is_file() else []
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(index.name, str(index), "a JSON with a weight_map") from error
-    paths = [folder / str(shard) for shard in sorted(names)]
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(shard, str) for shard in files.values()):
+        raise CheckpointError(index.name, files, "a weight_map from tensors to files")
+    paths = [folder / shard for shard in sorted(set(files.values()))]
     for path in paths:
         if not path.is_file():
             raise CheckpointError("missing shard", path.name, f"the files that {index.name} names")

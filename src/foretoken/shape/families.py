@@ -13,7 +13,14 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
-from foretoken.shape.fields import Config, positive, positive_or_none, refuse_unless, size
+from foretoken.shape.fields import (
+    Config,
+    layer_count,
+    positive,
+    positive_or_none,
+    refuse_unless,
+    size,
+)
 from foretoken.shape.rope_config import RopeShape
 
 ENTRY_POINTS = "foretoken.families"
@@ -151,7 +158,8 @@ def _qwen(config: Config) -> dict[str, Any]:
     """Upper layers may have a window, if it is switched on."""
     refuse_unless(config, {"hidden_act": _SILU})
     window = _window(config) if config.get("use_sliding_window") else None
-    layers, first = size(config, "num_hidden_layers"), config.get("max_window_layers", 28)
+    layers, first = layer_count(config), config.get("max_window_layers")
+    first = 28 if first is None else first
     usual = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
     windows = _windows_by_type(config, config.get("layer_types") or usual, window)
     return {"windows": windows, "rope": _one_rope(config)}
@@ -196,7 +204,7 @@ def _gemma(config: Config, period: int) -> dict[str, Any]:
     refuse_unless(
         config, {"hidden_activation": _GELU, "use_bidirectional_attention": _NO, "mlp_bias": _NO}
     )
-    layers = size(config, "num_hidden_layers")
+    layers = layer_count(config)
     usual = [_SLIDING if (i + 1) % period else _FULL for i in range(layers)]
     return {
         "hidden_act": _GELU[0],
@@ -211,7 +219,7 @@ def _windows_by_type(
     config: Config, layer_types: list[str], window: int | None
 ) -> tuple[int | None, ...]:
     _check_layer_types({"layer_types": layer_types}, {_FULL, _SLIDING})
-    if len(layer_types) != size(config, "num_hidden_layers"):
+    if len(layer_types) != layer_count(config):
         raise CheckpointError("config.json layer_types", layer_types, "one per layer")
     if window is None and _SLIDING in layer_types:
         raise CheckpointError("config.json sliding_window", None, f"a number: some are {_SLIDING}")
@@ -225,7 +233,7 @@ def _check_layer_types(config: Config, allowed: set[str]) -> None:
 
 
 def _everywhere(config: Config, window: int | None) -> tuple[int | None, ...]:
-    return (window,) * size(config, "num_hidden_layers")
+    return (window,) * layer_count(config)
 
 
 def _window(config: Config) -> int | None:

@@ -1,6 +1,7 @@
 """Fields of a config.json, checked one by one. Knows types and bounds, not what fields mean."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 from foretoken.errors import CheckpointError, UnsupportedModelError
 
 Config = Mapping[str, Any]
+LARGEST_SIZE = 1 << 31
+"""Above every size of a model; below what would be worked on for hours."""
+MOST_LAYERS = 10_000
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -19,21 +23,26 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(file.name, str(file), f"valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(file.name, content, "a JSON object")
     return content
 
 
-def size(config: Config, name: str, default: int | None = None) -> int:
-    """A positive integer field; `default` where it is absent or null."""
+def size(config: Config, name: str, default: int | None = None, *, most: int = LARGEST_SIZE) -> int:
+    """A positive integer field, `most` at most; `default` where it is absent or null."""
     value = config.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json {name}", value, "a positive integer")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise CheckpointError(f"config.json {name}", value, f"a positive integer up to {most}")
     return value
+
+
+def layer_count(config: Config) -> int:
+    """`num_hidden_layers`; there are lists with one entry each."""
+    return size(config, "num_hidden_layers", most=MOST_LAYERS)
 
 
 def positive(config: Config, name: str, default: float | None = None) -> float:
@@ -51,7 +60,7 @@ def positive_or_none(config: Config, name: str) -> float | None:
     value = config.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"config.json {name}", value, "a positive number")
     return float(value)
 

@@ -6,7 +6,16 @@ from typing import Any, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape.families import family_names, find_family
-from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
+from foretoken.shape.field_kinds import check_kinds
+from foretoken.shape.fields import (
+    Config,
+    dtype_name,
+    eos_ids,
+    layer_count,
+    positive,
+    read_json,
+    size,
+)
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
 from foretoken.shape.rope_config import RopeShape
@@ -75,6 +84,8 @@ class ModelShape:
         config = read_json(file)
         generation = folder / "generation_config.json"
         more = read_json(generation) if generation.is_file() else {}
+        check_kinds(config)
+        check_kinds(more, generation.name)
         both = eos_ids(config) | eos_ids(more)
         return cls._from_dict(folder, {**config, "eos_token_id": sorted(both)}, stored=None)
 
@@ -92,6 +103,7 @@ class ModelShape:
 
     @classmethod
     def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
+        check_kinds(config)
         eos = sorted(eos_ids(config))
         family = find_family(config.get("model_type"))
         if family is not None:
@@ -227,7 +239,7 @@ def _sizes(config: Config) -> dict[str, Any]:
         "vocab_size": size(config, "vocab_size"),
         "hidden_size": size(config, "hidden_size"),
         "intermediate_size": size(config, "intermediate_size"),
-        "num_hidden_layers": size(config, "num_hidden_layers"),
+        "num_hidden_layers": layer_count(config),
         "num_attention_heads": heads,
         "num_key_value_heads": size(config, "num_key_value_heads", heads),
         "max_position_embeddings": size(config, "max_position_embeddings"),

@@ -77,7 +77,7 @@ def _compressed_tensors(given: Config) -> StoredScheme:
         raise UnsupportedModelError("quantization_config.kv_cache_scheme", scheme, "none")
     found, held, rounds, block = [], [], False, _block(None)
     for group in (given.get("config_groups") or {}).values():
-        weights = group.get("weights")
+        weights = (group or {}).get("weights")
         if weights is None:
             continue
         if group.get("format", layout) not in (*_SCHEMES, "mixed-precision"):

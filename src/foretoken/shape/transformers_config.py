@@ -11,7 +11,7 @@ from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import family_names
-from foretoken.shape.fields import Config, size
+from foretoken.shape.fields import Config, layer_count, size
 from foretoken.shape.stored import stored_scheme
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -40,7 +40,7 @@ def transformers_fields(folder: Path, raw: Config) -> dict[str, Any]:
     _refuse(config, kind, allowed)
     heads = size(config, "num_attention_heads")
     hidden = size(config, "hidden_size")
-    layers = size(config, "num_hidden_layers")
+    layers = layer_count(config)
     key_heads = 1 if config.get("multi_query") else size(config, "num_key_value_heads", heads)
     return {
         "model_type": kind,
@@ -69,10 +69,9 @@ def _read(folder: Path, kind: object, allowed: str) -> dict[str, Any]:
         raise UnsupportedModelError("model_type", kind, allowed)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise CheckpointError(
-            "config.json", kind, f"one transformers can read ({error})"
-        ) from error
+    except Exception as error:
+        allowed = f"one transformers can read ({error})"
+        raise CheckpointError("config.json", kind, allowed) from error
     names = config.attribute_map
     common = {name: getattr(config, name, None) for name in names}
     return {**config.to_dict(), **common}
@@ -80,7 +79,7 @@ def _read(folder: Path, kind: object, allowed: str) -> dict[str, Any]:
 
 def _refuse(config: Config, kind: object, allowed: str) -> None:
     for name in _EXPERTS:
-        if (config.get(name) or 0) > 1:
+        if config.get(name) not in (None, 0, 1):
             given = f"{kind} with {config[name]} experts"
             raise UnsupportedModelError("model_type", given, f"{allowed}; no mixture of experts")
     for name in _OTHER_INPUTS:

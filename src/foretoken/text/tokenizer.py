@@ -249,7 +249,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError("tokenizer", str(file), f"valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise TokenizerError("tokenizer", str(file), "a JSON object")
     return content

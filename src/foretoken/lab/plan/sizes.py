@@ -21,7 +21,11 @@ from foretoken.checkpoint import PACKAGED, find_model
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, one_of
 from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import ModelFamily, family_alike, find_family
+from foretoken.shape.field_kinds import check_kinds
+from foretoken.shape.fields import LARGEST_SIZE, MOST_LAYERS, read_json
 
+_AT_LEAST_ONE = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_MOST = {"num_hidden_layers": MOST_LAYERS}
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
 
 
@@ -106,7 +110,8 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     Raises:
         CheckpointError: a size is missing.
     """
-    config = config.get("text_config", config)
+    check_kinds(config)
+    config = config.get("text_config") or config
     reader = _SizeReader(config, _engine_shape(config))
     hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
     full, window_layers = reader.attention_layers()
@@ -165,8 +170,10 @@ class _SizeReader:
         value = self.config.get(name)
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"config.json: {name}", value, "a whole number, as the model has")
+        least, most = int(name in _AT_LEAST_ONE), _MOST.get(name, LARGEST_SIZE)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            allowed = f"a whole number from {least} to {most}, as the model has"
+            raise CheckpointError(f"config.json: {name}", value, allowed)
         return value
 
     def first(self, *names: str) -> int:
@@ -357,14 +364,8 @@ def _from_row(name: str, row: Mapping[str, Any]) -> PlanModel:
 
 
 def _from_file(name: str, file: Path) -> PlanModel:
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        allowed = f"valid JSON ({error}); fetch the model's config.json again"
-        raise CheckpointError("config.json", str(file), allowed) from error
-    if not isinstance(config, dict):
-        raise CheckpointError("config.json", str(file), "a JSON object")
-    return read_config(name, config, family="", tokenizer=_fingerprint(file.parent))
+    tokenizer = _fingerprint(file.parent)
+    return read_config(name, read_json(file), family="", tokenizer=tokenizer)
 
 
 def _fingerprint(folder: Path) -> str:

@@ -22,6 +22,7 @@ from foretoken.errors import (
     UnsupportedModelError,
 )
 from foretoken.quant.finite import check_finite
+from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import read_json
 
 WEIGHTS = (
@@ -54,6 +55,7 @@ def read_head(folder: Path) -> HeadFolder:
     if not file.is_file():
         raise ModelNotFoundError("speculative_config.model", str(folder), "a config.json in it")
     config = read_json(file)
+    check_kinds(config)
     for name in WEIGHTS:
         if (folder / name).is_file():
             return HeadFolder(folder, config, _read_tensors(folder / name))
