@@ -20,6 +20,7 @@ from tests.e2e.added_tokens import (
     SIZE,
     write_model_with_added_tokens,
 )
+from tests.marks import slow
 
 HOWS: list[dict[str, Any]] = [{}, {"enabled": False}, {"drafter": "added"}]
 """Forced tokens drafted; no drafts; drafts of the tokens that must not be taken."""
@@ -71,7 +72,7 @@ def structures(text: str) -> Iterator[tuple[dict[str, Any], str]]:
     yield {"grammar": f"root ::= {lark} [0-9]"}, f"a{plain}[0-9]"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
 def test_forced_text_is_spelt_in_ordinary_tokens(llm: LLM, temperature: float) -> None:
     asked = [one for text in IDS for one in structures(text)]
     for how in HOWS:

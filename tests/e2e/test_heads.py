@@ -22,7 +22,7 @@ from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
-from tests.marks import slow_but
+from tests.marks import slow, slow_but
 from tests.property.exact import assert_alike
 
 TOKENS, COUNT = 32, 12
@@ -267,7 +267,9 @@ def test_heads_among_other_drafters(
         assert policy == "best" or wish in metrics.drafter_per_step, "best may choose none"
 
 
-@pytest.mark.parametrize("stop", [{}, {"draft_confidence_threshold": 0.45}], ids=["all", "sure"])
+@pytest.mark.parametrize(
+    "stop", [slow({}), {"draft_confidence_threshold": 0.45}], ids=["all", "sure"]
+)
 @pytest.mark.parametrize("name", slow_but(["peagle", "dflash", "dspark"], "dspark"))
 def test_drawn_drafts_have_the_plain_distribution(
     name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path]

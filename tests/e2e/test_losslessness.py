@@ -61,7 +61,7 @@ def _compare(reference: Reference, llm: object, parameters: str, count: int) -> 
 
 
 EVERY = (
-    "plain", "junk", "ngram", "suffix", "draft auto", "draft probabilistic", "draft gain", "best",
+    "junk", "ngram", "suffix", "draft auto", "draft probabilistic", "best",
 )  # fmt: skip
 
 

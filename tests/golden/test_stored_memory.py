@@ -23,6 +23,7 @@ from tests.golden import quantized as q
 from tests.golden.test_gguf import MIXED
 from tests.golden.test_gguf import write_both as write_gguf
 from tests.golden.test_ready_made import AWQ, FLOAT, Case, compressed, gptq
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="only kernels hold integers")
 
@@ -80,7 +81,7 @@ def said_bytes(path: Path, quantization: str | None) -> int:
     return ModelMemory(shape=shape, quantization=quantization).weight_bytes(2)
 
 
-@pytest.mark.parametrize("quantization", ROUNDED)
+@pytest.mark.parametrize("quantization", slow_but(ROUNDED, None))
 @pytest.mark.parametrize("case", CASES)
 def test_folders_take_what_is_said(tmp_path: Path, case: str, quantization: str | None) -> None:
     config, writer, more = CASES[case]

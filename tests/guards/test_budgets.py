@@ -19,6 +19,8 @@ def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Async
 
     def visit(node: ast.AST, prefix: str) -> Iterator[Any]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue
             name = prefix
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{prefix}.{child.name}" if prefix else child.name

@@ -108,14 +108,14 @@ CASES = pytest.mark.parametrize(
     [
         slow("auto", "auto", 0, False),
         ("auto", "auto", 2, False),
-        ("standard", "probabilistic", 2, True),
+        slow("standard", "probabilistic", 2, True),
         slow("standard", "greedy", 2, False),
         slow("auto", "greedy", 2, False),
         ("matching", "auto", 2, False),
         ("block", "probabilistic", 2, True),
         slow("block", "auto", 3, False),
         slow("block", "greedy", 2, False),
-        ("auto", "auto", 2, True),
+        slow("auto", "auto", 2, True),
     ],
 )
 

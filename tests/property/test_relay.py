@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -209,4 +210,8 @@ class Relaying(RuleBasedStateMachine):
 
 
 TestRelaying = Relaying.TestCase
-TestRelaying.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRelaying.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+TestRelayingAtLength = pytest.mark.slow(type("TestRelayingAtLength", (TestRelaying,), {}))
+TestRelayingAtLength.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

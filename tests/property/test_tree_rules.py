@@ -18,6 +18,7 @@ from foretoken.runtime.batch import Batch
 from foretoken.runtime.draft_tree import tree_of
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
+from tests.marks import slow
 from tests.property.exact import Rows, assert_fits, chain_probs, plain_probs, rows_of
 from tests.property.test_block import emitted
 from tests.property.verifying import TableModel, sequence_of, span_of
@@ -183,7 +184,7 @@ def draw_tree(
 
 
 @pytest.mark.parametrize("fixed", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", ["matching", "standard", "traversal"])
+@pytest.mark.parametrize("rule", ["matching", slow("standard"), "traversal"])
 def test_simulated_trees_have_the_targets_distribution(rule: str, fixed: bool) -> None:
     """LENGTH tokens in one or two verifications, with a penalty that looks at the branch."""
     samples, parents = 1200, SHAPES["comb"]

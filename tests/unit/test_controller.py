@@ -45,7 +45,7 @@ def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
 
 
 @pytest.mark.parametrize("count", slow_but([1, 4, 8, 32], 4))
-@pytest.mark.parametrize("chance", slow_but([0.0, 0.3, 0.6, 0.8, 0.95], 0.0, 0.8))
+@pytest.mark.parametrize("chance", slow_but([0.0, 0.3, 0.6, 0.8, 0.95], 0.0))
 def test_steady_traffic_is_nearly_as_fast_as_the_best_fixed_length(
     count: int, chance: float
 ) -> None:

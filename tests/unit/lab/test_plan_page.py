@@ -255,6 +255,7 @@ def test_the_exit_code_is_the_first_word(settings: list[str], code: int, word: s
         assert result.stdout.startswith(word)
 
 
+@pytest.mark.slow
 def test_the_smallest_draft_is_not_always_the_best() -> None:
     """Nor the largest: what a draft costs and how often it is right are weighed."""
     three = "qwama-0.5b,llama-3.2-1b,llama-3.1-8b"
@@ -311,6 +312,7 @@ def test_a_schedule_that_rises_is_advice() -> None:
     assert plan.schedule.told(peak) == plan.schedule.decided != plan.schedule.at(peak)
 
 
+@pytest.mark.slow
 def test_an_engine_that_takes_one_number_is_predicted_with_it() -> None:
     given = PlanSettings(
         target="llama-3.3-70b", draft="llama-3.2-1b", count=4, peak_concurrency=256
@@ -336,6 +338,7 @@ def test_a_way_that_can_be_had_and_gains_more_is_the_answer(engine: str, needs: 
     assert plan.instead.commands[engine] in text and "without speculation" not in text
 
 
+@pytest.mark.slow
 def test_a_drafter_without_room_is_no_verdict_on_those_that_need_none() -> None:
     two = PlanSettings(target="llama-3.1-70b", draft="llama-3.2-1b", count=2)
     plan = build_plan(two)
@@ -373,6 +376,7 @@ def test_an_engine_without_the_method_is_not_told_to_use_it(engine: str, method:
     assert own.verdict.word != "leave_off" and own.commands[engine].startswith("# ")
 
 
+@pytest.mark.slow
 def test_foretoken_on_several_gpus_is_said_to_be_untried() -> None:
     asked = PlanSettings(target="llama-3.1-8b", method="ngram", engine="foretoken", count=2)
     assert "never run on several GPUs" in page(build_plan(asked), everything=True)

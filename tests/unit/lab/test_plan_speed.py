@@ -25,7 +25,7 @@ from foretoken.lab.simulate.compare import ratio_after
 from foretoken.lab.simulate.machine import planned_machine
 from foretoken.lab.simulate.serving import ServingLimits, simulate
 from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
-from tests.marks import slow_but
+from tests.marks import slow, slow_but
 
 PAIR: dict[str, Any] = {
     "target": "llama-3.1-70b",
@@ -101,7 +101,7 @@ def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
     "where",
     [
         {"device": "epyc-9654"},
-        {"device": "h100-sxm", "engine": "foretoken"},
+        slow({"device": "h100-sxm", "engine": "foretoken"}),
         {"device": "h100-sxm", "draft": None, "method": "dflash"},
     ],
 )
