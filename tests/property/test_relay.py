@@ -1,6 +1,7 @@
 """A relay under any sequence of events: no token twice, none left out, one end."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -213,5 +214,5 @@ TestRelaying = Relaying.TestCase
 TestRelaying.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-TestRelayingAtLength = pytest.mark.slow(type("TestRelayingAtLength", (TestRelaying,), {}))
+TestRelayingAtLength: Any = pytest.mark.slow(type("TestRelayingAtLength", (TestRelaying,), {}))
 TestRelayingAtLength.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
