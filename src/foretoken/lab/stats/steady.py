@@ -22,6 +22,8 @@ FEWEST_PLACES = 20
 """Requests of a block below which no start can be told from the rest."""
 WINDOW = 3
 """Neighbouring requests whose mean is held against the rest of the block."""
+NEGLIGIBLE = 0.01
+"""Share of a time below which a slow start is left in."""
 SURE = 0.9987
 """Chance that a start which is like the rest is not cut, one-sided."""
 
@@ -39,8 +41,9 @@ def start_length(logs_CN: Floats, *, either_way: bool = False) -> int:
     """How many first places of all blocks are slower than the rest; at most half of them.
 
     `logs_CN` are logarithms by block and place, NaN where there is none. With `either_way` a start
-    that is faster counts too, as in a ratio of two arms. Twice as much is cut as can be seen: what
-    decays is still there after it has sunk into the noise.
+    that is faster counts too, as in a ratio of two arms. More is cut than can be seen, twice as much
+    at least: what decays is still there after it has sunk into the noise, and goes on at the rate at
+    which it was seen to decay until it is `NEGLIGIBLE`.
     """
     if logs_CN.size == 0 or logs_CN.shape[1] < FEWEST_PLACES:
         return 0
@@ -56,9 +59,14 @@ def start_length(logs_CN: Floats, *, either_way: bool = False) -> int:
     above_N = np.convolve(course_N - middle, np.full(WINDOW, 1 / WINDOW), "valid")
     # A median deviation of n values knows the spread about as well as 0.37 n would.
     sure = student_quantile(SURE, max(1, int(0.37 * rest.size)))
-    differs_N = (np.abs(above_N) if either_way else above_N) > sure * spread / math.sqrt(WINDOW)
+    apart_N, least = np.abs(above_N) if either_way else above_N, sure * spread / math.sqrt(WINDOW)
+    differs_N = apart_N > least
     seen = int(np.argmin(differs_N[:half])) if not differs_N[:half].all() else half
-    return min(2 * seen, half)
+    if not seen or least <= 0:
+        return min(2 * seen, half)
+    rate = math.log(max(float(apart_N[0]), 1.05 * least) / least) / seen
+    unseen = max(0.0, math.log(least / NEGLIGIBLE)) / rate
+    return min(max(2 * seen, math.ceil(seen + unseen)), half)
 
 
 def warm_up_length(values_N: Floats) -> int:
