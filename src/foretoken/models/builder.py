@@ -30,7 +30,7 @@ from foretoken.models.stages import Stages
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
-from foretoken.quant import IntWeights, JoinedLinear, Weights
+from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape
 from foretoken.shape.memory_formula import copies_of
@@ -120,7 +120,7 @@ class Builder:
             self.fixed[linear.fixed_bits] += 1
         if self.packed is not None:
             self.packed.made(made)
-        return made[0] if len(made) == 1 else JoinedLinear(made)
+        return join(made)
 
     def _joined(self, parts: Sequence[Weights]) -> list[tuple[Weights, Packed | None]]:
         """As few matrices as the parts give, each as it was packed before, if it was."""
@@ -211,7 +211,7 @@ class Builder:
 
         changed = change_columns(weights, reordered, shape.head_dim)
         if changed is None:
-            assert isinstance(weights, IntWeights), "floats have no groups"
+            assert not isinstance(weights, Tensor), "floats have no groups"
             floats = weights.dequantized(self.options.dtype)
             changed = change_columns(floats, reordered, shape.head_dim)
         assert changed is not None, "floats have no groups"

@@ -191,7 +191,7 @@ class Checkpoint:
             return self.take(f"{module}.weight", shape)
         if isinstance(found, Tensor):
             return self._checked(module, found, shape)
-        if tuple(found.values_NK.shape) != shape:
+        if tuple(found.shape) != shape:
             given = f"{module} {list(found.values_NK.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
         check_finite(module, found)

@@ -136,7 +136,7 @@ def read_gguf(path: Path) -> GgufTable:
     if path.stat().st_size < 24:
         raise CheckpointError(path.name, f"{path.stat().st_size} bytes", "a complete GGUF file")
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return _Reading(path, memoryview(mapped)).file()
 
 

@@ -41,6 +41,7 @@ _LAYER = {
 }
 _PIECE = 1 << 20
 """Numbers that are multiplied out at once."""
+_PLAIN = ("F32", "F16", "BF16", "F64")
 _IN_CONFIG = "rope_freqs.weight"
 """Read with the metadata."""
 
@@ -50,15 +51,13 @@ class GgufFile:
     """A weight file as `models.checkpoint` wants it."""
 
     def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Map the file; matrices are multiplied out in float32 and given in `dtype`.
+        """Map the file; what is multiplied out is so in float32, and given in `dtype`.
 
         Raises:
             ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
         """
         self._dtype = dtype
         config, table = gguf_config(path), open_gguf(path)
-        with OptionalPackages(f"{path}, a GGUF file,"):
-            import gguf  # noqa: F401 - needed where tensors are multiplied out
         self._tensors = {
             _hugging_face(name): tensor
             for name, tensor in table.tensors.items()
@@ -77,36 +76,44 @@ class GgufFile:
 
     def get_tensor(self, name: str) -> Tensor:
         """One of them; matrices in pieces of rows, so that no float32 copy is ever there."""
-        tensor = self._tensors[name]
-        try:
-            floats = self._floats(tensor)
-        except NotImplementedError as error:
-            given = f"{name}: {tensor.kind}"
-            raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
-        found = self._in_order(name, floats)
+        found = self._in_order(name, self._floats(self._tensors[name]))
         assert isinstance(found, Tensor), type(found)
         return found
 
     def _floats(self, tensor: GgufTensor) -> Tensor:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        rows = torch.from_numpy(tensor.data)
+        if tensor.kind in _PLAIN:
+            floats = rows.view(torch.bfloat16) if tensor.kind == "BF16" else rows
+            return floats.float() if floats.ndim == 1 else floats.to(self._dtype)
+        found = decode(tensor.kind, rows)
+        if found is None:
+            return self._multiplied_out(tensor)
+        assert not isinstance(found, Tensor), type(found)
+        return found.dequantized(self._dtype)
 
+    def _multiplied_out(self, tensor: GgufTensor) -> Tensor:
+        """By the `gguf` package: types that are rare."""
+        with OptionalPackages(f"{tensor.kind}, the type of {tensor.name},"):
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
         rows, kind = tensor.data, GGMLQuantizationType[tensor.kind]
-        if rows.ndim == 1:
-            return torch.tensor(dequantize(rows, kind), dtype=torch.float32)
-        inputs = int(tensor.shape[0])
-        floats = torch.empty(rows.shape[0], inputs, dtype=self._dtype)
-        count = max(1, _PIECE // inputs)
-        for at in range(0, rows.shape[0], count):
-            floats[at : at + count] = torch.tensor(dequantize(rows[at : at + count], kind))
+        floats = torch.empty(rows.shape[0], tensor.shape[0], dtype=self._dtype)
+        count = max(1, _PIECE // tensor.shape[0])
+        try:
+            for at in range(0, rows.shape[0], count):
+                floats[at : at + count] = torch.tensor(dequantize(rows[at : at + count], kind))
+        except NotImplementedError as error:
+            given = f"{tensor.name}: {tensor.kind}"
+            raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
         return floats
 
     def integers(self, name: str) -> Weights | None:
-        """A matrix as kernels hold it; None: they do not hold its type."""
+        """A matrix as kernels hold it, which may lie where the file is mapped; None: they do not
+        hold its type."""
         tensor = self._tensors[name]
         if tensor.data.dtype.name != "uint8":
             return None
-        found = decode(tensor.kind, torch.tensor(tensor.data))
+        found = decode(tensor.kind, torch.from_numpy(tensor.data))
         return None if found is None else self._in_order(name, found)
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
