@@ -124,7 +124,6 @@ _TABLE: Final[Mapping[str, Words]] = {
     "deepseek-v3 hunyuan-dense joyai-llm": Words(_DEEPSEEK3),
     "tekken": Words((_cased("", r"\p{N}"),), whole=True, begins=True),
     "gpt-4o llama4 kanana2 minimax-m2": Words((_O200K,)),
-    "tiny_aya cohere2moe": Words((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)),
     "bloom poro-chat gpt3-finnish": Words((_BLOOM,)),
     "viking": Words((_BLOOM, _DIGIT)),
     "bailingmoe bailingmoe2 llada-moe": Words(
