@@ -26,6 +26,10 @@ def write_gguf(path: Path, fields: Mapping[str, Any], rows: int | None = None) -
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_embedding_length(8)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(1)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
     for name, value in fields.items():
         key = f"tokenizer.{'' if 'chat' in name else 'ggml.'}{name}"
         if isinstance(value, bool):
@@ -87,7 +91,7 @@ def fields_of(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
 def sentencepiece_fields(
     words: Sequence[str], extra: Sequence[tuple[str, int]] = ()
 ) -> dict[str, Any]:
-    """A SentencePiece vocabulary: what has been merged from `words`, best first, then characters."""
+    """A SentencePiece vocabulary: what `words` were merged to, best first, then characters."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False, max_token_length=12)

@@ -17,6 +17,8 @@ _Hashes = npt.NDArray[np.uint64]
 _BASE: Final = 0x9E3779B97F4A7C15
 """Of the polynomial whose value, modulo 2^64, is the hash of a piece; odd, so it has an inverse."""
 _TABLE_BITS: Final = 22
+_MOST_MERGES: Final = 1 << 22
+"""Eight times what Gemma has."""
 
 
 class Merges(NamedTuple):
@@ -43,6 +45,9 @@ def merges_of_scores(pieces: Pieces, scores: npt.NDArray[np.float64], ids: Ids) 
         scores: of all tokens; higher ones are joined first.
         ids: ascending; the tokens that may be joined, and joined to.
 
+    Raises:
+        ValueError: there are too many.
+
     Returns:
         Their ids. Of equal scores the longer left part goes first, then the longer right part.
     """
@@ -57,6 +62,8 @@ def merges_of_scores(pieces: Pieces, scores: npt.NDArray[np.float64], ids: Ids) 
     behind = hashes.between(at, ends[owner])
     likely = known.may_have(behind)
     at, owner = at[likely], owner[likely]
+    if len(at) > _MOST_MERGES:
+        raise ValueError(f"{len(at)} ways to cut a token in two, more than {_MOST_MERGES}")
     left, has_left = known.find(before[likely])
     right, has_right = known.find(behind[likely])
     both = has_left & has_right
