@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.models import BPE
 
-from foretoken.text.pre_tokenizers import WORDS
+from foretoken.text.pre_tokenizers import WORD_RULES
 from foretoken.text.score_merges import Pieces, merges_of_scores
 from foretoken.text.tokenizer import Tokenizer
 from tests.unit.gguf_tokens import (
@@ -139,7 +139,7 @@ def test_ids_are_those_of_the_family(pair: tuple[RawTokenizer, Tokenizer]) -> No
 
 def test_every_name_cuts_texts() -> None:
     """And leaves nothing out: each letter of the pieces is a byte of the text."""
-    for words in set(WORDS.values()):
+    for words in set(WORD_RULES.values()):
         pre_tokenizer = words.pre_tokenizer()
         for text in TEXTS:
             pieces = pre_tokenizer.pre_tokenize_str(text)
@@ -148,7 +148,7 @@ def test_every_name_cuts_texts() -> None:
 
 def test_cased_letters_of_deepseek() -> None:
     """The list of code points has none that has no case."""
-    cut = WORDS["deepseek-llm"].cuts[1]
+    cut = WORD_RULES["deepseek-llm"].cuts[1]
     listed = cut.removeprefix("\\s?[").removesuffix("]+")
     points: list[str] = []
     letters = iter(listed)

@@ -31,7 +31,7 @@ from foretoken.shape.gguf_ends import (
 )
 from foretoken.shape.gguf_file import GgufTable, Strings
 from foretoken.text.chat_template import ChatTemplate
-from foretoken.text.pre_tokenizers import WORDS
+from foretoken.text.pre_tokenizers import WORD_RULES
 from foretoken.text.score_merges import Pieces, merges_of_scores
 
 _MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
@@ -99,9 +99,9 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     words = None
     if kind == "gpt2":
         name = table.get(_PRE, str)
-        if name not in WORDS:
-            raise TokenizerError(_PRE, name, one_of(name, WORDS))
-        words = WORDS[name]
+        if name not in WORD_RULES:
+            raise TokenizerError(_PRE, name, one_of(name, WORD_RULES))
+        words = WORD_RULES[name]
     found = _vocabulary(table, {} if words else _SENTENCEPIECE_IDS)
     tokenizer = _KINDS[kind](table, found)
     _add_tokens(tokenizer, found)
@@ -139,7 +139,7 @@ def _check_bytes(strings: Strings, most: int) -> None:
 
 def _byte_level(table: GgufTable, found: _Vocabulary) -> tokenizers.Tokenizer:
     """A tokenizer whose words are merged from bytes."""
-    words = WORDS[table.get(_PRE, str)]
+    words = WORD_RULES[table.get(_PRE, str)]
     merges = _stored_merges(table)
     if merges is None:
         raise TokenizerError(_MERGES, None, "a list of pairs of tokens")

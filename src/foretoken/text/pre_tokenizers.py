@@ -21,7 +21,7 @@ _MADE: Final[Mapping[str, Callable[[], PreTokenizer]]] = {
 """Cuts that the library has by name; all others are patterns."""
 
 
-class Words(NamedTuple):
+class WordRule(NamedTuple):
     """How a text becomes words, and what else hangs on the family."""
 
     cuts: tuple[str, ...]
@@ -99,56 +99,56 @@ _DEEPSEEK = (
     _CJK,
     _DIGIT,
 )
-_TABLE: Final[Mapping[str, Words]] = {
-    "gpt-2 phi-2 gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": Words((_GPT2,)),
-    "mpt olmo": Words((_GPT2,), nfc=True),
-    "starcoder refact smollm codeshell exaone minerva-7b mellum2": Words((_DIGIT, _GPT2)),
-    "command-r": Words((_DIGIT, _GPT2), nfc=True),
-    "falcon": Words((_PUNCTUATION, _GPT2, _DIGITS, "[0-9][0-9][0-9]")),
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Words(
+_TABLE: Final[Mapping[str, WordRule]] = {
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": WordRule((_GPT2,)),
+    "mpt olmo": WordRule((_GPT2,), nfc=True),
+    "starcoder refact smollm codeshell exaone minerva-7b mellum2": WordRule((_DIGIT, _GPT2)),
+    "command-r": WordRule((_DIGIT, _GPT2), nfc=True),
+    "falcon": WordRule((_PUNCTUATION, _GPT2, _DIGITS, "[0-9][0-9][0-9]")),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": WordRule(
         (_THREE_DIGITS,), whole=True, begins=True
     ),
-    "dbrx smaug-bpe chatglm-bpe glm4": Words((_THREE_DIGITS,)),
-    "minicpm5": Words((r"\p{N}{1,3}", rf"{_SHORT}|{_LETTERS}|\p{{N}}+|{_SIGNS}"), whole=True),
-    "qwen2 deepseek-r1-qwen megrez": Words((_ONE_DIGIT,), nfc=True),
-    "stablelm2 hunyuan solar-open grok-2 kormo": Words((_ONE_DIGIT,)),
-    "qwen35": Words(
+    "dbrx smaug-bpe chatglm-bpe glm4": WordRule((_THREE_DIGITS,)),
+    "minicpm5": WordRule((r"\p{N}{1,3}", rf"{_SHORT}|{_LETTERS}|\p{{N}}+|{_SIGNS}"), whole=True),
+    "qwen2 deepseek-r1-qwen megrez": WordRule((_ONE_DIGIT,), nfc=True),
+    "stablelm2 hunyuan solar-open grok-2 kormo": WordRule((_ONE_DIGIT,)),
+    "qwen35": WordRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
             rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
         ),
         nfc=True,
     ),
-    "deepseek-llm": Words(_DEEPSEEK),
-    "deepseek-coder": Words((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
-    "deepseek-v3 hunyuan-dense joyai-llm": Words(_DEEPSEEK3),
-    "tekken": Words((_cased("", r"\p{N}"),), whole=True, begins=True),
-    "gpt-4o llama4 kanana2 minimax-m2": Words((_O200K,)),
-    "bloom poro-chat gpt3-finnish": Words((_BLOOM,)),
-    "viking": Words((_BLOOM, _DIGIT)),
-    "bailingmoe bailingmoe2 llada-moe": Words(
+    "deepseek-llm": WordRule(_DEEPSEEK),
+    "deepseek-coder": WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
+    "deepseek-v3 hunyuan-dense joyai-llm": WordRule(_DEEPSEEK3),
+    "tekken": WordRule((_cased("", r"\p{N}"),), whole=True, begins=True),
+    "gpt-4o llama4 kanana2 minimax-m2": WordRule((_O200K,)),
+    "bloom poro-chat gpt3-finnish": WordRule((_BLOOM,)),
+    "viking": WordRule((_BLOOM, _DIGIT)),
+    "bailingmoe bailingmoe2 llada-moe": WordRule(
         (
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
             r"|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "seed-coder": Words(
+    "seed-coder": WordRule(
         (rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
     ),
-    "exaone-moe": Words(
+    "exaone-moe": WordRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "ufakzeka": Words((rf"{_LETTERS}|\p{{N}}|{_SIGNS}",)),
-    "superbpe": Words((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "ufakzeka": WordRule((rf"{_LETTERS}|\p{{N}}|{_SIGNS}",)),
+    "superbpe": WordRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
 }
 
 
-def _by_name(table: Mapping[str, Words]) -> dict[str, Words]:
+def _by_name(table: Mapping[str, WordRule]) -> dict[str, WordRule]:
     return {name: words for names, words in table.items() for name in names.split()}
 
 
-WORDS: Final[Mapping[str, Words]] = _by_name(_TABLE)
+WORD_RULES: Final[Mapping[str, WordRule]] = _by_name(_TABLE)
 """By `tokenizer.ggml.pre`."""
