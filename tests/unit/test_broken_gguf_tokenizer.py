@@ -108,3 +108,5 @@ def test_what_is_no_mistake(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="a model with a chat template"):
         found.chat_text([{"role": "user", "content": "hi"}])
     assert read(tmp_path, SCORED).encode("a") == [1, 0, 3]
+    assert len(read(tmp_path, {**TINY, "token_type": [1, 1, 1, UNUSED]})) == 3
+    assert read(tmp_path, {**TINY, "eos_token_id": None}).eos_token_id is None

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from foretoken.errors import TokenizerError, one_of
+from foretoken.errors import TokenizerError
 from foretoken.shape.gguf import open_gguf
 from foretoken.shape.gguf_ends import (
     BYTE,
@@ -95,12 +95,12 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     table = open_gguf(path)
     kind = table.get(_MODEL, str)
     if kind not in _KINDS:
-        raise TokenizerError(_MODEL, kind, one_of(kind, _KINDS))
+        raise TokenizerError(_MODEL, kind, ", ".join(_KINDS))
     words = None
     if kind == "gpt2":
         name = table.get(_PRE, str)
         if name not in WORD_RULES:
-            raise TokenizerError(_PRE, name, one_of(name, WORD_RULES))
+            raise TokenizerError(_PRE, name, ", ".join(WORD_RULES))
         words = WORD_RULES[name]
     found = _vocabulary(table, {} if words else _SENTENCEPIECE_IDS)
     tokenizer = _KINDS[kind](table, found)
@@ -228,6 +228,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, found: _Vocabulary) -> None:
     special[[token for token in ends if token is not None]] = True
     if bos is not None and added[bos]:
         special[bos] = True
+    special &= found.types != UNUSED  # which would get an id of its own
     for chosen, is_special in ((special, True), (added & ~special, False)):
         texts = (found.texts[token] for token in np.flatnonzero(chosen).tolist())
         tokens = [AddedToken(one, normalized=False, special=is_special) for one in texts if one]

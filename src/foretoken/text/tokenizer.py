@@ -43,6 +43,7 @@ class Tokenizer:
 
         Raises:
             TokenizerError: there is none, or it cannot be read.
+            CheckpointError: the GGUF file is broken, or a field of it is of the wrong kind.
         """
         self.path = path
         parts = read_gguf_tokenizer(path) if path.suffix == ".gguf" else _of_folder(path)
