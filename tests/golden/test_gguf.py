@@ -172,7 +172,6 @@ def test_what_kernels_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     )
 
 
-@pytest.mark.slow
 def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:
     own = Tokenizer(find_model("demo"))
     content = own.describe()["model"]

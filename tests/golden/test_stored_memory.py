@@ -119,4 +119,4 @@ def test_what_is_read_of_a_gguf_file_is_forgotten(tmp_path: Path) -> None:
     path, _ = write_gguf(tmp_path, {"": Kind.Q8_0})
     held_bytes(path, None)
     assert _open.cache_info().currsize == 0
-    assert ModelMemory(shape=ModelShape.from_config(path)).uses_transformers
+    assert ModelMemory(shape=ModelShape.from_config(path)).loads_late

@@ -12,6 +12,7 @@ from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import families
+from foretoken.shape.gguf_ends import ends_of_text
 from foretoken.shape.gguf_file import GgufTable, GgufTensor, read_gguf
 from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
@@ -97,7 +98,6 @@ def gguf_config(path: Path) -> dict[str, Any]:
         if len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
             raise CheckpointError(name, f"shape {list(tensor.shape)}", "a matrix")
     window = found.pop("sliding_window")
-    eos = [table.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("eos", "eot")]
     return {
         **{name: value for name, value in found.items() if value is not None},
         "model_type": "mistral" if family == "llama" and window else known[family],
@@ -106,7 +106,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "eos_token_id": sorted({one for one in eos if one is not None}),
+        "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
         "rope_scaling": _rope(table, family, tensors.get("rope_freqs.weight"), found),
     }
