@@ -67,6 +67,8 @@ CONFIGS: list[dict[str, Any]] = [
     *(BASE | {"model_type": "qwen2", "quantization_config": stored} for stored in STORED),
     BASE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7},
     BASE | {"model_type": "gemma3_text", "rope_parameters": {"full_attention": LLAMA3}} | GELU,
+    {"model_type": "gemma3", "text_config": BASE | GELU, "image_token_index": 60, "dtype": None},
+    BASE | {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}},
 ]
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 5, 10**7, 2**31, 10**12, 10**30, -(10**30)),

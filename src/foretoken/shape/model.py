@@ -18,6 +18,7 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
+from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
@@ -64,6 +65,10 @@ class ModelShape:
     embedding_scale: float = 1.0
     stored_parameters: int | None = None
     """Counted in the weight files, for models that are run through transformers."""
+    inside: str | None = None
+    """The model type of the checkpoint around it, which can see or hear; None: it stands alone."""
+    placeholders: tuple[tuple[str, int], ...] = ()
+    """Tokens that stand for pictures and sounds, which are not read: config.json's name, id."""
     stored: StoredScheme | None = None
     """How the checkpoint's matrices were quantized before; None: they are floats."""
 
@@ -97,18 +102,24 @@ class ModelShape:
             CheckpointError, UnsupportedModelError: as `from_config`.
         """
         kind = config.get("model_type")
-        if find_family(kind) is None:
+        if find_family(kind) is None and find_multimodal(kind) is None:
             raise UnsupportedModelError("model_type", kind, family_names())
         return cls._from_dict(Path(), config, stored=None)
 
     @classmethod
     def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
         check_kinds(config)
+        around = find_multimodal(config.get("model_type"))
+        standing_for = () if around is None else placeholders(config)
+        if around is not None:
+            config = text_config(config, folder)
         eos = sorted(eos_ids(config))
         family = find_family(config.get("model_type"))
         if family is not None:
             fields = {**_sizes(config), **family.shape_fields(config)}
             fields["stored"] = stored or stored_scheme(config)
+            fields["inside"] = None if around is None else around.model_type
+            fields["placeholders"] = standing_for
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:

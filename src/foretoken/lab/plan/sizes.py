@@ -23,6 +23,7 @@ from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import ModelFamily, family_alike, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import LARGEST_SIZE, MOST_LAYERS, read_json
+from foretoken.shape.multimodal import find_multimodal, text_config
 
 _AT_LEAST_ONE = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _MOST = {"num_hidden_layers": MOST_LAYERS}
@@ -111,7 +112,8 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         CheckpointError: a size is missing.
     """
     check_kinds(config)
-    config = config.get("text_config") or config
+    is_known = find_multimodal(config.get("model_type")) is not None
+    config = text_config(config) if is_known else config.get("text_config") or config
     reader = _SizeReader(config, _engine_shape(config))
     hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
     full, window_layers = reader.attention_layers()
