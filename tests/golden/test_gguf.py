@@ -24,6 +24,7 @@ from foretoken.quant import IntWeights
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
+from tests.golden.gguf_files import ggml_rows
 from tests.golden.quantized import open_both
 from tests.golden.scenario import forward, in_pieces, open_runner
 
@@ -62,12 +63,6 @@ def random_blocks(weight: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, A
         drawn = (scale * draw.uniform(0.5, 1.5, (rows, columns // 256, 1))).astype(np.float16)
         blocks[..., at : at + 2] = drawn.view(np.uint8)
     return blocks.reshape(rows, -1)
-
-
-def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
-    halves = rows.reshape(heads, 2, -1, rows.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def write_both(

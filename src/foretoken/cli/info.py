@@ -27,6 +27,7 @@ from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
+from foretoken.shape.gguf import gguf_parts
 
 if TYPE_CHECKING:
     from foretoken.control.learned.drafter_cost import DrafterCost
@@ -122,7 +123,7 @@ def _copies_head(kept: ModelMemory) -> bool:
 
 def _weight_files(path: Path) -> list[Path]:
     return (
-        [path]
+        list(gguf_parts(path))
         if path.is_file()
         else [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
     )

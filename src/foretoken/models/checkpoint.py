@@ -21,6 +21,7 @@ from foretoken.quant.arrange import change_rows
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
 from foretoken.shape.fields import read_json
+from foretoken.shape.gguf import gguf_parts
 from foretoken.shape.multimodal import find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -92,7 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
         CheckpointError: there are none, or a shard is missing.
     """
     if folder.suffix == ".gguf":
-        return [folder]
+        return list(gguf_parts(folder))
     for name in (_SAFETENSORS, _PICKLED):
         paths = _shards(folder, name)
         if paths:

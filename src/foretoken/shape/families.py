@@ -56,7 +56,8 @@ class ModelFamily:
     ties_head: bool = False
     """Whether the output head is the embedding table where config.json does not say."""
     gguf: str | None = None
-    """Name of the architecture in GGUF files; None: not read from them."""
+    """Name of the architecture in GGUF files, for families from outside this package; those of its
+    own have a row each in `gguf_architectures`."""
     gguf_turns_heads: bool = False
     """Whether those have the rows of q and k in the order of interleaved rotary positions."""
     planned_alike: tuple[str, ...] = ()
@@ -271,20 +272,15 @@ _FAMILIES = (
         model_type="llama",
         read=_llama,
         attention_biases="config",
-        gguf="llama",
-        gguf_turns_heads=True,
     ),
     ModelFamily(  # Jiang et al. 2023, arXiv 2310.06825.
         model_type="mistral",
         read=_mistral,
-        gguf="llama",
-        gguf_turns_heads=True,
     ),
     ModelFamily(  # Qwen Team 2024, arXiv 2407.10671.
         model_type="qwen2",
         read=_qwen,
         attention_biases="qkv",
-        gguf="qwen2",
         planned_alike=("qwen2_moe",),
     ),
     ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
@@ -293,7 +289,6 @@ _FAMILIES = (
         head_dim=128,
         attention_biases="config",
         head_norms=True,
-        gguf="qwen3",
         planned_alike=("qwen3_moe",),
     ),
     ModelFamily(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
