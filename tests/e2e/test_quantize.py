@@ -187,6 +187,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {},
     "Phi3": {"pad_token_id": 0},
+    "Ministral3": {},
+    "SmolLM3": {"num_hidden_layers": 4},
+    "Olmo2": {},
+    "Gemma": {},
     "Gemma2": {"query_pre_attn_scalar": 20},
     "Gemma3Text": {"query_pre_attn_scalar": 20},
 }

@@ -64,6 +64,20 @@ def window(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_sliding_window(config["sliding_window"] or 0)
 
 
+def ministral3(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    yarn(writer, config)
+    rope = config["rope_parameters"]
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def olmo3(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    yarn(writer, config)
+    writer.add_sliding_window(config["sliding_window"])
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    writer.add_sliding_window_pattern(pattern)
+
+
 def gemma2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """As converted: no base, no period."""
     writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -114,11 +128,16 @@ CASES: dict[str, tuple[str, Write, More]] = {
     "llama yarn": ("llama", own("llama yarn rope"), yarn),
     "mistral": ("llama", own("mistral window"), window),
     "mistral3": ("mistral3", own("mistral no window"), theta),
+    "ministral3": ("mistral3", own("ministral3"), ministral3),
+    "smollm3": ("smollm3", own("smollm3"), theta),
+    "olmo2": ("olmo2", own("olmo2"), theta),
+    "olmo3": ("olmo2", own("olmo3"), olmo3),
     "qwen2": ("qwen2", own("qwen2"), theta),
     "qwen2 yarn": ("qwen2", text("Qwen2", rope_parameters=YARN), yarn),
     "qwen2vl": ("qwen2vl", lambda folder: write_multimodal(folder, "qwen2_vl"), theta),
     "qwen3": ("qwen3", own("qwen3 tied"), theta),
     "qwen3vl": ("qwen3vl", lambda folder: write_multimodal(folder, "qwen3_vl"), theta),
+    "gemma": ("gemma", own("gemma"), lambda writer, config: None),
     "gemma2": ("gemma2", own("gemma2", **GEMMA), gemma2),
     "gemma3": ("gemma3", own("gemma3 usual layers", **GEMMA), gemma3),
     "gemma3 newer": (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from foretoken import LLM
 from foretoken.errors import CheckpointError, PromptError
 from foretoken.shape import ModelShape
-from tests.golden.families import BASE, VOCAB, expected_logits
+from tests.golden.families import BASE, MINISTRAL3, VOCAB, expected_logits
 from tests.golden.scenario import forward, open_runner
 from tests.golden.test_transformers import LENGTH, assert_all_cuts_agree, assert_close
 
@@ -44,6 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "head_dim": 8, "sliding_window": None},
         {**TOWER, "head_dim": 8, "model_type": "pixtral"},
         {"image_token_index": 60, "tie_word_embeddings": False},
+    ),
+    "mistral3 ministral3": (
+        "Mistral3",
+        {"model_type": "ministral3", "head_dim": 16, "rope_parameters": MINISTRAL3},
+        {**TOWER, "head_dim": 8, "model_type": "pixtral"},
+        {"image_token_index": 60},
     ),
     "qwen2_vl": (
         "Qwen2VL",

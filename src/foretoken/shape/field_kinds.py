@@ -59,6 +59,7 @@ _ROPE = {
             "beta_fast",
             "beta_slow",
             "factor",
+            "llama_4_scaling_beta",
             "high_freq_factor",
             "low_freq_factor",
             "mscale",
@@ -112,6 +113,7 @@ _DECODER = {
         ),
         _FLAG,
     ),
+    "no_rope_layers": _Kind("a list of 0 and 1", _all(lambda value: value in (0, 1))),
     **dict.fromkeys(
         ("max_window_layers", "original_max_position_embeddings", "sliding_window"), _WHOLE
     ),

@@ -224,6 +224,24 @@ def _llama(table: GgufTable, sizes: Fields) -> Fields:
     return {"model_type": "mistral"} if sizes["sliding_window"] else {}
 
 
+def _mistral3(table: GgufTable, sizes: Fields) -> Fields:
+    """With a scale of queries it is a Ministral 3, else a Mistral."""
+    name = "mistral3.attention.temperature_scale"
+    growth, rope = table.get(name, float), sizes["rope_scaling"]
+    if not growth:
+        return {}
+    if rope is None or rope["rope_type"] != "yarn":
+        raise UnsupportedModelError(name, growth, "with rope.scaling.type yarn")
+    scaled = {"original_max_position_embeddings": sizes["max_position_embeddings"], **rope}
+    return {"model_type": "ministral3", "rope_scaling": {**scaled, "llama_4_scaling_beta": growth}}
+
+
+def _olmo2(table: GgufTable, sizes: Fields) -> Fields:
+    """OLMo 3 has windows."""
+    types = _layer_types(table, "olmo2", sizes, period=4)
+    return {} if types is None else {"model_type": "olmo3", "layer_types": types}
+
+
 def _gemma2(table: GgufTable, sizes: Fields) -> Fields:
     """Metadata hold what transformers calls so; the scale of attention is that of the model with
     as many layers."""
@@ -260,11 +278,14 @@ def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
 
 _ROWS = (
     GgufArchitecture(name="llama", model_type="llama", turns_heads=True, fields=_llama),
-    GgufArchitecture(name="mistral3", model_type="mistral", turns_heads=True),
+    GgufArchitecture(name="mistral3", model_type="mistral", turns_heads=True, fields=_mistral3),
+    GgufArchitecture(name="smollm3", model_type="smollm3", turns_heads=True),
+    GgufArchitecture(name="olmo2", model_type="olmo2", names=_SANDWICH, fields=_olmo2),
     GgufArchitecture(name="qwen2", model_type="qwen2"),
     GgufArchitecture(name="qwen2vl", model_type="qwen2"),
     GgufArchitecture(name="qwen3", model_type="qwen3"),
     GgufArchitecture(name="qwen3vl", model_type="qwen3"),
+    GgufArchitecture(name="gemma", model_type="gemma"),
     GgufArchitecture(name="gemma2", model_type="gemma2", names=_SANDWICH, fields=_gemma2),
     GgufArchitecture(name="gemma3", model_type="gemma3_text", names=_SANDWICH, fields=_gemma3),
     GgufArchitecture(name="phi3", model_type="phi3", names=_FUSED),

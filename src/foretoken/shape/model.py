@@ -50,12 +50,18 @@ class ModelShape:
     """Per layer: positions that a token sees, its own included; None: all. Empty: all see all."""
     local_rope: RopeShape | None = None
     """Positions of the layers with a window, where they have others than `rope`."""
+    turned: tuple[bool, ...] = ()
+    """Per layer: whether it has positions at all. Empty: all have."""
     hidden_act: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
     """A norm over every query head and every key head."""
+    whole_norms: bool = False
+    """A norm over all query heads together, and one over all key heads."""
+    norms_before: bool = True
+    """Norms before attention and before the MLP."""
     sandwich_norms: bool = False
     """Norms after attention and after the MLP too."""
     attention_scale: float | None = None
@@ -164,6 +170,16 @@ class ModelShape:
         """Positions that a token of this layer sees; None: all up to its own."""
         return self.windows[layer] if self.windows else None
 
+    def view(self, layer: int) -> tuple[int | None, RopeShape]:
+        """Window and positions of a layer, of a model of our own: layers with the same are of one
+        kind."""
+        assert self.rope is not None, f"{self.model_type} has rotary positions"
+        window = self.window(layer)
+        if self.turned and not self.turned[layer]:
+            return window, self.rope.unturned
+        has_own = window is not None and self.local_rope is not None
+        return window, (self.local_rope or self.rope) if has_own else self.rope
+
     def layer_parameters(self) -> int:
         """Weights of one layer, biases and norms included."""
         if self.stored_parameters is not None:
@@ -172,7 +188,9 @@ class ModelShape:
         attention = hidden * (2 * self.query_size + 2 * self.kv_size)
         attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
         mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
-        norms = (4 if self.sandwich_norms else 2) * hidden + self.head_norms * 2 * self.head_dim
+        norms = 2 * (self.norms_before + self.sandwich_norms) * hidden
+        norms += self.head_norms * 2 * self.head_dim
+        norms += self.whole_norms * (self.query_size + self.kv_size)
         return attention + mlp + norms
 
     def weight_counts(self) -> WeightCounts:

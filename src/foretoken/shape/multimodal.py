@@ -201,6 +201,18 @@ _TEXTS: dict[str, DecoderPart] = {
             "sliding_window": 4096,
         },
     ),
+    "ministral3": DecoderPart(
+        family="ministral3",
+        defaults={
+            "vocab_size": 131072,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+        },
+    ),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3_vl_text": DecoderPart(
@@ -224,7 +236,7 @@ _BY_NAME: dict[str, MultimodalFamily] = {
         MultimodalFamily(  # Gemma Team 2025, arXiv 2503.19786.
             model_type="gemma3", texts=("gemma3_text",), skipped=_LLAVA
         ),
-        MultimodalFamily(model_type="mistral3", texts=("mistral",), skipped=_LLAVA),
+        MultimodalFamily(model_type="mistral3", texts=("mistral", "ministral3"), skipped=_LLAVA),
         MultimodalFamily(  # Wang et al. 2024, arXiv 2409.12191.
             model_type="qwen2_vl", texts=("qwen2_vl_text",), skipped=("visual.",), may_be_flat=True
         ),

@@ -251,7 +251,9 @@ class _SizeReader:
         if family is None:
             return 2 * hidden
         over_heads = 2 * self.head_dim if family.head_norms else 0
-        return (4 if family.sandwich_norms else 2) * hidden + over_heads
+        if family.whole_norms:
+            over_heads = self.head_dim * (self.size("num_attention_heads") + self.kv_heads)
+        return 2 * (family.norms_before + family.sandwich_norms) * hidden + over_heads
 
     def layer_kinds(self) -> tuple[int, int]:
         """Numbers of layers with a dense MLP and with experts."""
