@@ -49,6 +49,20 @@ def test_a_published_sparse_config() -> None:
     assert planned.dense_params + planned.table_params == shape.parameter_count()
 
 
+def test_what_one_part_leaves_to_the_other() -> None:
+    stored = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    text = {**GEMMA3_4B["text_config"], "quantization_config": None, "eos_token_id": 7}
+    inside = {**text, "quantization_config": stored, "torch_dtype": "float16"}
+    for fields in (
+        {"text_config": {**text, "dtype": None}, "quantization_config": stored},
+        {"text_config": inside, "torch_dtype": None},
+    ):
+        shape = ModelShape.from_fields({**GEMMA3_4B, **fields})
+        assert shape.stored is not None and shape.stored.method == "fp8"
+        assert shape.dtype == ("float16" if "torch_dtype" in fields else "bfloat16")
+        assert shape.eos_token_ids == (1, 7, 106)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _TEXTS)
 def test_defaults_are_those_of_transformers(kind: str) -> None:

@@ -25,6 +25,8 @@ _TABLE, _HEADS = "embed_tokens.weight", ("lm_head.", "language_model.lm_head.")
 _DRAFT_HEADS = ("mtp.",)
 _LLAVA = ("vision_tower.", "multi_modal_projector.")
 _OUTSIDE = ("model_type", "architectures", "text_config", "tie_word_embeddings")
+_EITHER = ("quantization_config", "compression_config", "dtype", "torch_dtype")
+"""Null in one part where the other says it."""
 PLACEHOLDERS = (
     "image_token_id",
     "image_token_index",
@@ -118,6 +120,7 @@ def text_config(config: Config, folder: Path | None = None) -> dict[str, Any]:
         raise UnsupportedModelError("text_config model_type", given, ", ".join(outer.texts))
     part = _TEXTS[kind]
     top = {name: value for name, value in config.items() if name not in _OUTSIDE}
+    inner = {name: one for name, one in inner.items() if one is not None or name not in _EITHER}
     found = {**part.defaults, **top, **inner, "model_type": part.family}
     tied = _tied(config, inner, folder)
     if tied is not None:
