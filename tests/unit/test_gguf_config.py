@@ -2,6 +2,7 @@
 another kind, run as if they were whole and plain."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_parts
+from foretoken.shape import gguf_architectures
+from foretoken.shape.families import find_family
+from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_parts, open_gguf
 
 Change = Callable[[gguf.GGUFWriter], None]
 
@@ -103,6 +106,17 @@ def test_projectors_and_unknown_architectures(tmp_path: Path) -> None:
     other = write(tmp_path / "words.gguf", embeddings="v.patch_embd.weight")
     with pytest.raises(CheckpointError, match="a language model's tensors"):
         gguf_config(other)
+
+
+def test_families_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records name the architecture, whose tensors have Llama's names."""
+    llama = find_family("llama")
+    assert llama is not None
+    other = replace(llama, model_type="other", gguf="others", gguf_turns_heads=True)
+    monkeypatch.setattr(gguf_architectures, "families", lambda: (other,))
+    path = write(tmp_path / "other.gguf", arch="others")
+    assert gguf_config(path)["model_type"] == "other"
+    assert gguf_architectures.architecture_of(open_gguf(path)).turns_heads
 
 
 def test_lists_with_a_number_for_each_layer(tmp_path: Path) -> None:

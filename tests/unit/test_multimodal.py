@@ -12,6 +12,7 @@ from foretoken.lab.plan.sizes import read_config
 from foretoken.shape import ModelShape
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.text.tokenizer import Tokenizer
+from foretoken.training.quantize.settings import QuantizeSettings, check_fits
 
 GEMMA3_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -89,6 +90,13 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
 def test_broken_configs(fields: dict[str, Any], error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         ModelShape.from_fields({**GEMMA3_4B, **fields})
+
+
+def test_quantizing_keeps_off() -> None:
+    shape = ModelShape.from_fields(GEMMA3_4B)
+    scheme = QuantizeSettings(scheme="int8").as_scheme
+    with pytest.raises(UnsupportedModelError, match="got 'gemma3'; allowed: text decoders"):
+        check_fits(shape, scheme)
 
 
 def test_names() -> None:

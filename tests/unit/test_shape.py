@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from foretoken.config.resolve import check_heads
+from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
 
 BASE = {
@@ -122,3 +124,10 @@ def test_queries_that_grow_count_positions(tmp_path: Path) -> None:
     assert shape.rope is not None and (shape.rope.query_growth, shape.rope.factor) == (0.1, 16.0)
     assert not shape.counts_distances
     assert read(tmp_path, model_type="smollm3").counts_distances
+
+
+def test_norms_over_all_heads_are_not_shared_out(tmp_path: Path) -> None:
+    shape = read(tmp_path, model_type="olmo2")
+    check_heads("tensor_parallel_size", 1, shape)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: got 2; allowed: 1: norms"):
+        check_heads("tensor_parallel_size", 2, shape)

@@ -135,6 +135,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     weights = kept.weight_bytes(size) + kept.copied_bytes(size)
     return {
         "architecture": shape.model_type,
+        "text_part_of": shape.inside,
         "parameters": shape.parameter_count(),
         "layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,
