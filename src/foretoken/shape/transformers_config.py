@@ -19,6 +19,7 @@ _OTHER_PARTS = {
     "altup_num_inputs": "several residual streams",
     "hidden_size_per_layer_input": "embeddings per layer",
     "num_kv_shared_layers": "layers that share keys and values",
+    "global_head_dim": "heads of two sizes",
     "attention_k_eq_v": "keys that are values too",
     "per_layer_config": "layers of different sizes",
     "conv_L_cache": "convolutions",
