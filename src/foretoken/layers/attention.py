@@ -91,7 +91,7 @@ class AttentionBlock:
             (norms.query, qkv_TA[:, :queries]),
             (norms.key, qkv_TA[:, queries : queries + keys]),
         ):
-            x.copy_(norm(x.contiguous()))
+            x.copy_(norm(x))
 
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
         heads = self.geometry.num_heads
