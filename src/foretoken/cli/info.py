@@ -27,7 +27,7 @@ from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
-from foretoken.shape.gguf import open_gguf
+from foretoken.shape.gguf import gguf_parts, open_gguf
 from foretoken.shape.gguf_ends import ends_of_text
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _copies_head(kept: ModelMemory) -> bool:
 
 def _weight_files(path: Path) -> list[Path]:
     return (
-        [path]
+        list(gguf_parts(path))
         if path.is_file()
         else [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
     )
@@ -144,6 +144,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     weights = kept.weight_bytes(size) + kept.copied_bytes(size)
     return {
         "architecture": shape.model_type,
+        "text_part_of": shape.inside,
         "parameters": shape.parameter_count(),
         "layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,

@@ -349,7 +349,7 @@ def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:
     """cos and sin of every position, for each kind of layer."""
     if shape.rope is None:
         return 0
-    kinds = len(set(shape.windows)) or 1
+    kinds = len(set(map(shape.view, range(shape.num_hidden_layers))))
     positions = min(facts.max_model_len, shape.max_position_embeddings)
     return 2 * kinds * positions * shape.rope.rotary_dim * facts.dtype_bytes
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.kernels.block_types import BLOCK_KINDS, BlockRows, pack_blocks
+from foretoken.kernels.block_types import BlockRows, pack_blocks
 from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.kernels.library import Library
 from foretoken.kernels.structures import FtLinear, FtLinearRows
+from foretoken.shape.block_kinds import BLOCK_KINDS
 
 PANEL: Final = 16
 FLOAT32, BFLOAT16, INT8, INT4, BLOCKS = range(5)

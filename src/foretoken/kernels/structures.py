@@ -131,7 +131,7 @@ class FtLayer(ctypes.Structure):
         *_fields(_PTR, "qkv out gate_up down"),
         *_fields(_PTR, "attention_norm mlp_norm after_attention after_mlp"),
         *_fields(_PTR, "query_norm key_norm beside_norm"),
-        *_fields(_I64, "from_norm kind"),
+        *_fields(_I64, "from_norm whole_norms kind"),
     ]
 
 
@@ -153,7 +153,7 @@ class FtStepKind(ctypes.Structure):
         ("attention", FtAttentionCall),
         ("units", _PTR),
         ("num_units", _I64),
-        *_fields(_PTR, "cos sin"),
+        *_fields(_PTR, "cos sin query_scale"),
         ("width", _I64),
     ]
 

@@ -4,7 +4,6 @@ Layouts are ggml's. A block of 32 or 256 inputs has integer values, scales of gr
 them, and for some types minima: a weight is value * scale - minimum.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.kernels.block_types import BLOCK_KINDS, STEP, BlockRows
+from foretoken.kernels.block_types import BlockRows
+from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -26,7 +26,7 @@ _FLOATS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWeights:
-    """A matrix [N, K] in blocks of one type; rows and columns may be in another order than stored."""
+    """A matrix [N, K] in blocks of one type; rows and columns may be in another order."""
 
     kind: str
     """ggml's name of the type, one of `BLOCK_KINDS`."""
@@ -35,7 +35,7 @@ class BlockWeights:
     order_N: Tensor
     """int64: which of the stored rows comes where."""
     columns: Tensor | None = None
-    """int32 [K / width]: which `width` inputs of the stored ones come where; None: all as stored."""
+    """int32 [K / width]: which `width` of the stored inputs come where; None: all as stored."""
     width: int = 0
 
     @classmethod
@@ -113,7 +113,8 @@ class BlockWeights:
             first += part.shape[0]
         if self.columns is None:
             return found
-        return found.unflatten(1, (-1, self.width))[:, self.columns.long()].flatten(1)
+        parts: Tensor = found.unflatten(1, (-1, self.width))[:, self.columns.long()]
+        return parts.flatten(1)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The matrix, in pieces so that no float32 copy of all is ever there."""
@@ -262,8 +263,3 @@ _READERS: dict[str, Callable[[Tensor], _Numbers]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
-
-
-def smallest_unit(width: int) -> int:
-    """Inputs that may share a block's own numbers where `width` of them stay together."""
-    return math.gcd(width, 256) if width else 256

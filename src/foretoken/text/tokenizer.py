@@ -236,10 +236,11 @@ def _load(
     try:
         if not file.is_file():
             whole = _transformers_tokenizer(path)
-            return whole.backend_tokenizer, ChatTemplate.of_transformers(whole)
+            chat = ChatTemplate.of_transformers(whole) or ChatTemplate.of_folder(path, config)
+            return whole.backend_tokenizer, chat
         chat = ChatTemplate.of_folder(path, config)
         if chat is not None and chat.unknown_tokens(config):
-            chat = ChatTemplate.of_transformers(_transformers_tokenizer(path))
+            chat = chat.with_specials_of(_transformers_tokenizer(path))
         return tokenizers.Tokenizer.from_file(str(file)), chat
     except Exception as error:
         raise TokenizerError(

@@ -1,5 +1,6 @@
 """Block types of GGUF: their weights are the file's, and products of them the same everywhere."""
 
+from dataclasses import replace
 from typing import Any
 
 import gguf
@@ -9,11 +10,11 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from foretoken.kernels.block_types import BLOCK_KINDS
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import pack_block_rows
 from foretoken.ops.linear import KernelLinear
 from foretoken.quant.blocks import _FLOATS, BlockWeights, block_floats
+from foretoken.shape.block_kinds import BLOCK_KINDS
 from tests.marks import KERNEL_LEVELS, level_of
 
 LIBRARY = find_library()
@@ -90,8 +91,6 @@ def test_products(kind: str, at_level: str) -> None:
 def test_every_row_has_its_own_bits(kind: str, x_bits: int) -> None:
     """In any company, at any level."""
     assert LIBRARY is not None
-    from dataclasses import replace
-
     rows_NB = blocks(kind, 100, 1280, seed=3)
     packed = pack_block_rows(LIBRARY, BlockWeights.as_stored(kind, rows_NB).rows())
     layer = KernelLinear(LIBRARY, replace(packed, x_bits=x_bits), dtype=torch.float32)
@@ -118,7 +117,12 @@ def test_rows_and_columns_in_another_order(kind: str) -> None:
     assert joined is not None
     floats = torch.cat([block_floats(kind, rows_NB).flip(0), block_floats(kind, more_NB)])
     assert torch.equal(joined.floats(), floats)
-    turned = joined.changed_columns(lambda rows: rows.unflatten(0, (4, 3, 64)).transpose(0, 1).flatten(0, 2), 64)
+
+    def turn(rows: Tensor) -> Tensor:
+        turned: Tensor = rows.unflatten(0, (4, 3, 64)).transpose(0, 1).flatten(0, 2)
+        return turned
+
+    turned = joined.changed_columns(turn, 64)
     assert turned is not None
     turned_NK = floats.unflatten(1, (4, 3, 64)).transpose(1, 2).flatten(1)
     assert torch.equal(turned.floats(), turned_NK)

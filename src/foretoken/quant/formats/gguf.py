@@ -1,10 +1,9 @@
 """GGUF files: tensors under Hugging Face's names, matrices as the kernels hold them.
 
 llama.cpp reorders the rows of Llama's query and key heads, pairs of turned dimensions side by side;
-they are put back.
+they are put back. It adds 1 to norms that are stored less 1; it is taken off.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final
@@ -17,33 +16,14 @@ from foretoken.extras import OptionalPackages
 from foretoken.quant.arrange import Weights, change_rows
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.formats.gguf_blocks import decode
-from foretoken.shape.families import find_family
 from foretoken.shape.gguf import gguf_config, open_gguf
+from foretoken.shape.gguf_architectures import architecture_of, norm_offset
 from foretoken.shape.gguf_file import GgufTensor
+from foretoken.shape.gguf_positions import POSITION_TENSORS
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _PIECE = 1 << 20
 """Numbers that are multiplied out at once."""
 _PLAIN = ("F32", "F16", "BF16", "F64")
-_IN_CONFIG = "rope_freqs.weight"
-"""Read with the metadata."""
 
 
 @final
@@ -58,14 +38,15 @@ class GgufFile:
         """
         self._dtype = dtype
         config, table = gguf_config(path), open_gguf(path)
+        row = architecture_of(table)
         self._tensors = {
-            _hugging_face(name): tensor
+            row.tensor_name(name): tensor
             for name, tensor in table.tensors.items()
-            if name != _IN_CONFIG
+            if name not in POSITION_TENSORS
         }
+        self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
-        family = find_family(config["model_type"])
-        if family is not None and family.gguf_turns_heads:
+        if row.turns_heads:
             heads = config["num_attention_heads"]
             keys = config.get("num_key_value_heads", heads)
             self._heads = {"q_proj": heads, "k_proj": keys}
@@ -76,7 +57,10 @@ class GgufFile:
 
     def get_tensor(self, name: str) -> Tensor:
         """One of them; matrices in pieces of rows, so that no float32 copy is ever there."""
-        found = self._in_order(name, self._floats(self._tensors[name]))
+        floats = self._floats(self._tensors[name])
+        if self._norm_offset and name.endswith("norm.weight"):
+            floats = floats - self._norm_offset
+        found = self._in_order(name, floats)
         assert isinstance(found, Tensor), type(found)
         return found
 
@@ -145,14 +129,3 @@ class GgufFormat(Format):
         if found is not None:
             tensors.ignore(name)
         return found
-
-
-def _hugging_face(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{kind}"
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if layer is None or layer[2] not in _LAYER:
-        return name
-    return f"model.layers.{layer[1]}.{_LAYER[layer[2]]}.{kind}"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.kernels.block_types import BLOCK_KINDS
 from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.weights import IntWeights
+from foretoken.shape.block_kinds import BLOCK_KINDS
 
 
 def decode(kind: str, rows_NB: Tensor) -> IntWeights | BlockWeights | None:
