@@ -20,6 +20,7 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load_model
+from foretoken.models.decoder import Decoder
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer

@@ -24,7 +24,9 @@ class BlockRows:
 
     kind: str
     addresses_N: Tensor
-    """int64; the bytes there must stay until the rows are packed."""
+    """int64."""
+    kept: tuple[Tensor, ...]
+    """What the addresses are in."""
     inputs: int
     columns: Tensor | None = None
     """int32: which `width` inputs come where; None: all as they are."""

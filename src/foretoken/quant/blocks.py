@@ -96,6 +96,7 @@ class BlockWeights:
         return BlockRows(
             kind=self.kind,
             addresses_N=addresses_N,
+            kept=self.stored,
             inputs=self.shape[1],
             columns=self.columns,
             width=self.width,

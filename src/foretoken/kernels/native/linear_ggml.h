@@ -3,7 +3,7 @@
 // Four values of an output are a quad of bytes, made in registers from nibbles, higher bits and tables.
 // Activations of 16 bits are multiplied with its halves as pairs, those of 8 with the quad itself where
 // that is exact. Whole sums of a group go to memory, and there they get their scales: what ends a group
-// is the same for all fronts, and is asked for once for all rows.
+// is the same for all fronts.
 #include "ggml.h"
 
 enum {
@@ -131,56 +131,96 @@ ALWAYS void sum_quads(const block_step *s, const int front, const vi table, cons
 }
 #endif
 
+// What ends the groups of 128 inputs, whose activations share a scale: at most four steps.
 typedef struct {
-    const char *numbers, *upper;  // of the step
-    const int32_t *x_sum;         // of the step's first group in the first row
+    const char *numbers, *upper;  // of the first step, in one panel
+    const int32_t *x_sum;         // of the first group in the first row
     const float *x_scale;
     float *sums;                  // of the panel in the first row
     int64_t parts, blocks;
-    int middle;
+    int middle, number_bytes;     // of a step's numbers
+    int groups, each;             // groups in all, and of a step
 } block_end;
 
-// Numbers of a group: halves, bytes times halves, or powers of two.
-ALWAYS vf block_number(const char *numbers, const char *upper, const int form, const int index, int h) {
-    const char *const at = numbers + index * FT_PANEL * (form == FT_HALVES ? 2 : 1);
-    if (form == FT_HALVES) return vf_load_half((const uint16_t *)at + h * W);
-    if (form == FT_POWERS) return vf_of_powers((const uint8_t *)at + h * W);
-    return vf_mul(vf_load_int8_n((const int8_t *)at + h * W, W), vf_load_half((const uint16_t *)upper + h * W));
-}
+enum { MOST_ENDS = FT_BLOCK / 16 };  // groups of 128 inputs
+typedef void (*end_function)(const block_end *e, int rows, group_totals *totals);
 
-// Group number `group` of a step, of all rows.
-ALWAYS void end_block_group(const block_end *e, const int form, const int minima, int group, int rows,
-                            group_totals totals) {
-    const int each = 1 + (minima != 0);
-    vf scale[HALVES], minimum[HALVES];
-    UNROLL for (int h = 0; h < HALVES; h++) {
-        scale[h] = block_number(e->numbers, e->upper, form, each * group, h);
-        if (minima) minimum[h] = block_number(e->numbers, e->upper + 2 * FT_PANEL, form, each * group + 1, h);
-    }
-    for (int r = 0; r < rows; r++) {
-        const int32_t excess = e->x_sum[r * e->parts + group];
-        const vf x_scale = vf_set1(e->x_scale[r * e->blocks]);
-        const vf lack = minima ? vf_mul(vf_set1((float)excess), x_scale) : x_scale;
-        const int32_t start = minima ? 0 : (int32_t)(0u - (uint32_t)excess * (uint32_t)e->middle);
+// Row by row: whole sums times their scales, in order; the sum of these times what all of them share.
+// Minima that are bytes are summed up as whole numbers.
+ALWAYS void end_groups(const block_end *e, const int form, const int minima, int rows, group_totals *totals) {
+    vf scale[MOST_ENDS][HALVES], minimum[MOST_ENDS][HALVES];
+    vi least[MOST_ENDS][HALVES];
+    const int width = form == FT_HALVES ? 2 * FT_PANEL : FT_PANEL;
+    for (int group = 0; group < e->groups; group++) {
+        const char *at = e->numbers + group / e->each * e->number_bytes;
+        at += group % e->each * width * (minima ? 2 : 1);
         UNROLL for (int h = 0; h < HALVES; h++) {
-            const vi whole = vi_add(vi_load(totals[r] + h * W), vi_set1(start));
-            vf term = vf_mul(vf_mul(vf_of_vi(whole), x_scale), scale[h]);
-            if (minima) term = vf_sub(term, vf_mul(lack, minimum[h]));
+            if (form == FT_HALVES) {
+                scale[group][h] = vf_load_half((const uint16_t *)at + h * W);
+                if (minima) minimum[group][h] = vf_load_half((const uint16_t *)(at + width) + h * W);
+            } else if (form == FT_POWERS) {
+                scale[group][h] = vf_of_powers((const uint8_t *)at + h * W);
+            } else {
+                scale[group][h] = vf_of_vi(vi_load_bytes(at + h * W));
+                if (minima) least[group][h] = vi_load_bytes(at + width + h * W);
+            }
+        }
+    }
+    vf upper[HALVES], upper_minimum[HALVES];
+    if (form == FT_BYTES) UNROLL for (int h = 0; h < HALVES; h++) {
+            upper[h] = vf_load_half((const uint16_t *)e->upper + h * W);
+            if (minima) upper_minimum[h] = vf_load_half((const uint16_t *)e->upper + FT_PANEL + h * W);
+        }
+    for (int r = 0; r < rows; r++) {
+        const int32_t *const excess = e->x_sum + r * e->parts;
+        vf sum[HALVES], lack[HALVES];
+        vi lacking[HALVES];
+        UNROLL for (int h = 0; h < HALVES; h++) {
+            sum[h] = lack[h] = vf_set1(0);
+            lacking[h] = vi_set1(0);
+        }
+        for (int group = 0; group < e->groups; group++) {
+            const int32_t start = minima ? 0 : (int32_t)(0u - (uint32_t)excess[group] * (uint32_t)e->middle);
+            UNROLL for (int h = 0; h < HALVES; h++) {
+                vi whole = vi_load(totals[group][r] + h * W);
+                if (!minima) whole = vi_add(whole, vi_set1(start));
+                sum[h] = vf_add(sum[h], vf_mul(vf_of_vi(whole), scale[group][h]));
+                if (minima && form == FT_BYTES)
+                    lacking[h] = vi_add(lacking[h], vi_mul(least[group][h], vi_set1(excess[group])));
+                else if (minima)
+                    lack[h] = vf_add(lack[h], vf_mul(minimum[group][h], vf_set1((float)excess[group])));
+            }
+        }
+        const vf x_scale = vf_set1(e->x_scale[r * e->blocks]);
+        UNROLL for (int h = 0; h < HALVES; h++) {
+            vf term = vf_mul(sum[h], x_scale);
+            if (form == FT_BYTES) term = vf_mul(term, upper[h]);
+            if (minima) {
+                vf less = form == FT_BYTES ? vf_of_vi(lacking[h]) : lack[h];
+                less = vf_mul(less, x_scale);
+                if (form == FT_BYTES) less = vf_mul(less, upper_minimum[h]);
+                term = vf_sub(term, less);
+            }
             float *const total = e->sums + r * SUM_STRIDE + h * W;
             vf_store(total, vf_add(vf_load(total), term));
         }
     }
 }
 
-static __attribute__((noinline)) void end_block(const block_end *e, int form, int groups, int rows,
-                                                group_totals *totals) {
-    for (int group = 0; group < groups; group++) switch (form) {
-            case FT_HALVES: end_block_group(e, FT_HALVES, 0, group, rows, totals[group]); break;
-            case FT_HALVES | FT_MINIMA: end_block_group(e, FT_HALVES, 1, group, rows, totals[group]); break;
-            case FT_BYTES: end_block_group(e, FT_BYTES, 0, group, rows, totals[group]); break;
-            case FT_BYTES | FT_MINIMA: end_block_group(e, FT_BYTES, 1, group, rows, totals[group]); break;
-            default: end_block_group(e, FT_POWERS, 0, group, rows, totals[group]); break;
-        }
+#define ENDING(name, form, minima)                                                    \
+    static void name(const block_end *e, int rows, group_totals *totals) {            \
+        end_groups(e, form, minima, rows, totals);                                    \
+    }
+ENDING(end_halves, FT_HALVES, 0)
+ENDING(end_halves_minima, FT_HALVES, 1)
+ENDING(end_bytes, FT_BYTES, 0)
+ENDING(end_bytes_minima, FT_BYTES, 1)
+ENDING(end_powers, FT_POWERS, 0)
+
+static end_function end_of_form(int form) {
+    if ((form & 3) == FT_POWERS) return end_powers;
+    if ((form & 3) == FT_HALVES) return form & FT_MINIMA ? end_halves_minima : end_halves;
+    return form & FT_MINIMA ? end_bytes_minima : end_bytes;
 }
 
 // The products of a step, as pairs or, of `x_bits` 8, as quads.
@@ -201,47 +241,60 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_bits, cons
     const ft_linear *const layer = c->layer;
     const int step_bytes = ft_front_bytes(front), form = layer->form;
     const int number_bytes = ft_number_bytes(front, form), upper_bytes = ft_upper_bytes(form);
-    const int groups = FT_STEP / ft_front_group(front), unit_steps = layer->unit / FT_STEP;
+    const int each = FT_STEP / ft_front_group(front);
+    // What ends together has one scale of activations, and upper numbers of its own.
+    const int at_once = (layer->unit < FT_BLOCK && upper_bytes ? layer->unit : FT_BLOCK) / FT_STEP;
+    const end_function end = end_of_form(form);
     const vi table = vi_table(ft_tables[front]);
-    group_totals totals[2];
+    group_totals totals[MOST_ENDS];
     for (int panel = 0; panel < panels; panel++) {
         block_step s = {c->weight + panel * c->panel_stride, c->x, c->x_stride};
         block_end e = {.numbers = c->scale + panel * c->group_stride,
-                       .upper = c->zero + panel * c->upper_stride,
                        .x_sum = c->x_sum,
                        .sums = c->sums + panel * FT_PANEL,
                        .parts = c->parts,
                        .blocks = c->blocks,
-                       .middle = ft_middle(front, form)};
-        const char *fetch = c->fetch[panel];
-        _Pragma("GCC unroll 1") for (int step = 0; step < c->steps; step++) {
-            UNROLL for (int line = 0; line < step_bytes; line += 64) __builtin_prefetch(fetch + line, 0, 3);
-            fetch += step_bytes;
-            sum_block(&s, front, x_bits, table, rows, 0, 8 / groups, totals[0]);
-            if (groups == 2) sum_block(&s, front, x_bits, table, rows, 4, 4, totals[1]);
-            e.x_scale = c->x_scale + step * FT_STEP / FT_BLOCK;
-            end_block(&e, form, groups, rows, totals);
-            s.values += step_bytes;
-            s.x += FT_STEP * x_bits / 8;
-            e.numbers += number_bytes;
-            e.x_sum += groups;
-            if (upper_bytes && (step + 1) % unit_steps == 0) e.upper += upper_bytes;
+                       .middle = ft_middle(front, form),
+                       .number_bytes = number_bytes,
+                       .each = each};
+        const char *const upper = c->zero + panel * c->upper_stride, *fetch = c->fetch[panel];
+        for (int first = 0; first < c->steps; first += at_once) {
+            const int count = c->steps - first < at_once ? c->steps - first : at_once;
+            _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) {
+                UNROLL for (int line = 0; line < step_bytes; line += 64) __builtin_prefetch(fetch + line, 0, 3);
+                fetch += step_bytes;
+                sum_block(&s, front, x_bits, table, rows, 0, 8 / each, totals[each * i]);
+                if (each == 2) sum_block(&s, front, x_bits, table, rows, 4, 4, totals[2 * i + 1]);
+                s.values += step_bytes;
+                s.x += FT_STEP * x_bits / 8;
+            }
+            e.groups = count * each;
+            e.upper = upper + first * FT_STEP / layer->unit * upper_bytes;
+            e.x_scale = c->x_scale + first * FT_STEP / FT_BLOCK;
+            end(&e, rows, totals);
+            e.numbers += count * number_bytes;
+            e.x_sum += e.groups;
         }
     }
 }
 
-// A front's kernels, with copies for the numbers of rows. A tile and a panel run the same code.
-#define BLOCK_ROWS(front, x_bits, number) \
+// A front's kernels. A tile and a panel run the same code, in copies for the numbers of rows where sums have
+// registers.
+#if W == 4
+#define ROW_COPIES(front, x_bits) block_panels(c, front, x_bits, rows, panels);
+#else
+#define ROW_COPY(front, x_bits, number) \
     case number: block_panels(c, front, x_bits, CAP(number, MOST_FIXED_ROWS), panels); break;
-#define BLOCK_KERNEL(name, front, x_bits)                                                            \
-    static void name(const chunk *c, int rows, int panels) {                                         \
-        switch (rows) {                                                                              \
-            BLOCK_ROWS(front, x_bits, 1) BLOCK_ROWS(front, x_bits, 2) BLOCK_ROWS(front, x_bits, 3)   \
-            BLOCK_ROWS(front, x_bits, 4) BLOCK_ROWS(front, x_bits, 5) BLOCK_ROWS(front, x_bits, 6)   \
-            default: abort();                                                                        \
-        }                                                                                            \
-    }                                                                                                \
-    static void name##_tile(const chunk *c, int rows) { name(c, rows, FT_TILE); }                    \
+#define ROW_COPIES(front, x_bits)                                                           \
+    switch (rows) {                                                                         \
+        ROW_COPY(front, x_bits, 1) ROW_COPY(front, x_bits, 2) ROW_COPY(front, x_bits, 3)    \
+        ROW_COPY(front, x_bits, 4) ROW_COPY(front, x_bits, 5) ROW_COPY(front, x_bits, 6)    \
+        default: abort();                                                                   \
+    }
+#endif
+#define BLOCK_KERNEL(name, front, x_bits)                                               \
+    static void name(const chunk *c, int rows, int panels) { ROW_COPIES(front, x_bits) } \
+    static void name##_tile(const chunk *c, int rows) { name(c, rows, FT_TILE); }       \
     static void name##_panel(const chunk *c, int rows) { name(c, rows, 1); }
 #define EVERY_FRONT(what) what(FT_BITS4) what(FT_BITS5) what(FT_BITS6) what(FT_IQ4) what(FT_FP4) what(FT_SHORT4)
 #define BLOCK_PAIRS(front) BLOCK_KERNEL(front##_pairs, front, 16)

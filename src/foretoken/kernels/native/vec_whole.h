@@ -39,6 +39,8 @@ static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 #define vi_shift_up(x, bits) _mm512_slli_epi16(x, bits)
 static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+static inline vi vi_load_bytes(const void *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
 static inline void vi_store(void *p, vi x) { _mm512_storeu_si512(p, x); }
 /* A table of 16 bytes, and what it has for bytes below 16. */
 static inline vi vi_table(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
@@ -88,6 +90,8 @@ static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 #define vi_shift_up(x, bits) _mm256_slli_epi16(x, bits)
 static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+static inline vi vi_load_bytes(const void *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
 static inline void vi_store(void *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline vi vi_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 static inline vi vi_look_up(vi table, vi x) { return _mm256_shuffle_epi8(table, x); }
@@ -135,6 +139,12 @@ static inline vi vi_load(const void *p) { return vld1q_s32(p); }
 static inline vi vi_and(vi a, vi b) { return vandq_s32(a, b); }
 static inline vi vi_or(vi a, vi b) { return vorrq_s32(a, b); }
 static inline vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return vmulq_s32(a, b); }
+static inline vi vi_load_bytes(const void *p) {
+    int8_t lanes[8] = {0};
+    memcpy(lanes, p, W);
+    return vmovl_s16(vget_low_s16(vmovl_s8(vld1_s8(lanes))));
+}
 static inline void vi_store(void *p, vi x) { vst1q_s32(p, x); }
 #define vi_shift_up(x, bits) vreinterpretq_s32_u16(vshlq_u16(vreinterpretq_u16_s32(x), vdupq_n_s16(bits)))
 #define vi_shift(x, bits) vi_shift_up(x, -(bits))
@@ -173,6 +183,11 @@ typedef uint16_t vi_halves __attribute__((vector_size(16), aligned(4)));
 #define vi_shift_up(x, bits) ((vi)((vi_halves)(x) << (bits)))
 static inline vi vi_or(vi a, vi b) { return a | b; }
 static inline vi vi_add(vi a, vi b) { return a + b; }
+static inline vi vi_mul(vi a, vi b) { return a * b; }
+static inline vi vi_load_bytes(const void *p) {
+    const int8_t *const at = p;
+    return (vi){at[0], at[1], at[2], at[3]};
+}
 static inline void vi_store(void *p, vi x) { memcpy(p, &x, sizeof x); }
 static inline vi vi_table(const uint8_t *p) { return vi_load(p); }
 static inline vi vi_look_up(vi table, vi x) {
