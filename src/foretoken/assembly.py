@@ -203,6 +203,7 @@ class _Assembly:
                 texts=texts,
                 vocab_size=shape.vocab_size,
                 eos_token_ids=eos_ids,
+                placeholders={token: name for name, token in reversed(shape.placeholders)},
                 grammars=grammars,
                 threads=threads,
                 shared=shared,

@@ -19,7 +19,7 @@ from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library, find_library
-from foretoken.kernels.linear import TYPES, Packed, pack_float
+from foretoken.kernels.linear import TYPES, Packed, pack_block_rows, pack_float
 from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
@@ -37,7 +37,7 @@ from foretoken.ops.linear import (
 from foretoken.ops.noise import CACHED_NOISE
 from foretoken.ops.rejecting import RejectKernel
 from foretoken.ops.row_operations import RowKernels
-from foretoken.quant import IntWeights, Scheme, Weights, round_weights, scheme_of
+from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.quant.triton_layer import TRITON_TYPES, TritonLinear
@@ -150,7 +150,7 @@ class PlainTorch(Backend):
         weights, scheme = spec.weights, spec.scheme
         if isinstance(weights, Tensor) and scheme is not None:
             weights = round_weights(weights, scheme)
-        if isinstance(weights, IntWeights):
+        if not isinstance(weights, Tensor):
             if not self._on_cpu:
                 say_which()
             weights = weights.dequantized(spec.dtype)
@@ -196,6 +196,8 @@ class CpuKernels(Backend):
         library.use_threads(torch.get_num_threads())
         if spec.packed is not None:
             packed = spec.packed
+        elif isinstance(weights, BlockWeights):
+            packed = pack_block_rows(library, weights.rows())
         elif isinstance(weights, IntWeights):
             packed = pack_integers(library, weights)
         elif scheme is not None:
@@ -245,13 +247,15 @@ class TritonIntegers(Backend):
         """Integers as they are; floats as PyTorch has them."""
         spec = spec.settled()
         weights, scheme = spec.weights, spec.scheme
+        if isinstance(weights, BlockWeights):
+            weights = weights.dequantized(spec.dtype)
         if isinstance(weights, Tensor) and scheme is not None:
             weights = round_weights(weights, scheme)
         if isinstance(weights, Tensor) or spec.dtype not in TRITON_TYPES:
             return self._plain.linear(replace(spec, weights=weights))
         say_which()
         fitting = for_kernels(weights)
-        assert fitting is not None, "rounding makes groups that kernels have"
+        assert isinstance(fitting, IntWeights), "rounding makes groups that kernels have"
         return TritonLinear(fitting, dtype=spec.dtype, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:

@@ -3,6 +3,7 @@
 Knows nothing about what is in the folder beyond the file names worth downloading.
 """
 
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -15,6 +16,7 @@ PACKAGED = (
 """Names that mean what ships with the package; an installation may lack some of the heads."""
 _BESIDES = ("*.json", "tokenizer.model", "*.jinja", "*.txt")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _READ = "safetensors, or .bin; of GGUF files, the path of one on this machine"
 
 
@@ -35,6 +37,7 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
     if name in PACKAGED:
         return packaged_model(name)
     files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    files = [file for file in files if not _LATER_PART.search(file.name)]
     if len(files) == 1:
         return files[0]
     if files:

@@ -69,6 +69,8 @@ class EngineParts:
     texts: TextStreams
     vocab_size: int
     eos_token_ids: frozenset[int]
+    placeholders: Mapping[int, str]
+    """Ids of the vocabulary that stand for pictures and sounds, and what config.json calls them."""
     grammars: Grammars
     threads: StepThreads
     """Whose threads run a step."""
@@ -100,6 +102,7 @@ class Engine:
             grammars=parts.grammars,
             vocab_size=parts.vocab_size,
             eos_token_ids=parts.eos_token_ids,
+            placeholders=parts.placeholders,
             seeds=random.Random(config.user.seed),
         )
 

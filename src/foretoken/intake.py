@@ -34,6 +34,8 @@ class Intake:
     grammars: Grammars
     vocab_size: int
     eos_token_ids: frozenset[int]
+    placeholders: Mapping[int, str]
+    """Ids that stand for pictures and sounds, and what config.json calls them."""
     seeds: random.Random
     """Where requests without a seed get theirs from."""
 
@@ -52,7 +54,8 @@ class Intake:
         With `resume` the outputs go on from there, and those that have ended give no request.
 
         Raises:
-            PromptError: the prompt is empty, or has token ids out of range.
+            PromptError: the prompt is empty, or has token ids out of range, or that stand for
+                something else than text.
             ContextError: it is longer than the context.
             ParameterError: a parameter names token ids that the model does not have, or needs
                 text and there is no tokenizer; or together they forbid every token; or `resume`
@@ -133,6 +136,11 @@ class Intake:
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             raise PromptError("prompt_token_ids", wrong, f"0 to {self.vocab_size - 1}")
+        others = self.placeholders.keys() & set(ids) if self.placeholders else ()
+        if others:
+            token = min(others)
+            found = f"{token}, the {self.placeholders[token]} of the model"
+            raise PromptError("prompt_token_ids", found, "text: pictures and sounds are not read")
         return ids
 
     def _check_ids(self, params: SamplingParams) -> None:

@@ -18,11 +18,13 @@ CASES = (
     "phi3 partial rotary",
     "gemma2",
     "gemma3 two kinds of positions",
+    "ministral3",
+    "smollm3 some layers with a window",
     "gpt2",
     "starcoder2",
     *(
         pytest.param(case, marks=pytest.mark.slow)
-        for case in ("llama biases", "llama yarn rope", "gpt_neox", "olmo2", "cohere")
+        for case in ("llama biases", "llama yarn rope", "gemma", "gpt_neox", "olmo3", "cohere")
     ),
 )
 PARAMETERS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "logprobs": 2})

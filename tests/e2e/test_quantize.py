@@ -14,7 +14,7 @@ from foretoken.cli.app import app
 from foretoken.models import LoadOptions
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.tensors import SpanLayout
-from foretoken.quant import IntWeights
+from foretoken.quant import BlockWeights, IntWeights
 from foretoken.quant.formats import format_of
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
@@ -69,12 +69,14 @@ def matrices(folder: Path) -> dict[str, IntWeights | Tensor]:
     assert shape.stored is not None
     cpu, stored = torch.device("cpu"), format_of(shape.stored, folder)
     checkpoint = Checkpoint(folder, dtype=torch.float32, device=cpu, stored=stored)
-    found = {}
+    found: dict[str, IntWeights | Tensor] = {}
     for name in checkpoint.names():
         if name.endswith("weight_shape"):
             outputs, inputs = checkpoint.peek(name).tolist()
             module = name.removesuffix(".weight_shape")
-            found[module] = checkpoint.matrix(module, (outputs, inputs))
+            weights = checkpoint.matrix(module, (outputs, inputs))
+            assert not isinstance(weights, BlockWeights), "no GGUF file"
+            found[module] = weights
     return found
 
 
@@ -187,6 +189,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {},
     "Qwen3": {},
     "Phi3": {"pad_token_id": 0},
+    "Ministral3": {},
+    "SmolLM3": {"num_hidden_layers": 4},
+    "Olmo2": {},
+    "Gemma": {},
     "Gemma2": {"query_pre_attn_scalar": 20},
     "Gemma3Text": {"query_pre_attn_scalar": 20},
 }

@@ -16,7 +16,7 @@ enum { KINDS = 2 };
 typedef struct {
     const ft_decoder *decoder;
     ft_attention_shape *shapes[KINDS];
-    const void *cos[KINDS], *sin[KINDS];
+    const void *cos[KINDS], *sin[KINDS], *scales[KINDS];
     int64_t widths[KINDS];
     const ft_span *spans;
     const int32_t *pages;
@@ -46,7 +46,8 @@ static char *run(const problem *p, int64_t first, int64_t count, int32_t cut) {
         kinds[k] = (ft_step_kind){.attention = {.shape = p->shapes[k], .spans = spans,
                                                 .pages = p->pages, .num_spans = (int32_t)count},
                                   .units = all, .num_units = units, .cos = p->cos[k],
-                                  .sin = p->sin[k], .width = p->widths[k]};
+                                  .sin = p->sin[k], .query_scale = p->scales[k],
+                                  .width = p->widths[k]};
     }
     char *x = make_copy((const char *)p->x + (size_t)begin * row, (size_t)rows * row);
     void *beside = p->beside ? make_copy((const char *)p->beside + (size_t)begin * row, (size_t)rows * row)
@@ -93,6 +94,7 @@ static problem make_problem(void) {
         p.widths[k] = 2 * pick(1, p.decoder->head_dim / 2);
         p.cos[k] = make_numbers(type, most * p.widths[k], 1.0f);
         p.sin[k] = make_numbers(type, most * p.widths[k], 1.0f);
+        p.scales[k] = pick(0, 2) ? NULL : make_numbers(type, most, 1.0f);
     }
     p.spans = spans, p.pages = table, p.positions = positions, p.slots = slots;
     p.num_slots = pages * size;

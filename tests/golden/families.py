@@ -36,6 +36,13 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+MINISTRAL3 = {
+    **YARN,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -110,6 +117,37 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL3, "head_dim": 16}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3 some layers with a window": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("Olmo2", {"num_attention_heads": 6}),
+    "olmo2 biases, one key head": (
+        "Olmo2",
+        {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.3},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": (
         "Gemma2",
         {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 12.0},
@@ -155,7 +193,6 @@ BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": False,
         },
     ),
-    "olmo2": ("Olmo2", {}),
     "starcoder2": ("Starcoder2", {"sliding_window": 11, "use_bias": True}),
     "cohere": ("Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
     "cohere2": ("Cohere2", {"sliding_window": 10, "num_hidden_layers": 4, "logit_scale": 0.5}),

@@ -155,8 +155,8 @@ def plain_int8(*, group: int = 0, symmetric: bool = True) -> Writer:
     return write
 
 
-def fp8(*, per: str, suffix: str = "weight_scale") -> Writer:
-    """`per`: matrix, output or block (of 48 x 64)."""
+def fp8(*, per: str, suffix: str = "weight_scale", inputs: str | None = None) -> Writer:
+    """`per`: matrix, output or block (of 48 x 64); `inputs`: name of a scale of activations."""
 
     def write(name: str, weight: Array, tensors: dict[str, Tensor]) -> Array:
         rows, columns = {"matrix": weight.shape, "output": (1, weight.shape[1])}.get(per, (48, 64))
@@ -175,6 +175,8 @@ def fp8(*, per: str, suffix: str = "weight_scale") -> Writer:
         tensors[f"{name}.weight"] = small
         flat = torch.from_numpy(scale)
         tensors[f"{name}.{suffix}"] = flat.reshape(1) if per == "matrix" else flat
+        if inputs is not None:
+            tensors[f"{name}.{inputs}"] = torch.tensor(0.1)
         floats: Array = small.float().numpy() * wide
         return floats
 

@@ -16,6 +16,8 @@ from foretoken.training.quantize.layers import Calibration
 from tests.golden import families
 
 CASES = (
+    "olmo2",
+    "smollm3 some layers with a window",
     "llama grouped tied",
     "mistral window",
     "qwen3 biases and window",

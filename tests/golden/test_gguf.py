@@ -20,10 +20,11 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load_model
-from foretoken.quant import IntWeights
+from foretoken.models.decoder import Decoder
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
+from tests.golden.gguf_files import ggml_rows
 from tests.golden.quantized import open_both
 from tests.golden.scenario import forward, in_pieces, open_runner
 
@@ -62,12 +63,6 @@ def random_blocks(weight: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, A
         drawn = (scale * draw.uniform(0.5, 1.5, (rows, columns // 256, 1))).astype(np.float16)
         blocks[..., at : at + 2] = drawn.view(np.uint8)
     return blocks.reshape(rows, -1)
-
-
-def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
-    halves = rows.reshape(heads, 2, -1, rows.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def write_both(
@@ -143,7 +138,7 @@ def test_matrices_are_those_of_the_package(both: tuple[Path, Path]) -> None:
             assert torch.equal(found.take(name, wanted.shape), wanted)
             continue
         weights = found.matrix(name.removesuffix(".weight"), (wanted.shape[0], wanted.shape[1]))
-        if isinstance(weights, IntWeights):
+        if not isinstance(weights, Tensor):
             weights = weights.dequantized(torch.float32)
         torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.take(name, wanted.shape), wanted, rtol=0, atol=0)
@@ -166,13 +161,14 @@ def test_what_kernels_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     cpu = torch.device("cpu")
     options = LoadOptions(dtype=torch.float32, device=cpu, batch_invariant=True, page_size=16)
     with caplog.at_level("INFO", logger="foretoken"):
-        load_model(path, options)
-    assert "gguf: Q4_K, Q6_K: matrices are kept 7 as int4 in groups of 32; 4 as float32" in (
-        caplog.text
+        model = load_model(path, options)
+    kept = "matrices are kept 7 as Q4_K in the file's bits; 4 as Q6_K in the file's bits"
+    assert f"gguf: Q4_K, Q6_K: {kept}" in caplog.text
+    assert isinstance(model, Decoder) and model.compiled is not None, (
+        "parts of two types are joined"
     )
 
 
-@pytest.mark.slow
 def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:
     own = Tokenizer(find_model("demo"))
     content = own.describe()["model"]

@@ -13,8 +13,16 @@ import torch
 from foretoken import LLM, SamplingParams
 from tests.golden.families import OWN, VOCAB, write_checkpoint
 from tests.golden.scenario import forward, in_pieces, open_runner
+from tests.marks import slow
 
-CASES = ("llama biases", "qwen3 wide heads", "gemma2", "gemma3 usual layers")
+CASES = (
+    "llama biases",
+    "qwen3 wide heads",
+    "gemma2",
+    "gemma3 usual layers",
+    slow("ministral3"),
+    slow("olmo3"),
+)
 
 
 @pytest.mark.parametrize("case", CASES)

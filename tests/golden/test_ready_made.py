@@ -73,6 +73,16 @@ CASES: dict[str, Case] = {
         {},
     ),
     "fp8 per matrix": (compressed("naive-quantized", 8, **FLOAT), q.fp8(per="matrix"), {}),
+    "fp8 per matrix, activations too": (
+        compressed("naive-quantized", 8, **FLOAT),
+        q.fp8(per="matrix", inputs="input_scale"),
+        {},
+    ),
+    "fp8 per matrix, as Mistral": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        q.fp8(per="matrix", suffix="weight_scale_inv", inputs="activation_scale"),
+        {},
+    ),
     "fp8 per output": (compressed("float-quantized", 8, **FLOAT), q.fp8(per="output"), {}),
     "fp8 per block": (
         compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 64]),

@@ -56,7 +56,8 @@ def _key_heads(case: str) -> int:
 
 
 def _cases(size: int, names: Any) -> list[str]:
-    return [name for name in names if _key_heads(name) >= size]
+    shared = [name for name in names if "olmo" not in name]  # one norm over all heads
+    return [name for name in shared if _key_heads(name) >= size]
 
 
 def _pairs(names: Any) -> list[tuple[int, str]]:

@@ -16,7 +16,6 @@ from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.quant import JoinedLinear
 from foretoken.shape import ModelShape
 from foretoken.shape.gguf import _open
 from tests.golden import quantized as q
@@ -69,9 +68,9 @@ def held_bytes(path: Path, quantization: str | None) -> int:
     linears: list[Linear | None] = [model.top]
     for layer in model.layers:
         linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
-    parts = [p for one in linears for p in (one.parts if isinstance(one, JoinedLinear) else [one])]
-    assert all(isinstance(part, KernelLinear) for part in parts), parts
-    packed = sum(part.packed.num_bytes for part in parts if isinstance(part, KernelLinear))
+    kernels = [one for one in linears if isinstance(one, KernelLinear)]
+    assert len(kernels) == len(linears), linears
+    packed = sum(part.packed.num_bytes for one in kernels for part in one.parts)
     return packed + model.embedding_VD.nbytes
 
 
@@ -120,4 +119,4 @@ def test_what_is_read_of_a_gguf_file_is_forgotten(tmp_path: Path) -> None:
     path, _ = write_gguf(tmp_path, {"": Kind.Q8_0})
     held_bytes(path, None)
     assert _open.cache_info().currsize == 0
-    assert ModelMemory(shape=ModelShape.from_config(path)).uses_transformers
+    assert ModelMemory(shape=ModelShape.from_config(path)).loads_late

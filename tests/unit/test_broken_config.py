@@ -59,14 +59,19 @@ STORED: list[dict[str, Any]] = [
     {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
     | {"config_groups": {"group_0": GROUP}, "sparsity_config": {}, "kv_cache_scheme": None},
 ]
-GELU = {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 9}
+ACT = "gelu_pytorch_tanh"
+GELU = {"hidden_activation": ACT, "hidden_act": ACT, "sliding_window": 9}
 NAMES = [family.model_type for family in families()]
 CONFIGS: list[dict[str, Any]] = [
     *(BASE | (GELU if "gemma" in name else {}) | {"model_type": name} for name in NAMES),
     *(BASE | {"model_type": "llama", "rope_parameters": rope} for rope in (YARN, LLAMA3, LONG)),
     *(BASE | {"model_type": "qwen2", "quantization_config": stored} for stored in STORED),
+    BASE | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0]},
+    BASE | {"model_type": "ministral3", "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     BASE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7},
     BASE | {"model_type": "gemma3_text", "rope_parameters": {"full_attention": LLAMA3}} | GELU,
+    {"model_type": "gemma3", "text_config": BASE | GELU, "image_token_index": 60, "dtype": None},
+    BASE | {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}},
 ]
 WRONG: list[Any] = [
     *(None, True, False, 0, -1, 5, 10**7, 2**31, 10**12, 10**30, -(10**30)),

@@ -2,22 +2,33 @@
 another kind, run as if they were whole and plain."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
+from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.gguf import forget_gguf, gguf_config
+from foretoken.shape import gguf_architectures
+from foretoken.shape.families import find_family
+from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_parts, open_gguf
 
 Change = Callable[[gguf.GGUFWriter], None]
 
 
-def write(path: Path, *changes: Change, embeddings: str = "token_embd.weight") -> Path:
+def write(
+    path: Path,
+    *changes: Change,
+    embeddings: str = "token_embd.weight",
+    arch: str = "llama",
+    blocks: int = 1,
+) -> Path:
     """A file with little more than what `gguf_config` reads."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(blocks)
     writer.add_embedding_length(8)
     for change in changes:
         change(writer)
@@ -40,7 +51,7 @@ def scaled(kind: gguf.RopeScalingType) -> Change:
 
 def test_plain_and_linear_positions(tmp_path: Path) -> None:
     plain = gguf_config(write(tmp_path / "plain.gguf"))
-    assert plain["rope_scaling"] is None and plain["vocab_size"] == 5
+    assert "rope_scaling" not in plain and plain["vocab_size"] == 5
     assert plain["tie_word_embeddings"] and not plain["attention_bias"]
     linear = write(tmp_path / "linear.gguf", scaled(gguf.RopeScalingType.LINEAR))
     assert gguf_config(linear)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
@@ -52,24 +63,149 @@ def test_a_window_makes_it_a_mistral(tmp_path: Path) -> None:
 
 
 def test_positions_that_are_not_recognized(tmp_path: Path) -> None:
-    yarn = write(tmp_path / "yarn.gguf", scaled(gguf.RopeScalingType.YARN))
-    with pytest.raises(UnsupportedModelError, match="yarn"):
-        gguf_config(yarn)
+    longrope = write(tmp_path / "longrope.gguf", scaled(gguf.RopeScalingType.LONGROPE))
+    with pytest.raises(UnsupportedModelError, match="longrope"):
+        gguf_config(longrope)
     odd = np.array([1.0, 3.0, 5.0, 7.0], np.float32)
     freqs = write(
         tmp_path / "freqs.gguf", lambda writer: writer.add_tensor("rope_freqs.weight", odd)
     )
     with pytest.raises(UnsupportedModelError, match=r"Llama 3's factors"):
         gguf_config(freqs)
+    half = write(
+        tmp_path / "half.gguf", lambda writer: writer.add_tensor("rope_factors_long.weight", odd)
+    )
+    with pytest.raises(CheckpointError, match=r"rope_factors_short"):
+        gguf_config(half)
 
 
-def test_files_that_are_no_whole_dense_language_model(tmp_path: Path) -> None:
-    part = write(tmp_path / "part.gguf", lambda writer: writer.add_uint16("split.count", 2))
-    with pytest.raises(CheckpointError, match="llama-gguf-split --merge"):
-        gguf_config(part)
-    experts = write(tmp_path / "experts.gguf", lambda writer: writer.add_expert_count(8))
-    with pytest.raises(UnsupportedModelError, match="no mixture of experts"):
-        gguf_config(experts)
-    other = write(tmp_path / "other.gguf", embeddings="v.patch_embd.weight")
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda w: w.add_uint16("split.count", 2), CheckpointError, "NAME-00001-of-00002.gguf"),
+        (lambda w: w.add_expert_count(8), UnsupportedModelError, "no mixture of experts"),
+        (lambda w: w.add_logit_scale(0.5), UnsupportedModelError, "llama.logit_scale: got 0.5"),
+        (lambda w: w.add_causal_attention(False), UnsupportedModelError, "attention.causal"),
+        (lambda w: w.add_value_length(16), UnsupportedModelError, "value_length: got 16"),
+    ],
+)
+def test_files_that_are_no_whole_dense_language_model(
+    change: Change, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model.gguf", lambda w: w.add_head_count(1), change)
+    with pytest.raises(error, match=said):
+        gguf_config(path)
+
+
+def test_projectors_and_unknown_architectures(tmp_path: Path) -> None:
+    projector = write(tmp_path / "mmproj.gguf", arch="clip", embeddings="v.patch_embd.weight")
+    with pytest.raises(UnsupportedModelError, match="the file of the language model"):
+        gguf_config(projector)
+    with pytest.raises(UnsupportedModelError, match="got 'mamba'; allowed: llama, mistral3"):
+        gguf_config(write(tmp_path / "other.gguf", arch="mamba"))
+    other = write(tmp_path / "words.gguf", embeddings="v.patch_embd.weight")
     with pytest.raises(CheckpointError, match="a language model's tensors"):
         gguf_config(other)
+
+
+def test_families_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records name the architecture, whose tensors have Llama's names."""
+    llama = find_family("llama")
+    assert llama is not None
+    other = replace(llama, model_type="other", gguf="others", gguf_turns_heads=True)
+    monkeypatch.setattr(gguf_architectures, "families", lambda: (other,))
+    path = write(tmp_path / "other.gguf", arch="others")
+    assert gguf_config(path)["model_type"] == "other"
+    assert gguf_architectures.architecture_of(open_gguf(path)).turns_heads
+
+
+def test_lists_with_a_number_for_each_layer(tmp_path: Path) -> None:
+    def layers(*heads: int) -> Change:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_head_count(list(heads))
+            writer.add_feed_forward_length([16])
+
+        return change
+
+    found = gguf_config(write(tmp_path / "same.gguf", layers(2)))
+    assert (found["num_attention_heads"], found["intermediate_size"]) == (2, 16)
+    many = write(tmp_path / "many.gguf", layers(2, 4), blocks=2)
+    with pytest.raises(CheckpointError, match=r"head_count: got '2, 4, ...'; allowed: the same"):
+        gguf_config(many)
+
+
+def gemma(arch: str, layers: int, *changes: Change) -> Callable[[Path], dict[str, Any]]:
+    def read(folder: Path) -> dict[str, Any]:
+        path = folder / f"{arch}.gguf"
+        fixed: list[Change] = [lambda w: w.add_head_count(2), lambda w: w.add_key_length(16)]
+        return gguf_config(write(path, *fixed, *changes, arch=arch, blocks=layers))
+
+    return read
+
+
+def test_what_no_gemma_file_says(tmp_path: Path) -> None:
+    """llama.cpp has it in its code: scales of the largest models, patterns, theta, caps."""
+    assert gemma("gemma2", 2)(tmp_path) | {
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    } == gemma("gemma2", 2)(tmp_path)
+    assert gemma("gemma2", 46)(tmp_path)["query_pre_attn_scalar"] == 4
+    assert gemma("gemma3", 62)(tmp_path)["query_pre_attn_scalar"] == 4
+    small = gemma("gemma3", 7, lambda w: w.add_sliding_window(5))(tmp_path)
+    assert (small["query_pre_attn_scalar"], small["rope_local_base_freq"]) == (16, 1e4)
+    assert small["layer_types"].index("full_attention") == 5
+    assert set(gemma("gemma3", 7)(tmp_path)["layer_types"]) == {"full_attention"}
+
+
+def parts(folder: Path, *numbers: int, of: int = 3) -> Path:
+    """Parts of a model: the first has the metadata, each a tensor of its own."""
+    for number in numbers:
+        writer = gguf.GGUFWriter(folder / f"m-{number:05}-of-{of:05}.gguf", "llama")
+        writer.add_uint16("split.no", number - 1)
+        writer.add_uint16("split.count", of)
+        writer.add_int32("split.tensors.count", of)
+        if number == 1:
+            writer.add_block_count(1)
+            writer.add_embedding_length(8)
+        name = "token_embd.weight" if number == 2 else f"blk.{number}.attn_norm.weight"
+        writer.add_tensor(name, np.zeros((5, 8), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    forget_gguf()
+    return folder / f"m-00001-of-{of:05}.gguf"
+
+
+def test_parts_are_read_as_one(tmp_path: Path) -> None:
+    first = parts(tmp_path, 1, 2, 3)
+    assert gguf_config(first)["vocab_size"] == 5
+    assert find_model(str(tmp_path)) == first
+    assert [path.name[2:7] for path in gguf_parts(first)] == ["00001", "00002", "00003"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "given", "said"),
+    [
+        ((1, 3), 1, "missing part: got 'm-00002-of-00003.gguf'"),
+        ((1, 2, 3), 2, "the first part, m-00001-of-00003.gguf"),
+    ],
+)
+def test_parts_that_are_not_all(
+    numbers: tuple[int, ...], given: int, said: str, tmp_path: Path
+) -> None:
+    parts(tmp_path, *numbers)
+    with pytest.raises(CheckpointError, match=said):
+        gguf_config(tmp_path / f"m-{given:05}-of-00003.gguf")
+
+
+def test_parts_of_other_models(tmp_path: Path) -> None:
+    parts(tmp_path, 1, 2, 3)
+    third = tmp_path / "m-00003-of-00003.gguf"
+    (tmp_path / "m-00002-of-00003.gguf").write_bytes(third.read_bytes())
+    forget_gguf()
+    with pytest.raises(CheckpointError, match=r"split.no: got '2 in m-00002"):
+        gguf_config(tmp_path / "m-00001-of-00003.gguf")

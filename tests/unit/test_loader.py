@@ -253,7 +253,7 @@ def test_config_number_is_wrong(folder: Path, value: object) -> None:
         ({"model_type": "no such type"}, "model_type"),
         ({"model_type": None}, "model_type"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "experts"),
-        ({"model_type": "gemma3", "vision_config": {}}, "vision_config"),
+        ({"model_type": "gemma3", "vision_config": {}}, "text_config"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "bamba", "layer_types": ["mamba"]}, "layer_types"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),

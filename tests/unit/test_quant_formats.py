@@ -57,7 +57,7 @@ def read(format_: Format, **tensors: Tensor) -> Weights | None:
 
 def floats(weights: Weights | None) -> Tensor:
     assert weights is not None
-    return weights.dequantized(torch.float32) if isinstance(weights, IntWeights) else weights
+    return weights if isinstance(weights, Tensor) else weights.dequantized(torch.float32)
 
 
 def test_one_scale_for_the_whole_matrix() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from foretoken.config.resolve import check_heads
+from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
 
 BASE = {
@@ -86,3 +88,46 @@ def test_gemma_defaults(tmp_path: Path) -> None:
     shape = read(tmp_path, model_type="gemma2", sliding_window=7)
     assert (shape.head_dim, shape.tie_word_embeddings) == (256, True)
     assert (shape.embedding_scale, shape.attention_scale) == (8.0, 1 / 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("smollm3", {}, (True, True, True, False, True, True)),
+        ("smollm3", {"no_rope_layers": [0, 1, 0, 1, 0, 1]}, (False, True) * 3),
+        ("smollm3", {"no_rope_layer_interval": 2}, (True, False) * 3),
+        ("llama", {}, ()),
+    ],
+)
+def test_layers_without_positions(
+    kind: str, fields: dict[str, Any], expected: tuple[bool, ...], tmp_path: Path
+) -> None:
+    shape = read(tmp_path, model_type=kind, **fields)
+    assert shape.turned == expected
+    kinds = [shape.view(layer)[1].rope_type for layer in range(6)]
+    assert kinds == ["default" if one else "none" for one in expected or (True,) * 6]
+
+
+def test_positions_of_olmo3(tmp_path: Path) -> None:
+    """Those that are scaled belong to the layers that see all."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 500}
+    shape = read(tmp_path, model_type="olmo3", rope_scaling=yarn, rope_theta=7e5)
+    views = [shape.view(layer) for layer in range(4)]
+    assert [window for window, _ in views] == [4096, 4096, 4096, None]
+    assert [rope.rope_type for _, rope in views] == ["default", "default", "default", "yarn"]
+    assert {rope.theta for _, rope in views} == {7e5}
+    assert (shape.max_position_embeddings, shape.rms_norm_eps) == (4000, 1e-5)
+
+
+def test_queries_that_grow_count_positions(tmp_path: Path) -> None:
+    shape = read(tmp_path, model_type="ministral3")
+    assert shape.rope is not None and (shape.rope.query_growth, shape.rope.factor) == (0.1, 16.0)
+    assert not shape.counts_distances
+    assert read(tmp_path, model_type="smollm3").counts_distances
+
+
+def test_norms_over_all_heads_are_not_shared_out(tmp_path: Path) -> None:
+    shape = read(tmp_path, model_type="olmo2")
+    check_heads("tensor_parallel_size", 1, shape)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: got 2; allowed: 1: norms"):
+        check_heads("tensor_parallel_size", 2, shape)

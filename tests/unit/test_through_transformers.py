@@ -168,7 +168,7 @@ def test_a_module_that_breaks_the_promise_is_found(
 ) -> None:
     """Left to itself, PyTorch's float32 silu makes bits depend on the number of rows; if this
     machine's does not, a layer that looks at all rows at least must be found."""
-    write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
+    write_checkpoint(tmp_path, *BY_TRANSFORMERS["granite"])
 
     class Looks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_a_module_that_breaks_the_promise_is_found(
 def test_a_state_beside_keys_and_values_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
+    write_checkpoint(tmp_path, *BY_TRANSFORMERS["granite"])
 
     class Shifts(nn.Module):
         """Mixes in the token before, but only within a call."""
@@ -197,7 +197,7 @@ def test_a_state_beside_keys_and_values_is_found(
 
 def test_features_are_the_hidden_states(tmp_path: Path) -> None:
     """What feature-conditioned drafters read: the stream before a layer, and after the norm."""
-    model = write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
+    model = write_checkpoint(tmp_path, *BY_TRANSFORMERS["granite"])
     runner = open_runner(tmp_path, points=(1, FINAL))
     ids = list(range(20))
     forward(runner, [(ids, 0, 20, list(range(5)))])

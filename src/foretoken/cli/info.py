@@ -27,6 +27,8 @@ from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
+from foretoken.shape.gguf import gguf_parts, open_gguf
+from foretoken.shape.gguf_ends import ends_of_text
 
 if TYPE_CHECKING:
     from foretoken.control.learned.drafter_cost import DrafterCost
@@ -90,7 +92,7 @@ def info(
     kept = ModelMemory(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
-    facts = _facts(kept, used)
+    facts = {**_facts(kept, used), "ends_of_text": _ends(path)}
     if shape.stored is not None:
         facts["quantized"] = shape.stored.describe()
         facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
@@ -122,10 +124,18 @@ def _copies_head(kept: ModelMemory) -> bool:
 
 def _weight_files(path: Path) -> list[Path]:
     return (
-        [path]
+        list(gguf_parts(path))
         if path.is_file()
         else [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
     )
+
+
+def _ends(path: Path) -> str | None:
+    """The tokens of a GGUF file that end a text."""
+    if path.suffix != ".gguf":
+        return None
+    found = ends_of_text(open_gguf(path))
+    return ", ".join(f"{text} ({token})" for token, text in found.items()) or "none"
 
 
 def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
@@ -134,6 +144,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     weights = kept.weight_bytes(size) + kept.copied_bytes(size)
     return {
         "architecture": shape.model_type,
+        "text_part_of": shape.inside,
         "parameters": shape.parameter_count(),
         "layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,

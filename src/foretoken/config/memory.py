@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
+    LATE_BYTES,
     RANK_BYTES,
     RUNTIME_BYTES,
-    TRANSFORMERS_BYTES,
     KeptNumbers,
     Need,
     Packs,
@@ -49,8 +49,8 @@ class ModelMemory:
         return self.ranks * self.stages
 
     @property
-    def uses_transformers(self) -> bool:
-        """Whether it, or its tokenizer, is run by that library."""
+    def loads_late(self) -> bool:
+        """Whether transformers runs it, or its tokenizer is built from a GGUF file."""
         stored = self.shape.stored
         return not self.shape.is_own or (stored is not None and stored.method == "gguf")
 
@@ -340,16 +340,16 @@ def _widths(shape: ModelShape) -> Widths:
 
 
 def _late_bytes(facts: MemoryFacts) -> int:
-    """Of transformers, where some model or its tokenizer needs it."""
+    """Of transformers, or of building a tokenizer, where some model needs it."""
     models = (facts.target, *facts.drafting.models)
-    return TRANSFORMERS_BYTES if any(model.uses_transformers for model in models) else 0
+    return LATE_BYTES if any(model.loads_late for model in models) else 0
 
 
 def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:
     """cos and sin of every position, for each kind of layer."""
     if shape.rope is None:
         return 0
-    kinds = len(set(shape.windows)) or 1
+    kinds = len(set(map(shape.view, range(shape.num_hidden_layers))))
     positions = min(facts.max_model_len, shape.max_position_embeddings)
     return 2 * kinds * positions * shape.rope.rotary_dim * facts.dtype_bytes
 

@@ -274,6 +274,8 @@ def _check_even(where: str, ranks: int, shape: ModelShape) -> None:
 def check_heads(where: str, ranks: int, shape: ModelShape) -> None:
     """Raise a ConfigError about `where` unless so many processes can share a model's heads."""
     keys, queries = shape.num_key_value_heads, shape.num_attention_heads
+    alone = "1: norms of this model reach over all heads"
+    require(where, ranks, ranks == 1 or not shape.whole_norms, alone)
     allowed = f"1 to {keys}, the key heads of the model"
     if more := range(2 * keys, queries + 1, keys):
         allowed += f", or a multiple of them up to {more[-1]}"

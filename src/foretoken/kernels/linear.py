@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.kernels.block_types import BlockRows, pack_blocks
 from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.kernels.library import Library
 from foretoken.kernels.structures import FtLinear, FtLinearRows
+from foretoken.shape.block_kinds import BLOCK_KINDS
 
 PANEL: Final = 16
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+FLOAT32, BFLOAT16, INT8, INT4, BLOCKS = range(5)
 TYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _HUGE: Final = 4 << 20
 
@@ -40,6 +42,11 @@ class Packed:
     """Like the scale, in steps of the weights; None: the middle, 8 or 128."""
     x_bits: int = 16
     """Of activations in fixed point, which integers are multiplied with: 16 or 8."""
+    kind: str = ""
+    """Of blocks their type; weight, scale and zero are then what `block_types.PackedBlocks` calls
+    values, numbers and upper."""
+    unit: int = 0
+    """Of blocks: inputs that share upper numbers."""
 
     @property
     def num_bytes(self) -> int:
@@ -172,6 +179,22 @@ def pack_int4(
     )
 
 
+def pack_block_rows(library: Library, rows: BlockRows) -> Packed:
+    """Pack blocks as they are."""
+    found = pack_blocks(library, rows)
+    return Packed(
+        weight_type=BLOCKS,
+        weight=found.values,
+        outputs=rows.addresses_N.numel(),
+        inputs=rows.inputs,
+        group=BLOCK_KINDS[rows.kind].group,
+        scale=found.numbers,
+        zero=found.upper,
+        kind=rows.kind,
+        unit=found.unit,
+    )
+
+
 def stack_packed(library: Library, pieces: Iterable[Packed], outputs: int) -> Packed:
     """Packed matrices over each other, each copied into its place as it comes.
 
@@ -243,6 +266,7 @@ class PackedLayer:
             columns = _in_panels(bias_N.float()[:, None], gated=packed.gated)
             bias = columns.flatten().contiguous()
         norm_K = norm[0].float().contiguous() if norm is not None else None
+        block = BLOCK_KINDS.get(packed.kind)
 
         def address(tensor: Tensor | None) -> int | None:
             return None if tensor is None else tensor.data_ptr()
@@ -255,6 +279,9 @@ class PackedLayer:
             group=packed.group,
             x_bits=packed.x_bits,
             halves=packed.halves,
+            front=0 if block is None else block.front,
+            form=0 if block is None else block.form,
+            unit=packed.unit,
             norm_eps=norm[1] if norm is not None else 0.0,
             outputs=packed.outputs,
             inputs=packed.inputs,

@@ -37,10 +37,10 @@ class FtLinear(ctypes.Structure):
     """A linear layer over packed weights (linear.h)."""
 
     _fields_ = [
-        *_fields(_I32, "weight_type x_type y_type gated group x_bits halves"),
+        *_fields(_I32, "weight_type x_type y_type gated group x_bits halves front form unit"),
         ("norm_eps", _F32),
         *_fields(_I64, "outputs inputs"),
-        *_fields(_PTR, "weight scale zero bias norm"),
+        *_fields(_PTR, "weight scale zero bias norm next"),
     ]
 
 
@@ -50,6 +50,16 @@ class FtLinearRows(ctypes.Structure):
     _fields_ = [
         *_fields(_PTR, "x y residual"),
         *_fields(_I64, "rows x_stride y_stride residual_stride"),
+    ]
+
+
+class FtGgmlMatrix(ctypes.Structure):
+    """Rows of blocks to be packed (ggml.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "rows columns values numbers upper"),
+        *_fields(_I64, "outputs inputs"),
+        *_fields(_I32, "type width unit"),
     ]
 
 
@@ -121,7 +131,7 @@ class FtLayer(ctypes.Structure):
         *_fields(_PTR, "qkv out gate_up down"),
         *_fields(_PTR, "attention_norm mlp_norm after_attention after_mlp"),
         *_fields(_PTR, "query_norm key_norm beside_norm"),
-        *_fields(_I64, "from_norm kind"),
+        *_fields(_I64, "from_norm whole_norms kind"),
     ]
 
 
@@ -143,7 +153,7 @@ class FtStepKind(ctypes.Structure):
         ("attention", FtAttentionCall),
         ("units", _PTR),
         ("num_units", _I64),
-        *_fields(_PTR, "cos sin"),
+        *_fields(_PTR, "cos sin query_scale"),
         ("width", _I64),
     ]
 
@@ -333,6 +343,7 @@ class FtGroup(ctypes.Structure):
 STRUCTURES: Final = (
     FtLinear,
     FtLinearRows,
+    FtGgmlMatrix,
     FtNormCall,
     FtRotaryCall,
     FtGateCall,

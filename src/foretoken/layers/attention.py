@@ -17,10 +17,12 @@ from foretoken.ops.stored_kv import stored
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms over each query head and each key head (Qwen3, Gemma 3)."""
+    """RMS norms over each query head and each key head (Qwen3, Gemma 3), or over all of them."""
 
     query: RMSNorm
     key: RMSNorm
+    whole: bool = False
+    """Whether a norm reaches over all query heads, and one over all key heads (OLMo 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +49,21 @@ class AttentionBlock:
         """attention(x), plus the residual if there is one, over this layer's part of the store."""
         heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
         qkv_TA = self.qkv(x_TD)
+        if self.norms is not None and self.norms.whole:
+            self._norm_whole(qkv_TA, self.norms)
         qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         kernels = backend_for(qkv_TA.device).rows(qkv_TA)
         if kernels is not None:
             kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
+            if step.rotation.query_scale is not None:
+                qkv_TAh[:, :heads] *= step.rotation.query_scale
             return self.out(step.attend(qkv_TAh[:, :heads], layer_SKh), residual_TD)
         turned = qkv_TAh[:, : heads + kv]
-        if self.norms is not None:
+        if self.norms is not None and not self.norms.whole:
             turned = self._normed(turned, self.norms)
         rotated = rotate(turned, step.rotation)
+        if step.rotation.query_scale is not None:
+            rotated[:, :heads] *= step.rotation.query_scale
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
         write(layer_SKh, step.slots_T, stored(qkv_TAh[:, heads:], layer_SKh.dtype))
         return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
@@ -63,7 +71,7 @@ class AttentionBlock:
     def turn(self, step: StepState) -> Turn:
         """The step's rotation and slots as the compiled kernel takes them."""
         norms = None
-        if self.norms is not None:
+        if self.norms is not None and not self.norms.whole:
             query, key = self.norms.query, self.norms.key
             norms = query.weight_D, key.weight_D, query.eps
         return Turn(
@@ -74,6 +82,16 @@ class AttentionBlock:
             slots_T=step.slots_T,
             norms=norms,
         )
+
+    def _norm_whole(self, qkv_TA: Tensor, norms: HeadNorms) -> None:
+        """Norm queries and keys where they lie, each over all heads."""
+        size = self.geometry.head_dim
+        queries, keys = self.geometry.num_heads * size, self.geometry.num_kv_heads * size
+        for norm, x in (
+            (norms.query, qkv_TA[:, :queries]),
+            (norms.key, qkv_TA[:, queries : queries + keys]),
+        ):
+            x.copy_(norm(x))
 
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
         heads = self.geometry.num_heads

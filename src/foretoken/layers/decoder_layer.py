@@ -13,13 +13,14 @@ from foretoken.ops.attention import Attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One pre-norm decoder layer; with norms after its parts too, sums come after those."""
+    """One decoder layer: norms before its parts, after them, or both; sums come after those."""
 
     kind: int
     """Which of the model's kinds of layers it is."""
-    attention_norm: RMSNorm
+    attention_norm: RMSNorm | None
+    """None: attention reads the stream itself; so does the MLP below."""
     attention: AttentionBlock
-    mlp_norm: RMSNorm
+    mlp_norm: RMSNorm | None
     mlp: GatedMLP
     after_attention: RMSNorm | None = None
     after_mlp: RMSNorm | None = None
@@ -32,13 +33,13 @@ class Layer:
     def __call__(self, x_TD: Tensor, layer_SKh: Tensor, step: StepState) -> Tensor:
         """The residual stream after this layer."""
         assert self.beside_norm is None, "only compiled layers take something beside the stream"
-        normed = self.attention_norm(x_TD)
+        normed = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         if self.after_attention is None:
             x_TD = self.attention(normed, x_TD, layer_SKh, step)
         else:
             out_TD = self.attention(normed, None, layer_SKh, step)
             x_TD = self.after_attention(out_TD, x_TD)
-        normed = self.mlp_norm(x_TD)
+        normed = x_TD if self.mlp_norm is None else self.mlp_norm(x_TD)
         if self.after_mlp is None:
             return self.mlp(normed, x_TD)
         return self.after_mlp(self.mlp(normed, None), x_TD)

@@ -21,6 +21,8 @@ class Rotation(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+    query_scale: Tensor | None = None
+    """[T, 1, 1]: what queries are multiplied by after they are turned; None: nothing."""
 
 
 class RotaryTable:
@@ -43,12 +45,20 @@ class RotaryTable:
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
         self.cos = torch.cat([cos, cos], dim=-1)[:, None].to(like.device, like.dtype)
         self.sin = torch.cat([-sin, sin], dim=-1)[:, None].to(like.device, like.dtype)
+        self.query_scale: Tensor | None = None
+        if rope.query_growth:
+            periods = torch.floor(positions / rope.original_positions)
+            scale = 1 + rope.query_growth * torch.log(1 + periods)
+            self.query_scale = scale[:, None, None].to(like.device, like.dtype)
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rows of these positions."""
-        return Rotation(
-            self.cos.index_select(0, positions_T), self.sin.index_select(0, positions_T)
+        tables = (self.cos, self.sin, self.query_scale)
+        cos, sin, scale = (
+            None if table is None else table.index_select(0, positions_T) for table in tables
         )
+        assert cos is not None and sin is not None, "both are there"
+        return Rotation(cos, sin, scale)
 
 
 def rotate(x_THh: Tensor, rotation: Rotation) -> Tensor:
@@ -67,6 +77,8 @@ def _exponents(rope: RopeShape) -> Tensor:
 def _frequencies(rope: RopeShape, max_positions: int) -> Tensor:
     """Radians per position of each pair of dimensions, float32 [rotary_dim / 2]."""
     plain = 1.0 / rope.theta ** _exponents(rope)
+    if rope.rope_type == "none":
+        return torch.zeros_like(plain)  # turned by nothing, cos is 1 and sin 0
     if rope.rope_type == "linear":
         return plain / rope.factor
     if rope.rope_type == "llama3":

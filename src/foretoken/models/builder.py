@@ -6,7 +6,7 @@ they are fused.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,9 +30,9 @@ from foretoken.models.stages import Stages
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
-from foretoken.quant import IntWeights, JoinedLinear, Weights
+from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
-from foretoken.shape import ModelFamily, ModelShape
+from foretoken.shape import ModelFamily, ModelShape, RopeShape
 from foretoken.shape.memory_formula import copies_of
 
 logger = logging.getLogger("foretoken")
@@ -120,7 +120,7 @@ class Builder:
             self.fixed[linear.fixed_bits] += 1
         if self.packed is not None:
             self.packed.made(made)
-        return made[0] if len(made) == 1 else JoinedLinear(made)
+        return join(made)
 
     def _joined(self, parts: Sequence[Weights]) -> list[tuple[Weights, Packed | None]]:
         """As few matrices as the parts give, each as it was packed before, if it was."""
@@ -129,9 +129,17 @@ class Builder:
             return [(weights, None) for weights in join_rows(parts)]
         return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
 
-    def norm(self, name: str, width: int) -> RMSNorm:
-        """An RMS norm; with an offset its weights are kept in float32."""
-        weight_D = self.checkpoint.keep(f"{name}.weight", (width,))
+    def norm(
+        self, name: str, width: int, arrange: Callable[[Tensor], Tensor] = lambda rows: rows
+    ) -> RMSNorm:
+        """An RMS norm; with an offset its weights are kept in float32.
+
+        Args:
+            name: of its module.
+            width: of its rows.
+            arrange: puts its weights in the order of the rows.
+        """
+        weight_D = arrange(self.checkpoint.keep(f"{name}.weight", (width,))).contiguous()
         if self.family.norm_offset:
             weight_D = weight_D.float() + self.family.norm_offset
         return RMSNorm(weight_D, self.shape.rms_norm_eps)
@@ -168,10 +176,6 @@ class Builder:
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
             bias_N = torch.cat([reordered(q.bias), k.bias, v.bias])
-        norms = None
-        if shape.head_norms:
-            names = (f"{prefix}.q_norm", f"{prefix}.k_norm")
-            norms = HeadNorms(*(self.norm(name, shape.head_dim) for name in names))
         out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
         return AttentionBlock(
             qkv=self.linear([change_rows(q.weight, reordered), k.weight, v.weight], bias_N),
@@ -182,8 +186,25 @@ class Builder:
                 copies_of(shape.num_key_value_heads, self.options.share.size),
             ),
             geometry=self.geometry(self.shape.window(layer)),
-            norms=norms,
+            norms=self._head_norms(prefix),
         )
+
+    def _head_norms(self, prefix: str) -> HeadNorms | None:
+        """Norms of queries and keys, if there are any."""
+        shape, names = self.shape, (f"{prefix}.q_norm", f"{prefix}.k_norm")
+        if shape.head_norms:
+            query, key = (self.norm(name, shape.head_dim) for name in names)
+            return HeadNorms(query, key)
+        if not shape.whole_norms:
+            return None
+        assert self.options.share.size == 1, "these norms reach over all heads"
+
+        def reordered(rows: Tensor) -> Tensor:
+            return group_major(rows, shape.num_key_value_heads, self._queries)
+
+        query = self.norm(names[0], shape.query_size, reordered)
+        key = self.norm(names[1], shape.kv_size)
+        return HeadNorms(query, key, whole=True)
 
     @property
     def _key_heads(self) -> range:
@@ -211,7 +232,7 @@ class Builder:
 
         changed = change_columns(weights, reordered, shape.head_dim)
         if changed is None:
-            assert isinstance(weights, IntWeights), "floats have no groups"
+            assert not isinstance(weights, Tensor), "floats have no groups"
             floats = weights.dequantized(self.options.dtype)
             changed = change_columns(floats, reordered, shape.head_dim)
         assert changed is not None, "floats have no groups"
@@ -256,15 +277,16 @@ class Builder:
         prefix, width = f"model.layers.{index}", self.shape.hidden_size
         before, between = f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"
         mlp_norm, after_attention, after_mlp = between, None, None
+        norms_before = self.shape.norms_before
         if self.shape.sandwich_norms:
             mlp_norm = f"{prefix}.pre_feedforward_layernorm"
             after_attention = self.norm(between, width)
             after_mlp = self.norm(f"{prefix}.post_feedforward_layernorm", width)
         return Layer(
             kind=kind,
-            attention_norm=self.norm(before, width),
+            attention_norm=self.norm(before, width) if norms_before else None,
             attention=self.attention(f"{prefix}.self_attn", index),
-            mlp_norm=self.norm(mlp_norm, width),
+            mlp_norm=self.norm(mlp_norm, width) if norms_before else None,
             mlp=self.mlp(f"{prefix}.mlp"),
             after_attention=after_attention,
             after_mlp=after_mlp,
@@ -288,11 +310,10 @@ class Builder:
             kv_dtype=options.kv_dtype,
         )
 
-    def kind(self, window: int | None, like: Tensor) -> LayerKind:
-        """The attention and positions of layers with this window."""
+    def kind(self, view: tuple[int | None, RopeShape], like: Tensor) -> LayerKind:
+        """The attention and positions of layers with this window and these positions."""
         shape, options = self.shape, self.options
-        rope = shape.rope if window is None or shape.local_rope is None else shape.local_rope
-        assert rope is not None, f"{shape.model_type} has rotary positions"
+        window, rope = view
         attention = self.backend.attention(
             self.geometry(window), batch_invariant=options.batch_invariant
         )
@@ -317,14 +338,14 @@ class Builder:
         else:
             head = self.checkpoint.matrix("lm_head", table)
         everywhere = range(shape.num_hidden_layers)
-        different = list(dict.fromkeys(map(shape.window, everywhere)))
+        different = list(dict.fromkeys(map(shape.view, everywhere)))
         own = self.options.layers(len(everywhere))
         for other in set(everywhere).difference(own):
             self.checkpoint.ignore(f"model.layers.{other}")
-        layers = [self.layer(i, different.index(shape.window(i))) for i in own]
+        layers = [self.layer(i, different.index(shape.view(i))) for i in own]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()
-        kinds = tuple(self.kind(window, embedding_VD) for window in different)
+        kinds = tuple(self.kind(view, embedding_VD) for view in different)
         scale = shape.embedding_scale
         stages = self._stages()
         top, whole = (None, None) if own.start else self._heads(head)

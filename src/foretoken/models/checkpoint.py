@@ -21,6 +21,8 @@ from foretoken.quant.arrange import change_rows
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
 from foretoken.shape.fields import read_json
+from foretoken.shape.gguf import gguf_parts
+from foretoken.shape.multimodal import find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -91,7 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
         CheckpointError: there are none, or a shard is missing.
     """
     if folder.suffix == ".gguf":
-        return [folder]
+        return list(gguf_parts(folder))
     for name in (_SAFETENSORS, _PICKLED):
         paths = _shards(folder, name)
         if paths:
@@ -134,6 +136,7 @@ class Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
         stored: Format | None = None,
+        around: str | None = None,
     ) -> None:
         """Open the files; tensors are converted to `dtype` on `device` as they are taken.
 
@@ -142,6 +145,7 @@ class Checkpoint:
             dtype: of floating tensors.
             device: of all.
             stored: how matrices are quantized; None: they are floats.
+            around: model type of a checkpoint that holds more than the model; None: it is alone.
 
         Raises:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
@@ -153,6 +157,10 @@ class Checkpoint:
             for name in handle.keys():
                 if not name.endswith(_DERIVED):
                     self._files[name] = path
+        outer = find_multimodal(around)
+        self._stored_as = {} if outer is None else outer.names(self._files)
+        if outer is not None:
+            self._files = {name: self._files[old] for name, old in self._stored_as.items()}
         self._unused = set(self._files)
         self._folder = folder
 
@@ -191,8 +199,8 @@ class Checkpoint:
             return self.take(f"{module}.weight", shape)
         if isinstance(found, Tensor):
             return self._checked(module, found, shape)
-        if tuple(found.values_NK.shape) != shape:
-            given = f"{module} {list(found.values_NK.shape)}"
+        if tuple(found.shape) != shape:
+            given = f"{module} {list(found.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
         check_finite(module, found)
         return change_rows(found, lambda rows: rows.to(self.device))
@@ -222,7 +230,7 @@ class Checkpoint:
             allowed = f"a checkpoint with this tensor; {self._folder} has {len(self._files)}"
             raise CheckpointError("missing tensor", name, allowed)
         try:
-            return self._open[path].get_tensor(name)
+            return self._open[path].get_tensor(self._stored_as.get(name, name))
         except SafetensorError as error:
             raise CheckpointError(path.name, name, f"a readable tensor ({error})") from error
 

@@ -36,7 +36,7 @@ class CompiledLayers:
         self._run = self.library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
         first = layers[0]
-        geometry, norm = first.attention.geometry, first.attention_norm
+        geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
         gate_up, down = first.mlp.gate_up, first.mlp.down
         assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
@@ -103,6 +103,8 @@ class CompiledLayers:
             made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
             made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
             made.width = kind.rotary.cos.shape[-1]
+            if kind.rotary.query_scale is not None:
+                made.query_scale = kind.rotary.query_scale.data_ptr()
         step = FtStep(
             rows=sum(span.num_tokens for span in spans),
             kv=self.stores_of(store),
@@ -132,14 +134,15 @@ class CompiledLayers:
 
     @property
     def only_kind(self) -> tuple[CompiledAttention, RotaryTable] | None:
-        """Attention and positions of all layers; None: they are not all of one kind."""
-        if len(self._kinds) != 1:
+        """Attention and positions of all layers; None: they are not all of one kind, or queries
+        are scaled, which rollouts do not know."""
+        if len(self._kinds) != 1 or self._kinds[0].rotary.query_scale is not None:
             return None
         return _attention(self._kinds[0]), self._kinds[0].rotary
 
     def shares_norm(self, norm: RMSNorm) -> bool:
         """Whether a norm is computed as those of the layers are."""
-        own = self._layers[0].attention_norm
+        own = next(_norms(self._layers[0]))
         return (norm.eps, norm.weight_D.dtype) == (own.eps, own.weight_D.dtype)
 
     def _kept_by(self, features: FeatureStore) -> int:
@@ -193,9 +196,8 @@ def _linears(layer: Layer) -> tuple[Linear, ...]:
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
-    yield from (layer.attention_norm, layer.mlp_norm)
-    others = (layer.after_attention, layer.after_mlp, layer.beside_norm)
-    yield from (norm for norm in others if norm is not None)
+    own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
+    yield from (norm for norm in (*own, layer.beside_norm) if norm is not None)
     if layer.attention.norms is not None:
         yield from (layer.attention.norms.query, layer.attention.norms.key)
 
@@ -216,6 +218,7 @@ def _bind(layer: Layer) -> FtLayer:
         key_norm=None if heads is None else address(heads.key),
         beside_norm=address(layer.beside_norm),
         from_norm=int(layer.from_norm),
+        whole_norms=int(heads is not None and heads.whole),
         kind=layer.kind,
     )
 

@@ -77,7 +77,11 @@ def _load(
     with writing or nullcontext():
         stored = None if shape.stored is None else format_of(shape.stored, folder)
         with Checkpoint(
-            folder, dtype=options.dtype, device=options.device, stored=stored
+            folder,
+            dtype=options.dtype,
+            device=options.device,
+            stored=stored,
+            around=shape.inside,
         ) as checkpoint:
             forget_gguf()
             if writing is None:

@@ -54,7 +54,15 @@ _LEAST_BYTES: Final = 64 << 20
 _FREE_SHARE, _FREE_MOST = 0.1, 5 << 30
 """What stays free on the disk: a tenth of it, and no more than 5 GiB."""
 _HEADER_BYTES: Final = 1 << 20
-_CODE: Final = ("quant", "models", "kernels/linear.py", "backend.py", "shape", "ops/linear")
+_CODE: Final = (
+    "quant",
+    "models",
+    "kernels/linear.py",
+    "kernels/block_types.py",
+    "backend.py",
+    "shape",
+    "ops/linear",
+)
 """Whatever decides how a matrix is packed, below the package."""
 
 

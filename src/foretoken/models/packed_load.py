@@ -108,6 +108,8 @@ class Recorded(WeightSource, PackedLayers):
             "inputs": packed.inputs,
             "gated": packed.gated,
             "group": packed.group,
+            "kind": packed.kind,
+            "unit": packed.unit,
             **{
                 name: self._writer.add(part.contiguous())
                 for name, part in parts.items()

@@ -4,15 +4,18 @@ The kernels' part is `kernels.linear`. Which layer uses them is chosen by `foret
 """
 
 from foretoken.quant.arrange import Weights
-from foretoken.quant.joined import JoinedLinear
+from foretoken.quant.blocks import BlockWeights
+from foretoken.quant.joined import JoinedLinear, join
 from foretoken.quant.rounding import round_weights
 from foretoken.quant.weights import IntWeights, Scheme, scheme_of
 
 __all__ = [
+    "BlockWeights",
     "IntWeights",
     "JoinedLinear",
     "Scheme",
     "Weights",
+    "join",
     "round_weights",
     "scheme_of",
 ]

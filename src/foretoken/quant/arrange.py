@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.weights import IntWeights
 from foretoken.shape.stored import GROUPS
 
-Weights = Tensor | IntWeights
+Weights = Tensor | IntWeights | BlockWeights
 """A matrix [N, K]."""
 
 
@@ -22,6 +23,8 @@ def change_rows(weights: Weights, change: Callable[[Tensor], Tensor]) -> Weights
     """Apply `change`, which picks or reorders along the first dimension."""
     if isinstance(weights, Tensor):
         return change(weights)
+    if isinstance(weights, BlockWeights):
+        return weights.changed_rows(change)
     return replace(
         weights,
         values_NK=change(weights.values_NK),
@@ -45,6 +48,8 @@ def change_columns(
     """
     if isinstance(weights, Tensor):
         return change(weights.T).T.contiguous()
+    if isinstance(weights, BlockWeights):
+        return weights.changed_columns(change, width)
     if weights.group and width % weights.group:
         fitting = [group for group in GROUPS if math.gcd(weights.group, width) % group == 0]
         if not fitting:
@@ -108,6 +113,9 @@ def _join(above: Weights, below: Weights) -> Weights | None:
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         both = isinstance(above, Tensor) and isinstance(below, Tensor)
         return torch.cat([above, below]) if both else None  # type: ignore[list-item]
+    if isinstance(above, BlockWeights) or isinstance(below, BlockWeights):
+        both = isinstance(above, BlockWeights) and isinstance(below, BlockWeights)
+        return above.joined(below) if both else None  # type: ignore[union-attr,arg-type]
     if above.bits != below.bits:
         return None
     if above.scale_NG.shape[1] != below.scale_NG.shape[1]:
@@ -131,8 +139,10 @@ def _zeros(weights: IntWeights) -> Tensor:
     return weights.zero_NG
 
 
-def for_kernels(weights: IntWeights) -> IntWeights | None:
+def for_kernels(weights: IntWeights | BlockWeights) -> IntWeights | BlockWeights | None:
     """The matrix in groups that the kernels have; None: there are none that fit."""
+    if isinstance(weights, BlockWeights):
+        return weights
     inputs, group = weights.values_NK.shape[1], weights.group
     if group in GROUPS or (not group and weights.bits == 8):
         return weights

@@ -9,6 +9,7 @@ import math
 from torch import Tensor
 
 from foretoken.errors import CheckpointError
+from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.weights import IntWeights
 
 _PIECE = 32_000
@@ -16,12 +17,18 @@ _PIECE = 32_000
 taken, and reading memory is all there is to do."""
 
 
-def check_finite(name: str, weights: Tensor | IntWeights) -> None:
+def check_finite(name: str, weights: Tensor | IntWeights | BlockWeights) -> None:
     """Check the floats of a tensor, or the scales and zero points of integer weights.
 
     Raises:
         CheckpointError: some are NaN or infinite; with how many, and the name.
     """
+    if isinstance(weights, BlockWeights):
+        strange = weights.strange_numbers()
+        if strange:
+            given = f"{name} (scales): {strange} NaN or infinite, {weights.kind}"
+            raise CheckpointError("weights", given, "finite numbers as float16")
+        return
     if isinstance(weights, IntWeights):
         check_finite(f"{name} (scales)", weights.scale_NG)
         if weights.zero_NG is not None:

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from foretoken.ops.linear import Linear
+from foretoken.ops.linear import KernelLinear, Linear
 
 
 @final
@@ -21,3 +21,15 @@ class JoinedLinear(Linear):
         """Apply every part; the residual is added to the results side by side."""
         y_TN = torch.cat([part(x_TK) for part in self.parts], 1)
         return y_TN if residual_TN is None else y_TN.add_(residual_TN)
+
+
+def join(parts: Sequence[Linear]) -> Linear:
+    """The parts as one layer: one call where all of them are the kernels'."""
+    first, *others = parts
+    if not others:
+        return first
+    kernels = [part for part in others if isinstance(part, KernelLinear)]
+    if isinstance(first, KernelLinear) and len(kernels) == len(others):
+        first.join(kernels)
+        return first
+    return JoinedLinear(parts)

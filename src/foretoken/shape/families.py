@@ -7,7 +7,7 @@ A reader refuses by name what would be run wrongly; defaults are those of Huggin
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, final
@@ -29,6 +29,16 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SILU = ("silu", "silu")
 _GELU = ("gelu_pytorch_tanh", "gelu_pytorch_tanh")
 _NO = (False, "False")
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""What transformers' class has."""
 
 
 @final
@@ -47,6 +57,10 @@ class ModelFamily:
     """`qkv`: always on q, k and v; `config`: on q, k, v and o, if `attention_bias` says so."""
     head_norms: bool = False
     """A norm over every query head and every key head."""
+    whole_norms: bool = False
+    """A norm over all query heads together, and one over all key heads."""
+    norms_before: bool = True
+    """Norms before attention and before the MLP."""
     sandwich_norms: bool = False
     """Norms after attention and after the MLP too."""
     norm_offset: float = 0.0
@@ -56,7 +70,8 @@ class ModelFamily:
     ties_head: bool = False
     """Whether the output head is the embedding table where config.json does not say."""
     gguf: str | None = None
-    """Name of the architecture in GGUF files; None: not read from them."""
+    """Name of the architecture in GGUF files, for families from outside this package; those of its
+    own have a row each in `gguf_architectures`."""
     gguf_turns_heads: bool = False
     """Whether those have the rows of q and k in the order of interleaved rotary positions."""
     planned_alike: tuple[str, ...] = ()
@@ -78,6 +93,8 @@ class ModelFamily:
             "qkv_bias": out_bias or self.attention_biases == "qkv",
             "out_bias": out_bias,
             "head_norms": self.head_norms,
+            "whole_norms": self.whole_norms,
+            "norms_before": self.norms_before,
             "sandwich_norms": self.sandwich_norms,
             **self.read({**config, "head_dim": head_dim}),
         }
@@ -154,6 +171,67 @@ def _mistral(config: Config) -> dict[str, Any]:
     return {"windows": _everywhere(config, window), "rope": _one_rope(config)}
 
 
+def _ministral3(config: Config) -> dict[str, Any]:
+    """Queries grow with their position, beyond the context that the model was made for first."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    given = _rope_of(config) or _MINISTRAL3_ROPE
+    _check_whole_heads(config, given)
+    rope = RopeShape.read(config, given, head_dim=config["head_dim"], theta=_theta(config))
+    beta = positive_or_none(given, "llama_4_scaling_beta")
+    if beta is not None:
+        original = size(given, "original_max_position_embeddings")
+        rope = replace(rope, query_growth=beta, original_positions=original)
+    return {
+        "windows": _everywhere(config, _window(config)),
+        "rope": rope,
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _smollm3(config: Config) -> dict[str, Any]:
+    """Some layers do not turn their heads."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    layers, interval = layer_count(config), size(config, "no_rope_layer_interval", 4)
+    turned = config.get("no_rope_layers")
+    if turned is None:
+        turned = [(layer + 1) % interval for layer in range(layers)]
+    if len(turned) != layers:
+        raise CheckpointError("config.json no_rope_layers", turned, "one per layer")
+    window = _window(config) if config.get("use_sliding_window") else None
+    usual = [_FULL if one or window is None else _SLIDING for one in turned]
+    given = config.get("layer_types") or usual
+    windows = _windows_by_type(config, usual if window is None else given, window)
+    theta = positive(config, "rope_theta", 2e6)
+    return {
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "windows": windows,
+        "turned": tuple(bool(one) for one in turned),
+        "rope": _one_rope({**config, "rope_theta": theta}),
+    }
+
+
+def _olmo2(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    theta = positive(config, "rope_theta", 5e5)
+    return {
+        "rope": _one_rope({**config, "rope_theta": theta}),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _olmo3(config: Config) -> dict[str, Any]:
+    """Scaled positions are those of the layers that see all."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    window = size(config, "sliding_window", 4096)
+    usual = [_SLIDING if (i + 1) % 4 else _FULL for i in range(layer_count(config))]
+    theta = positive(config, "rope_theta", 5e5)
+    return {
+        "windows": _windows_by_type(config, config.get("layer_types") or usual, window),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+        **_two_ropes(config, theta, local_theta=theta),
+    }
+
+
 def _qwen(config: Config) -> dict[str, Any]:
     """Upper layers may have a window, if it is switched on."""
     refuse_unless(config, {"hidden_act": _SILU})
@@ -187,16 +265,34 @@ def _gemma2(config: Config) -> dict[str, Any]:
 def _gemma3(config: Config) -> dict[str, Any]:
     refuse_unless(config, {"attn_logit_softcapping": (None, "none")})
     fields = _gemma(config, period=size(config, "sliding_window_pattern", 6))
+    theta = positive(config, "rope_theta", 1e6)
+    local_theta = positive(config, "rope_local_base_freq", 1e4)
+    return {**fields, **_two_ropes(config, theta, local_theta)}
+
+
+def _two_ropes(config: Config, theta: float, local_theta: float) -> dict[str, Any]:
+    """Positions of the layers that see all, and of those with a window."""
     ropes, head_dim = config.get("rope_parameters") or {}, config["head_dim"]
     wide = ropes.get(_FULL) or config.get("rope_scaling") or {}
     local = ropes.get(_SLIDING) or {}
     _check_whole_heads(config, wide, local)
-    theta = positive(config, "rope_theta", 1e6)
-    local_theta = positive(config, "rope_local_base_freq", 1e4)
     return {
-        **fields,
         "rope": RopeShape.read(config, wide, head_dim=head_dim, theta=theta),
         "local_rope": RopeShape.read(config, local, head_dim=head_dim, theta=local_theta),
+    }
+
+
+def _gemma1(config: Config) -> dict[str, Any]:
+    """Old files have `gelu` where its tangent form is meant."""
+    act = config.get("hidden_act")
+    refuse_unless(
+        {**config, "hidden_act": _GELU[0] if act == "gelu" else act},
+        {"hidden_act": _GELU, "hidden_activation": _GELU, "use_bidirectional_attention": _NO},
+    )
+    return {
+        "hidden_act": _GELU[0],
+        "embedding_scale": size(config, "hidden_size") ** 0.5,
+        "rope": _one_rope(config),
     }
 
 
@@ -271,20 +367,42 @@ _FAMILIES = (
         model_type="llama",
         read=_llama,
         attention_biases="config",
-        gguf="llama",
-        gguf_turns_heads=True,
     ),
     ModelFamily(  # Jiang et al. 2023, arXiv 2310.06825.
         model_type="mistral",
         read=_mistral,
-        gguf="llama",
-        gguf_turns_heads=True,
+    ),
+    ModelFamily(  # Mistral AI 2025: Llama's layers, yarn, queries as in Llama 4.
+        model_type="ministral3",
+        read=_ministral3,
+        head_dim=128,
+    ),
+    ModelFamily(  # Hugging Face 2025; no positions in some layers: Yang et al., arXiv 2501.18795.
+        model_type="smollm3",
+        read=_smollm3,
+        attention_biases="config",
+        ties_head=True,
+    ),
+    ModelFamily(  # Team OLMo 2024, arXiv 2501.00656.
+        model_type="olmo2",
+        read=_olmo2,
+        attention_biases="config",
+        whole_norms=True,
+        norms_before=False,
+        sandwich_norms=True,
+    ),
+    ModelFamily(  # Team OLMo 2025.
+        model_type="olmo3",
+        read=_olmo3,
+        attention_biases="config",
+        whole_norms=True,
+        norms_before=False,
+        sandwich_norms=True,
     ),
     ModelFamily(  # Qwen Team 2024, arXiv 2407.10671.
         model_type="qwen2",
         read=_qwen,
         attention_biases="qkv",
-        gguf="qwen2",
         planned_alike=("qwen2_moe",),
     ),
     ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
@@ -293,13 +411,20 @@ _FAMILIES = (
         head_dim=128,
         attention_biases="config",
         head_norms=True,
-        gguf="qwen3",
         planned_alike=("qwen3_moe",),
     ),
     ModelFamily(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
         model_type="phi3",
         read=_phi3,
         fused_on_disk=True,
+    ),
+    ModelFamily(  # Gemma Team 2024, arXiv 2403.08295.
+        model_type="gemma",
+        read=_gemma1,
+        head_dim=256,
+        attention_biases="config",
+        norm_offset=1.0,
+        ties_head=True,
     ),
     ModelFamily(  # Gemma Team 2024, arXiv 2408.00118. Norms are stored less 1.
         model_type="gemma2",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.errors import CheckpointError
+from foretoken.shape.multimodal import PLACEHOLDERS
 
 LARGEST = 1 << 40
 """Of numbers: above all that models have, and far below what cannot be computed with."""
@@ -58,6 +59,7 @@ _ROPE = {
             "beta_fast",
             "beta_slow",
             "factor",
+            "llama_4_scaling_beta",
             "high_freq_factor",
             "low_freq_factor",
             "mscale",
@@ -67,7 +69,7 @@ _ROPE = {
         ),
         _NUMBER,
     ),
-    **dict.fromkeys(("short_factor", "long_factor"), _NUMBERS),
+    **dict.fromkeys(("short_factor", "long_factor", "mrope_section"), _NUMBERS),
     "original_max_position_embeddings": _WHOLE,
     "truncate": _FLAG,
 }
@@ -111,6 +113,7 @@ _DECODER = {
         ),
         _FLAG,
     ),
+    "no_rope_layers": _Kind("a list of 0 and 1", _all(lambda value: value in (0, 1))),
     **dict.fromkeys(
         ("max_window_layers", "original_max_position_embeddings", "sliding_window"), _WHOLE
     ),
@@ -133,6 +136,7 @@ _FIELDS = {
     **_DECODER,
     **_LAYER_IDS,
     **dict.fromkeys(("inner_dim", "mask_token_id", "target_hidden_size"), _WHOLE),
+    **dict.fromkeys(PLACEHOLDERS, _WHOLE),
     **dict.fromkeys(("text_config", "transformer_layer_config"), _object(_DECODER)),
     "eagle_config": _object(_LAYER_IDS),
     "dflash_config": _object({}),

@@ -1,64 +1,69 @@
 """GGUF files: their metadata as the config.json that Hugging Face would have. Torch-free.
 
-Families are those whose record has a name in GGUF. Sizes come from the metadata, biases and tied
-heads from which tensors there are.
+What depends on the architecture is in `gguf_architectures`; biases and tied heads follow from which
+tensors there are. A model in several files is read as one.
 """
 
 import functools
-import math
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.families import families
+from foretoken.errors import CheckpointError
+from foretoken.shape.block_kinds import BLOCK_KINDS
+from foretoken.shape.gguf_architectures import architecture_of
+from foretoken.shape.gguf_ends import ends_of_text
 from foretoken.shape.gguf_file import GgufTable, GgufTensor, read_gguf
 from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
-_SIZES = {
-    "max_position_embeddings": "context_length",
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "sliding_window": "attention.sliding_window",
-}
-_REALS = ("rms_norm_eps", "rope_theta")
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MATRICES = ("token_embd.weight", "output.weight")
 _HELD = {
     "Q8_0": Held(1.0, 8, 32),
     "Q4_0": Held(1.0, 4, 32),
-    "Q4_1": Held(1.0, 4, 32, True, 4),
-    "Q4_K": Held(1.0, 4, 32, True, 4),
+    **{name: Held(1.0, 8, bytes_each=kind.bytes_each) for name, kind in BLOCK_KINDS.items()},
 }
 """What kernels make of ggml's types; all others are multiplied out (quant/formats/gguf_blocks)."""
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 def open_gguf(path: Path) -> GgufTable:
-    """The table of a file; tensors are mapped, not read.
+    """The table of a file, or of all parts of a model; tensors are mapped, not read.
+
+    Args:
+        path: of the file, or of the first part.
 
     Raises:
-        CheckpointError: no GGUF file, or one that is broken, cut short or split.
+        CheckpointError: no GGUF file, one that is broken or cut short, or a part is missing.
     """
     try:
-        table = _open(path, path.stat().st_mtime_ns)
+        parts = gguf_parts(path)
+        return _open(parts, tuple(part.stat().st_mtime_ns for part in parts))
     except OSError as error:
         raise CheckpointError(path.name, str(path), f"a complete GGUF file ({error})") from error
-    if table.get("split.count", int, 1) > 1:
-        allowed = "one file: join the parts with llama-gguf-split --merge"
-        raise CheckpointError("weights", path.name, allowed)
-    return table
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """The files of the model whose first file is `path`.
+
+    Raises:
+        CheckpointError: it is another part than the first, or one is missing.
+    """
+    named = _PART.fullmatch(path.name)
+    if named is None:
+        return (path,)
+    stem, number, count = named[1], int(named[2]), int(named[3])
+    parts = tuple(path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1))
+    if number != 1:
+        raise CheckpointError(
+            "model", path.name, f"the first part, {stem}-00001-of-{named[3]}.gguf"
+        )
+    for part in parts:
+        if not part.is_file():
+            raise CheckpointError("missing part", part.name, f"all {count} parts in one folder")
+    return parts
 
 
 def forget_gguf() -> None:
@@ -67,8 +72,30 @@ def forget_gguf() -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def _open(path: Path, changed: int) -> GgufTable:
-    return read_gguf(path)
+def _open(parts: tuple[Path, ...], changed: tuple[int, ...]) -> GgufTable:
+    tables = [read_gguf(part) for part in parts]
+    first = tables[0]
+    for number, table in enumerate(tables):
+        count = table.get("split.count", int, 1) or 1
+        if count != len(parts):
+            allowed = (
+                f"{len(parts)}, as the file's name says; parts are NAME-00001-of-{count:05}.gguf"
+            )
+            raise CheckpointError("split.count", f"{count} in {table.path.name}", allowed)
+        if table.get("split.no", int, 0) != number:
+            given = f"{table.get('split.no', int)} in {table.path.name}"
+            raise CheckpointError("split.no", given, f"{number}, as the file's name says")
+    tensors: dict[str, GgufTensor] = {}
+    for table in tables:
+        twice = sorted(tensors.keys() & table.tensors.keys())
+        if twice:
+            raise CheckpointError(twice[0], f"again in {table.path.name}", "each tensor once")
+        tensors |= table.tensors
+    wanted = first.get("split.tensors.count", int, len(tensors))
+    if wanted != len(tensors):
+        given = f"{len(tensors)} tensors in {len(parts)} files"
+        raise CheckpointError("split.tensors.count", given, str(wanted))
+    return replace(first, tensors=tensors)
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -79,36 +106,21 @@ def gguf_config(path: Path) -> dict[str, Any]:
         CheckpointError: metadata are missing.
     """
     table = open_gguf(path)
-    family = table.get("general.architecture", str)
-    known = {one.gguf: one.model_type for one in reversed(families()) if one.gguf is not None}
-    if family not in known:
-        allowed = f"{', '.join(reversed(known))} in GGUF, or the safetensors of this model"
-        raise UnsupportedModelError("general.architecture", family, allowed)
-    if table.get(f"{family}.expert_count", int, 0):
-        raise UnsupportedModelError("expert_count", family, "no mixture of experts")
-    found = {
-        name: table.get(f"{family}.{key}", float if name in _REALS else int)
-        for name, key in _SIZES.items()
-    }
+    found = architecture_of(table).config(table)
     tensors = table.tensors
     if "token_embd.weight" not in tensors:
         raise CheckpointError("missing tensor", "token_embd.weight", "a language model's tensors")
     for name, tensor in tensors.items():
         if len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
             raise CheckpointError(name, f"shape {list(tensor.shape)}", "a matrix")
-    window = found.pop("sliding_window")
-    eos = [table.get(f"tokenizer.ggml.{key}_token_id", int) for key in ("eos", "eot")]
     return {
-        **{name: value for name, value in found.items() if value is not None},
-        "model_type": "mistral" if family == "llama" and window else known[family],
-        "sliding_window": window,
+        **found,
         "vocab_size": tensors["token_embd.weight"].shape[1],
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "eos_token_id": sorted({one for one in eos if one is not None}),
+        "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
-        "rope_scaling": _rope(table, family, tensors.get("rope_freqs.weight"), found),
     }
 
 
@@ -127,39 +139,3 @@ def gguf_scheme(path: Path) -> StoredScheme:
         held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),
         head=_HELD.get(head, FLOATS),
     )
-
-
-def _rope(
-    table: GgufTable, family: str, freqs: GgufTensor | None, sizes: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The rope_scaling; Llama 3's is stored as what each frequency is divided by."""
-    kind = table.get(f"{family}.rope.scaling.type", str, "none")
-    if kind == "linear":
-        factor = table.get(f"{family}.rope.scaling.factor", float, 1.0)
-        return {"rope_type": "linear", "factor": factor}
-    if kind != "none":
-        raise UnsupportedModelError("rope.scaling.type", kind, "none, linear, or Llama 3's")
-    if freqs is None:
-        return None
-    if len(freqs.shape) != 1 or freqs.kind != "F32":
-        given = f"{freqs.kind}, shape {list(freqs.shape)}"
-        raise CheckpointError(freqs.name, given, "a list of numbers in F32")
-    stored = [float(one) for one in freqs.data]
-    if not all(math.isfinite(one) and one > 0 for one in stored):
-        raise CheckpointError(freqs.name, stored[:3], "numbers above 0")
-    rope = {**_LLAMA3, "factor": round(max(stored), 3)}
-    wanted = _llama3_divisors(rope, float(sizes["rope_theta"] or 1e4), len(stored))
-    if any(abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)):
-        raise UnsupportedModelError("rope_freqs.weight", stored[-3:], "Llama 3's factors")
-    return rope
-
-
-def _llama3_divisors(rope: dict[str, Any], theta: float, count: int) -> list[float]:
-    """What Llama 3 divides each frequency by (Dubey et al. 2024)."""
-    found, factor = [], float(rope["factor"])
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    for i in range(count):
-        turns = rope["original_max_position_embeddings"] * theta ** (-i / count) / 6.283185307179586
-        share = min(max((turns - low) / (high - low), 0.0), 1.0)
-        found.append(1.0 / ((1.0 - share) / factor + share))
-    return found

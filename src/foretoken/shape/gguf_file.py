@@ -10,7 +10,7 @@ Format: the GGUF specification of ggml, versions 2 and 3.
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, final
@@ -50,12 +50,23 @@ _MOST_DIMENSIONS: Final = 4
 
 
 class Strings(NamedTuple):
-    """A list of strings, which are read when they are gone through."""
+    """A list of strings, which are read when they are asked for."""
 
     name: str
     raw: memoryview
     """What stands of it in the file: of each string its length and its bytes."""
-    size: int
+    starts: npt.NDArray[np.int64]
+    """Where the bytes of each string begin in `raw`."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.starts)
+
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Where the bytes of each string end in `raw`."""
+        return np.append(self.starts[1:] - _LENGTH.size, len(self.raw))[: self.size]
 
     def __iter__(self) -> Iterator[Any]:
         """Each as text.
@@ -63,11 +74,47 @@ class Strings(NamedTuple):
         Raises:
             CheckpointError: one is no UTF-8.
         """
-        at = 0
-        for _ in range(self.size):
-            (length,) = _LENGTH.unpack_from(self.raw, at)
-            yield _text(self.name, self.raw[at + 8 : at + 8 + length])
-            at += 8 + length
+        return (self.at(index) for index in range(self.size))
+
+    def at(self, index: int) -> str:
+        """One as text.
+
+        Raises:
+            CheckpointError: it is no UTF-8.
+        """
+        start = int(self.starts[index])
+        (length,) = _LENGTH.unpack_from(self.raw, start - _LENGTH.size)
+        return _text(self.name, self.raw[start : start + length])
+
+    def texts(self) -> list[str]:
+        """All as texts: several times quicker than one after the other.
+
+        Raises:
+            CheckpointError: one is no UTF-8.
+        """
+        apart = np.frombuffer(self.raw, np.uint8).copy()
+        kept = np.ones(apart.size, bool)
+        for place in range(2, _LENGTH.size + 1):
+            kept[self.starts - place] = False
+        apart[self.starts - 1] = 0  # of a length one byte is left, which keeps its neighbours apart
+        try:
+            found = apart[kept].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return [*iter(self)]  # which names the one that is broken
+        return found if len(found) == self.size else [*iter(self)]  # one holds the character NUL
+
+    def find(self, texts: Iterable[str]) -> dict[str, int]:
+        """Where each of some texts stands first; those that are not there are left out."""
+        content, found = bytes(self.raw), {}
+        for text in texts:
+            wanted = text.encode()
+            wanted, at = _LENGTH.pack(len(wanted)) + wanted, -1
+            while (at := content.find(wanted, at + 1)) >= 0:
+                index = int(np.searchsorted(self.starts, at + _LENGTH.size))
+                if index < self.size and self.starts[index] == at + _LENGTH.size:
+                    found[text] = index
+                    break
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +183,7 @@ def read_gguf(path: Path) -> GgufTable:
     if path.stat().st_size < 24:
         raise CheckpointError(path.name, f"{path.stat().st_size} bytes", "a complete GGUF file")
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return _Reading(path, memoryview(mapped)).file()
 
 
@@ -222,17 +269,18 @@ class _Reading:
         kind, count = self._number(name, "I"), self._number(name, "Q")
         if kind == _STRING:
             self._count(name, count, 8)
-            start, at, end = self.at, self.at, len(self.data)
+            start, at, end, starts = self.at, self.at, len(self.data), []
             for _ in range(count):
                 if at + 8 > end:
                     at = end + 1
                     break
+                starts.append(at + 8 - start)
                 at += 8 + _LENGTH.unpack_from(self.data, at)[0]
             if at > end:
                 given = f"{count:,} texts of more bytes than there are"
                 self._fail(name, given, f"at most the {end - start:,} that are left of the file")
             self.at = at
-            return Strings(name, self.data[start:at], count)
+            return Strings(name, self.data[start:at], np.array(starts, np.int64))
         if kind not in _NUMBERS:
             what = "a list of lists" if kind == _ARRAY else f"a list of type {kind}"
             self._fail(name, what, "a list of numbers or of texts")

@@ -18,6 +18,7 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
+from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
@@ -49,12 +50,18 @@ class ModelShape:
     """Per layer: positions that a token sees, its own included; None: all. Empty: all see all."""
     local_rope: RopeShape | None = None
     """Positions of the layers with a window, where they have others than `rope`."""
+    turned: tuple[bool, ...] = ()
+    """Per layer: whether it has positions at all. Empty: all have."""
     hidden_act: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
     """A norm over every query head and every key head."""
+    whole_norms: bool = False
+    """A norm over all query heads together, and one over all key heads."""
+    norms_before: bool = True
+    """Norms before attention and before the MLP."""
     sandwich_norms: bool = False
     """Norms after attention and after the MLP too."""
     attention_scale: float | None = None
@@ -64,6 +71,10 @@ class ModelShape:
     embedding_scale: float = 1.0
     stored_parameters: int | None = None
     """Counted in the weight files, for models that are run through transformers."""
+    inside: str | None = None
+    """The model type of the checkpoint around it, which can see or hear; None: it stands alone."""
+    placeholders: tuple[tuple[str, int], ...] = ()
+    """Tokens that stand for pictures and sounds, which are not read: config.json's name, id."""
     stored: StoredScheme | None = None
     """How the checkpoint's matrices were quantized before; None: they are floats."""
 
@@ -97,18 +108,24 @@ class ModelShape:
             CheckpointError, UnsupportedModelError: as `from_config`.
         """
         kind = config.get("model_type")
-        if find_family(kind) is None:
+        if find_family(kind) is None and find_multimodal(kind) is None:
             raise UnsupportedModelError("model_type", kind, family_names())
         return cls._from_dict(Path(), config, stored=None)
 
     @classmethod
     def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
         check_kinds(config)
+        around = find_multimodal(config.get("model_type"))
+        standing_for = () if around is None else placeholders(config)
+        if around is not None:
+            config = text_config(config, folder)
         eos = sorted(eos_ids(config))
         family = find_family(config.get("model_type"))
         if family is not None:
             fields = {**_sizes(config), **family.shape_fields(config)}
             fields["stored"] = stored or stored_scheme(config)
+            fields["inside"] = None if around is None else around.model_type
+            fields["placeholders"] = standing_for
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
@@ -153,6 +170,16 @@ class ModelShape:
         """Positions that a token of this layer sees; None: all up to its own."""
         return self.windows[layer] if self.windows else None
 
+    def view(self, layer: int) -> tuple[int | None, RopeShape]:
+        """Window and positions of a layer, of a model of our own: layers with the same are of one
+        kind."""
+        assert self.rope is not None, f"{self.model_type} has rotary positions"
+        window = self.window(layer)
+        if self.turned and not self.turned[layer]:
+            return window, self.rope.unturned
+        has_own = window is not None and self.local_rope is not None
+        return window, (self.local_rope or self.rope) if has_own else self.rope
+
     def layer_parameters(self) -> int:
         """Weights of one layer, biases and norms included."""
         if self.stored_parameters is not None:
@@ -161,7 +188,9 @@ class ModelShape:
         attention = hidden * (2 * self.query_size + 2 * self.kv_size)
         attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
         mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
-        norms = (4 if self.sandwich_norms else 2) * hidden + self.head_norms * 2 * self.head_dim
+        norms = 2 * (self.norms_before + self.sandwich_norms) * hidden
+        norms += self.head_norms * 2 * self.head_dim
+        norms += self.whole_norms * (self.query_size + self.kv_size)
         return attention + mlp + norms
 
     def weight_counts(self) -> WeightCounts:

@@ -36,6 +36,8 @@ class RopeShape:
     high_freq_factor: float = 4.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    query_growth: float = 0.0
+    """How much queries grow with each `original_positions` before them: Llama 4's scale."""
 
     @classmethod
     def read(cls, config: Config, rope: Config, *, head_dim: int, theta: float) -> Self:
@@ -75,7 +77,12 @@ class RopeShape:
     def counts_distances(self) -> bool:
         """Whether the angle between two tokens follows from their distance alone: frequencies are
         the same everywhere, those of longrope too, which are chosen once for all positions."""
-        return self.rope_type != "dynamic"
+        return self.rope_type != "dynamic" and not self.query_growth
+
+    @property
+    def unturned(self) -> Self:
+        """Positions of layers that turn nothing."""
+        return type(self)(theta=self.theta, rotary_dim=self.rotary_dim, rope_type="none")
 
     def context(self, max_position_embeddings: int) -> int:
         """Positions that the model was made to reach: dynamic and yarn scaling extend what

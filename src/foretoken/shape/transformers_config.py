@@ -4,17 +4,32 @@ Only dense decoders with plain causal attention are let through; what else there
 here by what its config says, and at load by what its modules do (models/through_transformers).
 """
 
-import json
-import struct
+import math
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import family_names
 from foretoken.shape.fields import Config, layer_count, size
+from foretoken.shape.safetensors_header import headers
 from foretoken.shape.stored import stored_scheme
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OTHER_PARTS = {
+    "altup_num_inputs": "several residual streams",
+    "hidden_size_per_layer_input": "embeddings per layer",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "global_head_dim": "heads of two sizes",
+    "attention_k_eq_v": "keys that are values too",
+    "per_layer_config": "layers of different sizes",
+    "conv_L_cache": "convolutions",
+    "kv_lora_rank": "latent keys and values",
+    "linear_num_key_heads": "linear attention",
+    "mamba_d_state": "Mamba layers",
+    "ssm_state_size": "Mamba layers",
+    "state_size": "Mamba layers",
+}
+"""Fields of decoders that are no plain ones, and what they mean."""
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "image_token_id")
 _CHANGING_ROPES = ("dynamic", "longrope")
 """Where transformers turns a position differently as its sequence grows."""
@@ -86,6 +101,10 @@ def _refuse(config: Config, kind: object, allowed: str) -> None:
         if config.get(name) is not None:
             given = f"{kind} with {name}"
             raise UnsupportedModelError("model_type", given, f"{allowed}; text only")
+    for name, words in _OTHER_PARTS.items():
+        if config.get(name):
+            given = f"{kind}, with {words} ({name})"
+            raise UnsupportedModelError("model_type", given, f"{allowed}; plain causal attention")
     if config.get("is_encoder_decoder"):
         given = f"{kind}, an encoder-decoder"
         raise UnsupportedModelError("model_type", given, allowed)
@@ -114,18 +133,7 @@ def _windows(config: Config, layers: int) -> tuple[int | None, ...]:
 def _count_stored(folder: Path) -> int | None:
     """Numbers in all safetensors files, from their headers; None: there are none of these."""
     total = None
-    for path in sorted(folder.glob("model*.safetensors")):
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            try:
-                header = json.loads(file.read(min(length, 100 << 20)))
-            except ValueError as error:
-                raise CheckpointError(path.name, str(path), "a complete safetensors") from error
-        for name, entry in header.items():
-            if name != "__metadata__":
-                count = 1
-                for extent in entry["shape"]:
-                    count *= extent
-                total = (total or 0) + count
+    for header in headers(folder):
+        for entry in header.values():
+            total = (total or 0) + math.prod(entry["shape"])
     return total

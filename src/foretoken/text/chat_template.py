@@ -47,6 +47,10 @@ class ChatTemplate:
         sources = given if isinstance(given, Mapping) else {"default": given}
         return cls(sources, tokenizer.special_tokens_map)
 
+    def with_specials_of(self, tokenizer: Any) -> "ChatTemplate":
+        """The same templates with the special tokens of a tokenizer of transformers."""
+        return ChatTemplate(self._sources, tokenizer.special_tokens_map)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -108,18 +112,25 @@ class ChatTemplate:
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name; files of their own go before tokenizer_config.json."""
+    """Templates by name; files of their own go before tokenizer_config.json, also where they are
+    a processor's, which reads pictures beside text."""
     found = {}
     own = folder / "chat_template.jinja"
     if own.is_file():
         found["default"] = own.read_text("utf-8")
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[file.stem] = file.read_text("utf-8")
+    processors = folder / "chat_template.json"
+    if "default" not in found and processors.is_file():
+        found |= _named(json.loads(processors.read_text("utf-8")).get("chat_template"))
     given = config.get("chat_template")
-    if found or given is None:
-        return found
-    if isinstance(given, str):
-        return {"default": given}
+    return found or _named(given)
+
+
+def _named(given: Any) -> dict[str, str]:
+    """One template, or several with their names."""
+    if given is None or isinstance(given, str):
+        return {} if given is None else {"default": given}
     return {str(one["name"]): str(one["template"]) for one in given}
 
 

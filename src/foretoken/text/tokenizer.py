@@ -1,8 +1,8 @@
 """Text to token ids and back: encoding and chat templates.
 
-Knows nothing about models or sampling. The fast path reads tokenizer.json with `tokenizers`;
-a tokenizer without one goes through `transformers`, imported only then. All files are read when
-a tokenizer is made.
+Knows nothing about models or sampling. The fast path reads tokenizer.json with `tokenizers`, and
+builds a GGUF file's from its metadata; a tokenizer without either goes through `transformers`,
+imported only then. All files are read when a tokenizer is made.
 """
 
 import json
@@ -16,6 +16,7 @@ import tokenizers
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
+from foretoken.text.gguf_tokenizer import read_gguf_tokenizer
 from foretoken.text.reach import token_reach
 from foretoken.text.renderers import always
 from foretoken.text.token_bytes import bytes_of_tokens
@@ -42,14 +43,13 @@ class Tokenizer:
 
         Raises:
             TokenizerError: there is none, or it cannot be read.
+            CheckpointError: the GGUF file is broken, or a field of it is of the wrong kind.
         """
         self.path = path
-        self._config = _read_json(path / "tokenizer_config.json")
-        self._tokenizer, self._chat = _load(path, self._config)
+        parts = read_gguf_tokenizer(path) if path.suffix == ".gguf" else _of_folder(path)
+        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id = parts
         self._tokenizer.no_truncation()  # some files carry what their training cut and padded to;
         self._tokenizer.no_padding()  # a prompt is neither cut nor padded, as in transformers
-        self.eos_token_id = self._special("eos_token")
-        self.bos_token_id = self._special("bos_token")
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Tokenizer | None":
@@ -202,12 +202,6 @@ class Tokenizer:
         if self._chat is not None:
             self._chat.renderers.warm_up()
 
-    def _special(self, name: str) -> int | None:
-        token = self._config.get(name)
-        if isinstance(token, Mapping):
-            token = token.get("content")
-        return None if token is None else self._tokenizer.token_to_id(str(token))
-
 
 def _check_text(text: str) -> None:
     """Refuse what has no UTF-8: the library would raise an error of its own."""
@@ -218,6 +212,22 @@ def _check_text(text: str) -> None:
         raise PromptError("text", half, "characters: half of a surrogate pair is none") from None
 
 
+def _of_folder(
+    path: Path,
+) -> tuple[tokenizers.Tokenizer, ChatTemplate | None, int | None, int | None]:
+    """The tokenizer of a folder, its chat template, and the ids of BOS and EOS."""
+    config = _read_json(path / "tokenizer_config.json")
+    tokenizer, chat = _load(path, config)
+    bos, eos = (_special(tokenizer, config.get(name)) for name in ("bos_token", "eos_token"))
+    return tokenizer, chat, bos, eos
+
+
+def _special(tokenizer: tokenizers.Tokenizer, token: Any) -> int | None:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return None if token is None else tokenizer.token_to_id(str(token))
+
+
 def _load(
     path: Path, config: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, ChatTemplate | None]:
@@ -226,22 +236,21 @@ def _load(
     try:
         if not file.is_file():
             whole = _transformers_tokenizer(path)
-            return whole.backend_tokenizer, ChatTemplate.of_transformers(whole)
+            chat = ChatTemplate.of_transformers(whole) or ChatTemplate.of_folder(path, config)
+            return whole.backend_tokenizer, chat
         chat = ChatTemplate.of_folder(path, config)
         if chat is not None and chat.unknown_tokens(config):
-            chat = ChatTemplate.of_transformers(_transformers_tokenizer(path))
+            chat = chat.with_specials_of(_transformers_tokenizer(path))
         return tokenizers.Tokenizer.from_file(str(file)), chat
     except Exception as error:
         raise TokenizerError(
-            "tokenizer", str(path), f"a readable tokenizer.json or GGUF ({error})"
+            "tokenizer", str(path), f"a readable tokenizer.json ({error})"
         ) from error
 
 
 def _transformers_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
-    if path.suffix == ".gguf":
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     return AutoTokenizer.from_pretrained(path)
 
 

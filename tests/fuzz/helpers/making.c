@@ -94,10 +94,13 @@ static ft_layer make_layer(const ft_decoder *d, int beside) {
     if (!pick(0, 2)) {
         l.after_attention = make_numbers(d->norm_type, hidden, 1.0f);
         l.after_mlp = make_numbers(d->norm_type, hidden, 1.0f);
+        if (!beside && !pick(0, 2)) l.attention_norm = l.mlp_norm = NULL;
     }
     if (!pick(0, 2)) {
-        l.query_norm = make_numbers(d->norm_type, d->head_dim, 1.0f);
-        l.key_norm = make_numbers(d->norm_type, d->head_dim, 1.0f);
+        l.whole_norms = !pick(0, 2);
+        const int64_t keys = d->num_kv_heads * d->head_dim;
+        l.query_norm = make_numbers(d->norm_type, l.whole_norms ? heads : d->head_dim, 1.0f);
+        l.key_norm = make_numbers(d->norm_type, l.whole_norms ? keys : d->head_dim, 1.0f);
     }
     if (beside) l.beside_norm = make_numbers(d->norm_type, hidden, 1.0f), l.from_norm = pick(0, 1);
     return l;

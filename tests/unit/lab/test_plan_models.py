@@ -83,6 +83,12 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "qwen3"},
     {"model_type": "qwen3", "head_dim": 40, "tie_word_embeddings": True},
     {"model_type": "phi3", "sliding_window": 100},
+    {"model_type": "ministral3"},
+    {"model_type": "smollm3"},
+    {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 100},
+    {"model_type": "olmo2", "attention_bias": True},
+    {"model_type": "olmo3", "sliding_window": 100},
+    {"model_type": "gemma"},
     {"model_type": "gemma2", "sliding_window": 100},
     {"model_type": "gemma3_text", "sliding_window": 100, "head_dim": 8},
 ]

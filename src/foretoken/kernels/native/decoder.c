@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "scalar.h"
+
 // Activations between the calls, [rows, width] each.
 typedef struct {
     char *normed;  // [hidden], with something beside [2 hidden]; also what a layer's part gives before its own norm
@@ -33,6 +35,34 @@ static buffers make_buffers(const ft_decoder *d, int64_t rows) {
     char **const all[] = {&b.normed, &b.qkv, &b.heads, &b.both, &b.gated};
     for (int i = 0; i < 5; i++) *all[i] = carve(&at, rows * widths[i] * item);
     return b;
+}
+
+// A norm over part of each row of `stride` numbers, in place.
+static void norm_part(const ft_decoder *d, const ft_step *step, const void *weight, void *x,
+                      int64_t width, int64_t stride) {
+    const ft_norm_call call = {.x = x,
+                               .y = x,
+                               .weight = weight,
+                               .rows = step->rows,
+                               .width = width,
+                               .x_stride = stride,
+                               .y_stride = stride,
+                               .type = d->type,
+                               .weight_type = d->norm_type,
+                               .eps = d->eps};
+    ft_norm(&call);
+}
+
+// Queries grow with their positions, in the type of the rows.
+static void scale_queries(const ft_decoder *d, const ft_step *step, const void *scales, char *qkv,
+                          int64_t width) {
+    const int64_t item = d->type == FT_BFLOAT16 ? 2 : 4, count = (int64_t)d->num_heads * d->head_dim;
+    for (int64_t r = 0; r < step->rows; r++) {
+        const float scale = ft_value(scales, step->positions[r], d->type);
+        char *row = qkv + r * width * item;
+        if (scale == 1.0f) continue;
+        for (int64_t i = 0; i < count; i++) ft_put(row, i, ft_value(row, i, d->type) * scale, d->type);
+    }
 }
 
 static void norm(const ft_decoder *d, const ft_step *step, const void *weight, const void *x,
@@ -68,14 +98,19 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
                    const buffers *b) {
     ft_step_kind *kind = step->kinds + layer->kind;
     const int64_t size = d->head_dim, width = (d->num_heads + 2 * d->num_kv_heads) * size;
+    if (layer->whole_norms) {
+        const int64_t queries = d->num_heads * size, item = d->type == FT_BFLOAT16 ? 2 : 4;
+        norm_part(d, step, layer->query_norm, b->qkv, queries, width);
+        norm_part(d, step, layer->key_norm, b->qkv + queries * item, d->num_kv_heads * size, width);
+    }
     const ft_rotary_call rotary = {.qkv = b->qkv,
                                    .kv = kv,
                                    .cos = kind->cos,
                                    .sin = kind->sin,
                                    .positions = step->positions,
                                    .slots = step->slots,
-                                   .query_norm = layer->query_norm,
-                                   .key_norm = layer->key_norm,
+                                   .query_norm = layer->whole_norms ? NULL : layer->query_norm,
+                                   .key_norm = layer->whole_norms ? NULL : layer->key_norm,
                                    .first_slot = step->first_slot,
                                    .rows = step->rows,
                                    .qkv_stride = width,
@@ -90,6 +125,7 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
                                    .eps = d->eps};
     // Keys and values go to the store before attention reads it, so a span's tokens see each other.
     ft_rotary(&rotary);
+    if (kind->query_scale) scale_queries(d, step, kind->query_scale, b->qkv, width);
     ft_attention_call *call = &kind->attention;
     call->q = b->qkv;
     call->q_stride = width;
@@ -100,12 +136,16 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
     ft_attention_run(call, kind->units, kind->num_units);
 }
 
+// The normed stream, or the stream itself where there is no norm.
+static const void *normed(const ft_decoder *d, const ft_step *step, const void *weight, char *room) {
+    if (!weight) return step->x;
+    norm(d, step, weight, step->x, room, NULL);
+    return room;
+}
+
 // What qkv is given: the normed stream, behind the normed rows beside it where the layer has some.
-static void enter(const ft_decoder *d, const ft_step *step, const ft_layer *layer, char *room) {
-    if (!layer->beside_norm) {
-        norm(d, step, layer->attention_norm, step->x, room, NULL);
-        return;
-    }
+static const void *enter(const ft_decoder *d, const ft_step *step, const ft_layer *layer, char *room) {
+    if (!layer->beside_norm) return normed(d, step, layer->attention_norm, room);
     const size_t bytes = (size_t)d->hidden * (d->type == FT_BFLOAT16 ? 2 : 4);
     ft_norm_call call = {.x = step->beside,
                          .y = room,
@@ -123,20 +163,21 @@ static void enter(const ft_decoder *d, const ft_step *step, const ft_layer *laye
     call.weight = layer->attention_norm;
     ft_norm(&call);
     // Some heads were trained with the normed rows as what residuals are added to.
-    if (!layer->from_norm) return;
+    if (!layer->from_norm) return room;
     for (int64_t r = 0; r < step->rows; r++)
         memcpy((char *)step->x + (size_t)r * bytes, room + (size_t)(2 * r + 1) * bytes, bytes);
+    return room;
 }
 
 static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
                       const buffers *b) {
-    enter(d, step, layer, b->normed);
-    ft_linear_dense(layer->qkv, b->normed, b->qkv, NULL, step->rows);
+    const void *input = enter(d, step, layer, b->normed);
+    ft_linear_dense(layer->qkv, input, b->qkv, NULL, step->rows);
     attend(d, step, layer, kv, b);
     // From here on `normed` is free again: the layer's input has been used.
     add(d, step, layer->out, layer->after_attention, b->heads, b->normed);
-    norm(d, step, layer->mlp_norm, step->x, b->normed, NULL);
-    ft_linear_dense(layer->gate_up, b->normed, b->both, NULL, step->rows);
+    input = normed(d, step, layer->mlp_norm, b->normed);
+    ft_linear_dense(layer->gate_up, input, b->both, NULL, step->rows);
     const ft_gate_call gate = {.x = b->both,
                                .y = b->gated,
                                .rows = step->rows,

@@ -12,12 +12,13 @@
 
 typedef struct {
     const ft_linear *qkv, *out, *gate_up, *down;
-    const void *attention_norm, *mlp_norm;         // weights [hidden]
+    const void *attention_norm, *mlp_norm;         // weights [hidden]; or null: of nothing
     const void *after_attention, *after_mlp;       // of norms before a residual is added, or null
-    const void *query_norm, *key_norm;             // [head_dim], or null
+    const void *query_norm, *key_norm;             // [head_dim], or of all heads together; or null
     const void *beside_norm;  // of step->beside, [hidden]: normed, it stands before the normed
                               // stream in what qkv is given, [rows, 2 hidden]; or null
     int64_t from_norm;        // whether the stream goes on from attention_norm's output
+    int64_t whole_norms;      // whether query_norm and key_norm reach over all heads together
     int64_t kind;
 } ft_layer;
 
@@ -37,6 +38,7 @@ typedef struct {
     const ft_attention_unit *units;
     int64_t num_units;
     const void *cos, *sin;  // tables of ft_rotary_call
+    const void *query_scale;  // [positions], what queries are multiplied by at last; or null
     int64_t width;
 } ft_step_kind;
 

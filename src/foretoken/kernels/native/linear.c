@@ -82,7 +82,7 @@ static void prepare(run_state *run) {
     }
     const int64_t padded = ft_padded_inputs(layer);
     x->blocks = ft_round_up(padded, FT_BLOCK) / FT_BLOCK;
-    x->parts = x->blocks * (FT_BLOCK / 32);
+    x->parts = x->blocks * (FT_BLOCK / ft_part(layer));
     size_t bytes = lay_out(run), more = 0;
     if (integer) more = (size_t)(rows->rows * (x->blocks + x->parts)) * 4;
     char *memory = ft_scratch(0, bytes + more);
@@ -105,9 +105,12 @@ static int64_t tiles_at_once(int64_t panels, int64_t rows) {
     return taken;
 }
 
-void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows) {
-    static const int bits[] = {32, 16, 8, 4};
-    if (rows->rows < 1) return;
+static int64_t columns_of(const ft_linear *layer) {
+    return layer->gated ? layer->outputs / 2 : layer->outputs;
+}
+
+static void run_one(const ft_linear *layer, const ft_linear_rows *rows) {
+    static const int bits[] = {32, 16, 8, 4, 5};
     run_state run = {.job = {.layer = layer, .rows = rows}, .kernels = kernels_of(ft_level())};
     run.panels = ft_panels(layer);
     run.tile = FT_TILE * tiles_at_once(run.panels, rows->rows);
@@ -120,9 +123,22 @@ void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows) {
         ft_parallel(tile_item, &run, items);
 }
 
+void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows) {
+    if (rows->rows < 1) return;
+    ft_linear_rows part = *rows;
+    const int64_t bytes = layer->y_type == FT_BFLOAT16 ? 2 : 4;
+    for (;; layer = layer->next) {
+        run_one(layer, &part);
+        if (!layer->next) return;
+        part.y = (char *)part.y + columns_of(layer) * bytes;
+        if (part.residual) part.residual = (const char *)part.residual + columns_of(layer) * bytes;
+    }
+}
+
 void ft_linear_dense(const ft_linear *layer, const void *x, void *y, const void *residual,
                      int64_t rows) {
-    const int64_t columns = layer->gated ? layer->outputs / 2 : layer->outputs;
+    int64_t columns = 0;
+    for (const ft_linear *part = layer; part; part = part->next) columns += columns_of(part);
     const ft_linear_rows dense = {x, y, residual, rows, layer->inputs, columns, columns};
     ft_linear_run(layer, &dense);
 }

@@ -12,7 +12,7 @@
 
 #include "foretoken.h"
 
-enum { FT_WEIGHT_FLOAT32, FT_WEIGHT_BFLOAT16, FT_WEIGHT_INT8, FT_WEIGHT_INT4 };
+enum { FT_WEIGHT_FLOAT32, FT_WEIGHT_BFLOAT16, FT_WEIGHT_INT8, FT_WEIGHT_INT4, FT_WEIGHT_BLOCKS };
 enum {
     FT_PANEL = 16,  // outputs that lie together
     FT_TILE = 4,    // panels that are computed together
@@ -25,15 +25,17 @@ enum {
 //   bfloat16  [panel][input / 2][16][2]
 //   int8      [panel][input / 4][16][4], each value + 128 as an unsigned byte
 //   int4      [panel][input / 8][16][4]: byte j has inputs j (low half) and 4 + j (high half), 0..15
+//   blocks    as ggml.h has them: weight, scale and zero are their values, numbers and upper numbers
 // With `gated`, panels of gate and up outputs alternate, and `outputs` counts both.
-typedef struct {
+typedef struct ft_linear {
     int32_t weight_type;
     int32_t x_type;      // also of what is rounded to after the norm
     int32_t y_type;      // of y and of the residual
     int32_t gated;       // y = silu(gate) * up: half as many columns as outputs
-    int32_t group;       // int4: 32, 64 or 128 inputs; else 0
+    int32_t group;       // int4: 32, 64 or 128 inputs; blocks: 32 or 16; else 0
     int32_t x_bits;      // integer weights: 8 for activations of 8 bits, else 16
     int32_t halves;      // scale and zero of groups are float16, else float32
+    int32_t front, form, unit;  // of blocks (ggml.h); unit: inputs that share upper numbers
     float norm_eps;
     int64_t outputs;     // of the matrix, without padding
     int64_t inputs;
@@ -42,6 +44,7 @@ typedef struct {
     const void *zero;    // int4, or null for 8: [panel][group][16], whole or not
     const float *bias;   // [panels * 16] in panel order, or null
     const float *norm;   // weights of an RMSNorm over x before, [inputs], or null
+    const struct ft_linear *next;  // more outputs, beside these, of weights of another kind; or null
 } ft_linear;
 
 typedef struct {
@@ -66,7 +69,7 @@ typedef struct {
     int64_t chunk_stride;  // between chunks of a row, in bytes
     int chunk_shift;       // a chunk of a row has 1 << chunk_shift bytes
     const float *scales;   // fixed point: [rows][blocks]
-    const int32_t *sums;   // fixed point: [rows][padded inputs / 32], sums of 32 values
+    const int32_t *sums;   // fixed point: [rows][padded inputs / part], sums of 32 values, or of 16
     int64_t blocks, parts;
 } ft_prepared;
 
@@ -104,8 +107,11 @@ static inline int64_t ft_round_up(int64_t value, int64_t to) { return (value + t
 // Inputs as padded in the packed weights.
 static inline int64_t ft_padded_inputs(const ft_linear *layer) {
     if (layer->weight_type == FT_WEIGHT_FLOAT32) return layer->inputs;
-    return ft_round_up(layer->inputs, layer->group ? layer->group : 32);
+    return ft_round_up(layer->inputs, layer->group > 32 ? layer->group : 32);
 }
+
+// Inputs whose sum a row is prepared with: the smallest group.
+static inline int ft_part(const ft_linear *layer) { return layer->group == 16 ? 16 : 32; }
 
 static inline int64_t ft_panels(const ft_linear *layer) {
     if (!layer->gated) return ft_round_up(layer->outputs, FT_PANEL) / FT_PANEL;

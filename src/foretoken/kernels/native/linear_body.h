@@ -53,7 +53,8 @@ typedef struct {
     const int32_t *x_sum;  // of the chunk's parts in the group's first row
     int64_t blocks, parts;
     const char *scale, *zero;  // of the chunk's first group in the first panel, or null
-    int64_t group_stride;      // numbers from panel to panel of these
+    int64_t group_stride;      // numbers from panel to panel of these; of blocks bytes
+    int64_t upper_stride;      // bytes from panel to panel of blocks' upper numbers
     int64_t scales_ahead;      // numbers from these to the ones that are brought nearer, or 0
     int halves;                // whether the numbers are float16
 } chunk;
@@ -221,8 +222,13 @@ static inline chunk part_of(const chunk *c, int panel) {
     chunk part = *c;
     part.weight += panel * c->panel_stride;
     part.sums += panel * FT_PANEL;
-    if (part.scale) part.scale += number_bytes(c, panel * c->group_stride);
-    if (part.zero) part.zero += number_bytes(c, panel * c->group_stride);
+    if (c->layer->weight_type == FT_WEIGHT_BLOCKS) {
+        part.scale += panel * c->group_stride;
+        part.zero += panel * c->upper_stride;
+    } else {
+        if (part.scale) part.scale += number_bytes(c, panel * c->group_stride);
+        if (part.zero) part.zero += number_bytes(c, panel * c->group_stride);
+    }
     for (int p = 0; p + panel < FT_TILE; p++) part.fetch[p] = c->fetch[p + panel];
     return part;
 }
@@ -291,6 +297,8 @@ TILE_COPIES(int8_split, FEW_ROWS, WHOLE_PANELS)
 TILE_COPIES(int4_split, FEW_ROWS / 2, WHOLE_PANELS)
 #endif
 
+#include "linear_ggml.h"
+
 // How a layer's weights are walked through.
 typedef struct {
     int chunk_steps;
@@ -318,7 +326,23 @@ static int few_rows_of(int bits) {
 #define FEW(bits) 0, 0
 #endif
 
+// Blocks: by their front, and whether rows of 8 bits are multiplied as quads.
+static walk walk_of_blocks(const ft_linear *layer) {
+#define OF_BLOCKS(name, bytes) \
+    {BLOCK_CHUNK, name##_tile, name##_panel, MOST_FIXED_ROWS, FT_STEP, bytes, 0, 0, 0}
+#define PAIRS_OF_BLOCKS(name) OF_BLOCKS(name##_pairs, 2),
+    static const walk pairs[FT_FRONTS] = {EVERY_FRONT(PAIRS_OF_BLOCKS)};
+    walk found = pairs[layer->front];
+#if BLOCK_QUADS
+#define QUADS_OF_BLOCKS(name) OF_BLOCKS(name##_quads, 1),
+    static const walk quads[FT_FRONTS] = {EVERY_FRONT(QUADS_OF_BLOCKS)};
+    if (layer->x_bits == 8 && bits_of_front(layer->front) <= BLOCK_QUADS) found = quads[layer->front];
+#endif
+    return found;
+}
+
 static walk walk_of(const ft_linear *layer, int64_t rows) {
+    if (layer->weight_type == FT_WEIGHT_BLOCKS) return walk_of_blocks(layer);
 #if defined(TILES)
     const walk
         pairs = {TILE_CHUNK, pair_steps_tile, pair_steps_panel, 2 * TILE_ROWS, 2, 2, 0, 0, TILE_ROWS},
@@ -450,15 +474,15 @@ typedef struct {
     int64_t panels, steps;
 } distance;
 
-static distance ahead(int64_t step, int64_t steps, int64_t next) {
-    if (step + FETCH_STEPS < steps) return (distance){0, FETCH_STEPS};
-    return next ? (distance){next, FETCH_STEPS - steps} : (distance){0, 0};
+static distance ahead(int64_t step, int64_t steps, int64_t next, int far) {
+    if (step + far < steps) return (distance){0, far};
+    return next ? (distance){next, far - steps} : (distance){0, 0};
 }
 
 // Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile, and
 // where those do that rows are prepared in.
-static int steps_of_chunk(int64_t step, int64_t last, int64_t steps, int most) {
-    const int64_t turn = (steps - FETCH_STEPS) / FETCH_STEPS * FETCH_STEPS;
+static int steps_of_chunk(int64_t step, int64_t last, int64_t steps, int most, int far) {
+    const int64_t turn = (steps - far) / far * far;
     int64_t end = (step / most + 1) * most;
     if (step < turn && end > turn) end = turn;
     return (int)((end < last ? end : last) - step);
@@ -468,6 +492,7 @@ static int steps_of_chunk(int64_t step, int64_t last, int64_t steps, int most) {
 typedef struct {
     const ft_linear_job *job;
     walk how;
+    int step_bytes, fetch_steps;
     int64_t steps, last;  // of a panel, and of those where chunks end
     int64_t groups;       // of a panel's scales
     int64_t next;         // panels from a tile to the one that this thread will be given next; or 0
@@ -476,6 +501,9 @@ typedef struct {
 static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
     plan p = {.job = job, .how = walk_of(layer, job->rows->rows)};
+    const int blocks = layer->weight_type == FT_WEIGHT_BLOCKS;
+    p.step_bytes = blocks ? ft_front_bytes(layer->front) : STEP_BYTES;
+    p.fetch_steps = blocks ? BLOCK_FETCH : FETCH_STEPS;
     const int each = p.how.inputs_per_step;
     p.steps = ft_round_up(ft_padded_inputs(layer), each) / each;
     // Rows that lie where they were given have no padding to read.
@@ -492,14 +520,18 @@ static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
 static void start_chunks(const plan *p, chunk *c) {
     const ft_prepared *x = &p->job->x;
     *c = (chunk){.layer = p->job->layer,
-                 .panel_stride = p->steps * STEP_BYTES,
+                 .panel_stride = p->steps * p->step_bytes,
                  .x_stride = x->stride,
                  .blocks = x->blocks,
                  .parts = x->parts,
                  .group_stride = p->groups * FT_PANEL,
                  .halves = p->job->layer->halves,
-                 .fetch_step = STEP_BYTES,
+                 .fetch_step = p->step_bytes,
                  .fetch_near = ft_fetches_near()};
+    const ft_linear *layer = c->layer;
+    if (layer->weight_type != FT_WEIGHT_BLOCKS) return;
+    c->group_stride = p->steps * ft_number_bytes(layer->front, layer->form);
+    c->upper_stride = layer->inputs / layer->unit * ft_upper_bytes(layer->form);
 }
 
 // The chunk of a tile that begins at `step`. One by one, because a chunk of one row is short.
@@ -507,20 +539,25 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
     const ft_linear *layer = c->layer;
     const ft_prepared *x = &p->job->x;
     const int64_t input = step * p->how.inputs_per_step, block = input / FT_BLOCK;
-    c->weight = (const char *)layer->weight + (panel * p->steps + step) * STEP_BYTES;
+    c->weight = (const char *)layer->weight + (panel * p->steps + step) * p->step_bytes;
     c->x = ft_prepared_at(x, row, input * p->how.x_bytes);
     c->x_scale = x->scales + row * x->blocks + block;
-    c->x_sum = x->sums + row * x->parts + block * (FT_BLOCK / 32);
-    if (layer->group) {
+    c->x_sum = x->sums + row * x->parts + block * (FT_BLOCK / ft_part(layer));
+    if (layer->weight_type == FT_WEIGHT_BLOCKS) {
+        c->scale = (const char *)layer->scale + panel * c->group_stride;
+        c->scale += step * ft_number_bytes(layer->front, layer->form);
+        c->zero = (const char *)layer->zero + panel * c->upper_stride;
+        c->zero += input / layer->unit * ft_upper_bytes(layer->form);
+    } else if (layer->group) {
         const int64_t group = block * (FT_BLOCK / layer->group);
         const int64_t first = number_bytes(c, (panel * p->groups + group) * FT_PANEL);
         c->scale = (const char *)layer->scale + first;
         if (layer->zero) c->zero = (const char *)layer->zero + first;
     }
-    const distance far = ahead(step, p->steps, p->next);
+    const distance far = ahead(step, p->steps, p->next, p->fetch_steps);
     for (int i = 0; i < FT_TILE; i++)
-        c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * STEP_BYTES;
-    if (!layer->group) return;
+        c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * p->step_bytes;
+    if (!layer->group || layer->weight_type == FT_WEIGHT_BLOCKS) return;
     const int64_t groups = far.steps * p->how.inputs_per_step / layer->group;
     c->scales_ahead = far.panels * c->group_stride + groups * FT_PANEL;
 }
@@ -535,7 +572,7 @@ static void run_rows(const plan *p, int64_t panel, int64_t panels, int64_t row, 
     // Chunks outside, tiles inside: the rows' inputs of a chunk stay in the cache for all tiles, and
     // every weight is still read once.
     for (int64_t step = 0; step < p->last; step += c.steps) {
-        c.steps = steps_of_chunk(step, p->last, p->steps, p->how.chunk_steps);
+        c.steps = steps_of_chunk(step, p->last, p->steps, p->how.chunk_steps, p->fetch_steps);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = t * FT_TILE, left = panels - first;
             move_chunk(p, &c, panel + first, row, step);

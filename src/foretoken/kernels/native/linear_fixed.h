@@ -58,11 +58,12 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         vf_store(scaled_values + k, value);
     }
     for (int k = 0; k < FT_BLOCK; k++) fixed[k] = usable ? (int32_t)scaled_values[k] : 0;
-    int32_t *sums = (int32_t *)job->x.sums + row * job->x.parts + block * (FT_BLOCK / 32);
-    for (int part = 0; part < FT_BLOCK / 32; part++) {
+    const int each = ft_part(job->layer);
+    int32_t *sums = (int32_t *)job->x.sums + row * job->x.parts + block * (FT_BLOCK / each);
+    for (int k = 0; k < FT_BLOCK; k += each) {
         int32_t sum = 0;
-        for (int k = 0; k < 32; k++) sum += fixed[part * 32 + k];
-        sums[part] = sum;
+        for (int i = 0; i < each; i++) sum += fixed[k + i];
+        sums[k / each] = sum;
     }
     char *const at = ft_prepared_at(&job->x, row, x_bytes * block * FT_BLOCK);
     if (x_bytes == 1) {
@@ -76,8 +77,11 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
     }
 #endif
 #ifdef DOTS
-    split_bytes(fixed, 8, at);
-#else
+    if (job->layer->weight_type != FT_WEIGHT_BLOCKS) {
+        split_bytes(fixed, 8, at);
+        return;
+    }
+#endif
     // Each four in the order in which unpack() below finds their weights.
     int16_t *target = (int16_t *)at;
     for (int k = 0; k < FT_BLOCK; k += 4) {
@@ -86,7 +90,6 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         target[k + 2] = (int16_t)fixed[k + 1];
         target[k + 3] = (int16_t)fixed[k + 3];
     }
-#endif
 }
 
 enum { MOST_GROUPS = CHUNK_STEPS / 4 };  // of a chunk: of 32 inputs of 4 bits

@@ -3,6 +3,7 @@
 #include "allocate.h"
 #include "block.h"
 #include "decoder.h"
+#include "ggml.h"
 #include "group.h"
 #include "heads.h"
 #include "reject.h"
@@ -18,6 +19,7 @@ typedef struct {
 FT_EXPORT extern const ft_size ft_sizes[];
 const ft_size ft_sizes[] = {
     SIZE(ft_linear),
+    SIZE(ft_ggml_matrix),
     SIZE(ft_linear_rows),
     SIZE(ft_norm_call),
     SIZE(ft_rotary_call),

@@ -23,6 +23,7 @@ from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import ModelFamily, family_alike, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import LARGEST_SIZE, MOST_LAYERS, read_json
+from foretoken.shape.multimodal import find_multimodal, text_config
 
 _AT_LEAST_ONE = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _MOST = {"num_hidden_layers": MOST_LAYERS}
@@ -111,7 +112,8 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         CheckpointError: a size is missing.
     """
     check_kinds(config)
-    config = config.get("text_config") or config
+    is_known = find_multimodal(config.get("model_type")) is not None
+    config = text_config(config) if is_known else config.get("text_config") or config
     reader = _SizeReader(config, _engine_shape(config))
     hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
     full, window_layers = reader.attention_layers()
@@ -249,7 +251,9 @@ class _SizeReader:
         if family is None:
             return 2 * hidden
         over_heads = 2 * self.head_dim if family.head_norms else 0
-        return (4 if family.sandwich_norms else 2) * hidden + over_heads
+        if family.whole_norms:
+            over_heads = self.head_dim * (self.size("num_attention_heads") + self.kv_heads)
+        return 2 * (family.norms_before + family.sandwich_norms) * hidden + over_heads
 
     def layer_kinds(self) -> tuple[int, int]:
         """Numbers of layers with a dense MLP and with experts."""

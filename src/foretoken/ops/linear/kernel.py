@@ -5,13 +5,23 @@ affair. `PlainLinear` on the same weights is the twin (integer weights: `quant`'
 """
 
 import ctypes
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import final
 
 import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library
-from foretoken.kernels.linear import BFLOAT16, FLOAT32, INT4, INT8, Packed, PackedLayer
+from foretoken.kernels.linear import (
+    BFLOAT16,
+    BLOCKS,
+    FLOAT32,
+    INT4,
+    INT8,
+    Packed,
+    PackedLayer,
+)
 from foretoken.kernels.structures import FtLinearRows
 from foretoken.ops.linear.base import Linear
 
@@ -56,17 +66,37 @@ class KernelLinear(Linear):
         )
         self._struct = ctypes.addressof(self._layer.struct)
         self._dense, self._strided = self._layer.dense, self._layer.strided
+        self._beside: tuple[KernelLinear, ...] = ()
+
+    def join(self, others: Sequence["KernelLinear"]) -> None:
+        """Have the results of `others` beside this layer's own, in the same calls; they are not to
+        be called by themselves any more."""
+        assert not self._beside, "joined once"
+        for one in others:
+            assert one.packed.inputs == self.packed.inputs, (one.packed.inputs, self.packed.inputs)
+            assert (one.dtype, one.out_dtype) == (self.dtype, self.out_dtype), one.dtype
+            self.columns += one.columns
+        self._beside = tuple(others)
+        for before, after in pairwise((self, *others)):
+            before._layer.struct.next = after.address
+
+    @property
+    def parts(self) -> tuple["KernelLinear", ...]:
+        """This layer and those beside it."""
+        return (self, *self._beside)
 
     @property
     def kept(self) -> str:
         """The type of the weights and their groups, in words."""
         group = self.packed.group
+        if self.packed.kind:
+            return f"{self.packed.kind} in the file's bits"
         return _KEPT[self.packed.weight_type] + f" in groups of {group}" * bool(group)
 
     @property
     def fixed_bits(self) -> int:
         """Bits of rows before integer weights; floats are not rounded."""
-        return self.packed.x_bits if self.packed.weight_type in (INT8, INT4) else 0
+        return self.packed.x_bits if self.packed.weight_type in (INT8, INT4, BLOCKS) else 0
 
     @property
     def address(self) -> int:

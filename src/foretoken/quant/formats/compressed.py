@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.errors import CheckpointError
 from foretoken.quant.arrange import Weights
 from foretoken.quant.formats.base import Format, RawTensors, check_shape, group_size
-from foretoken.quant.formats.fp8 import scaled_floats
+from foretoken.quant.formats.fp8 import leave_activation_scales, scaled_floats
 from foretoken.quant.formats.unpacking import bits_of, by_index, in_group_order, unpack, weights_of
 
 
@@ -35,6 +35,7 @@ class CompressedFormat(Format):
         if weight_NK.is_floating_point():
             scale = tensors.raw(f"{module}.weight_scale")
             _refuse_zeros(tensors, module)
+            leave_activation_scales(tensors, module)
             return scaled_floats(module, weight_NK, scale, self._block)
         if weight_NK.dtype != torch.int8:
             raise CheckpointError("tensor type", f"{module}.weight {weight_NK.dtype}", "int8")

@@ -12,6 +12,8 @@ from foretoken.errors import CheckpointError
 from foretoken.quant.arrange import Weights
 from foretoken.quant.formats.base import Format, RawTensors, check_shape
 
+_OF_ACTIVATIONS = ("activation_scale", "input_scale")
+"""Measured for activations of 8 bits, which keep their type here."""
 _TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -27,9 +29,17 @@ class Fp8Format(Format):
         """The matrix of `module` as this format stores it; None: it is not stored so."""
         for name in (f"{module}.weight_scale_inv", f"{module}.weight_scale"):
             if tensors.has(name):
+                leave_activation_scales(tensors, module)
                 weight_NK, scale = tensors.raw(f"{module}.weight"), tensors.raw(name)
                 return scaled_floats(module, weight_NK, scale, self._block)
         return None
+
+
+def leave_activation_scales(tensors: RawTensors, module: str) -> None:
+    """Count as used what a checkpoint knows of the inputs of `module`."""
+    for name in (f"{module}.{scale}" for scale in _OF_ACTIVATIONS):
+        if tensors.has(name):
+            tensors.ignore(name)
 
 
 def scaled_floats(name: str, weight_NK: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:

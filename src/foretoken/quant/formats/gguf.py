@@ -1,10 +1,9 @@
 """GGUF files: tensors under Hugging Face's names, matrices as the kernels hold them.
 
 llama.cpp reorders the rows of Llama's query and key heads, pairs of turned dimensions side by side;
-they are put back.
+they are put back. It adds 1 to norms that are stored less 1; it is taken off.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final
@@ -17,32 +16,14 @@ from foretoken.extras import OptionalPackages
 from foretoken.quant.arrange import Weights, change_rows
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.formats.gguf_blocks import decode
-from foretoken.shape.families import find_family
 from foretoken.shape.gguf import gguf_config, open_gguf
+from foretoken.shape.gguf_architectures import architecture_of, norm_offset
 from foretoken.shape.gguf_file import GgufTensor
+from foretoken.shape.gguf_positions import POSITION_TENSORS
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _PIECE = 1 << 20
 """Numbers that are multiplied out at once."""
-_IN_CONFIG = "rope_freqs.weight"
-"""Read with the metadata."""
+_PLAIN = ("F32", "F16", "BF16", "F64")
 
 
 @final
@@ -50,23 +31,22 @@ class GgufFile:
     """A weight file as `models.checkpoint` wants it."""
 
     def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Map the file; matrices are multiplied out in float32 and given in `dtype`.
+        """Map the file; what is multiplied out is so in float32, and given in `dtype`.
 
         Raises:
             ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
         """
         self._dtype = dtype
         config, table = gguf_config(path), open_gguf(path)
-        with OptionalPackages(f"{path}, a GGUF file,"):
-            import gguf  # noqa: F401 - needed where tensors are multiplied out
+        row = architecture_of(table)
         self._tensors = {
-            _hugging_face(name): tensor
+            row.tensor_name(name): tensor
             for name, tensor in table.tensors.items()
-            if name != _IN_CONFIG
+            if name not in POSITION_TENSORS
         }
+        self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
-        family = find_family(config["model_type"])
-        if family is not None and family.gguf_turns_heads:
+        if row.turns_heads:
             heads = config["num_attention_heads"]
             keys = config.get("num_key_value_heads", heads)
             self._heads = {"q_proj": heads, "k_proj": keys}
@@ -77,36 +57,47 @@ class GgufFile:
 
     def get_tensor(self, name: str) -> Tensor:
         """One of them; matrices in pieces of rows, so that no float32 copy is ever there."""
-        tensor = self._tensors[name]
-        try:
-            floats = self._floats(tensor)
-        except NotImplementedError as error:
-            given = f"{name}: {tensor.kind}"
-            raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
+        floats = self._floats(self._tensors[name])
+        if self._norm_offset and name.endswith("norm.weight"):
+            floats = floats - self._norm_offset
         found = self._in_order(name, floats)
         assert isinstance(found, Tensor), type(found)
         return found
 
     def _floats(self, tensor: GgufTensor) -> Tensor:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        rows = torch.from_numpy(tensor.data)
+        if tensor.kind in _PLAIN:
+            floats = rows.view(torch.bfloat16) if tensor.kind == "BF16" else rows
+            return floats.float() if floats.ndim == 1 else floats.to(self._dtype)
+        found = decode(tensor.kind, rows)
+        if found is None:
+            return self._multiplied_out(tensor)
+        assert not isinstance(found, Tensor), type(found)
+        return found.dequantized(self._dtype)
 
+    def _multiplied_out(self, tensor: GgufTensor) -> Tensor:
+        """By the `gguf` package: types that are rare."""
+        with OptionalPackages(f"{tensor.kind}, the type of {tensor.name},"):
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
         rows, kind = tensor.data, GGMLQuantizationType[tensor.kind]
-        if rows.ndim == 1:
-            return torch.tensor(dequantize(rows, kind), dtype=torch.float32)
-        inputs = int(tensor.shape[0])
-        floats = torch.empty(rows.shape[0], inputs, dtype=self._dtype)
-        count = max(1, _PIECE // inputs)
-        for at in range(0, rows.shape[0], count):
-            floats[at : at + count] = torch.tensor(dequantize(rows[at : at + count], kind))
+        floats = torch.empty(rows.shape[0], tensor.shape[0], dtype=self._dtype)
+        count = max(1, _PIECE // tensor.shape[0])
+        try:
+            for at in range(0, rows.shape[0], count):
+                floats[at : at + count] = torch.tensor(dequantize(rows[at : at + count], kind))
+        except NotImplementedError as error:
+            given = f"{tensor.name}: {tensor.kind}"
+            raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
         return floats
 
     def integers(self, name: str) -> Weights | None:
-        """A matrix as kernels hold it; None: they do not hold its type."""
+        """A matrix as kernels hold it, which may lie where the file is mapped; None: they do not
+        hold its type."""
         tensor = self._tensors[name]
         if tensor.data.dtype.name != "uint8":
             return None
-        found = decode(tensor.kind, torch.tensor(tensor.data))
+        found = decode(tensor.kind, torch.from_numpy(tensor.data))
         return None if found is None else self._in_order(name, found)
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
@@ -138,14 +129,3 @@ class GgufFormat(Format):
         if found is not None:
             tensors.ignore(name)
         return found
-
-
-def _hugging_face(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{kind}"
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if layer is None or layer[2] not in _LAYER:
-        return name
-    return f"model.layers.{layer[1]}.{_LAYER[layer[2]]}.{kind}"

@@ -89,10 +89,10 @@ class Calibration:
         self._x_STD = F.embedding(rows_ST, embedding_VD)
         if shape.embedding_scale != 1.0:
             self._x_STD *= embedding_VD.new_tensor(shape.embedding_scale)
-        windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
-        different = list(dict.fromkeys(windows))
-        self._kind_of = [different.index(window) for window in windows]
-        kinds = [self._builder.kind(window, embedding_VD) for window in different]
+        views = [shape.view(layer) for layer in range(shape.num_hidden_layers)]
+        different = list(dict.fromkeys(views))
+        self._kind_of = [different.index(view) for view in views]
+        kinds = [self._builder.kind(view, embedding_VD) for view in different]
         self._steps = [_step(kind, length) for kind in kinds]
         [self._layer_SKh] = KVStore(
             replace(shape, num_hidden_layers=1),

@@ -100,6 +100,9 @@ def check_fits(shape: ModelShape, scheme: Scheme) -> None:
     if not shape.is_own:
         allowed = f"{family_names()}; others with quantization= at load"
         raise UnsupportedModelError("model_type", shape.model_type, allowed)
+    if shape.inside is not None:
+        allowed = "text decoders stored alone; others with quantization= at load"
+        raise UnsupportedModelError("model_type", shape.inside, allowed)
     widths = {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,

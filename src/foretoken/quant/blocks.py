@@ -1,0 +1,266 @@
+"""Matrices in the blocks of GGUF files, left as they lie there until they are packed.
+
+Layouts are ggml's. A block of 32 or 256 inputs has integer values, scales of groups of 32 or 16 of
+them, and for some types minima: a weight is value * scale - minimum.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.block_types import BlockRows
+from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of FP4, E2M1."""
+_FLOATS = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (),
+}  # fmt: skip
+"""Where a block has 16-bit floats, if not at its start alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWeights:
+    """A matrix [N, K] in blocks of one type; rows and columns may be in another order."""
+
+    kind: str
+    """ggml's name of the type, one of `BLOCK_KINDS`."""
+    stored: tuple[Tensor, ...]
+    """uint8 [rows, bytes] each, over each other."""
+    order_N: Tensor
+    """int64: which of the stored rows comes where."""
+    columns: Tensor | None = None
+    """int32 [K / width]: which `width` of the stored inputs come where; None: all as stored."""
+    width: int = 0
+
+    @classmethod
+    def as_stored(cls, kind: str, rows_NB: Tensor) -> "BlockWeights":
+        """Bytes of rows."""
+        return cls(kind=kind, stored=(rows_NB,), order_N=torch.arange(rows_NB.shape[0]))
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        block = BLOCK_KINDS[self.kind]
+        inputs = self.stored[0].shape[1] // block.num_bytes * block.inputs
+        return torch.Size((self.order_N.numel(), inputs))
+
+    def changed_rows(self, change: Callable[[Tensor], Tensor]) -> "BlockWeights":
+        """Apply what picks or reorders along the first dimension."""
+        return replace(self, order_N=change(self.order_N[:, None])[:, 0].contiguous())
+
+    def changed_columns(
+        self, change: Callable[[Tensor], Tensor], width: int
+    ) -> "BlockWeights | None":
+        """Apply what reorders blocks of `width` inputs along the first dimension of [K, N].
+
+        Returns:
+            None, if that would cut a group.
+        """
+        if width % STEP or self.columns is not None:
+            return None
+        order_K = change(torch.arange(self.shape[1])[:, None])[:, 0]
+        return replace(self, columns=(order_K[::width] // width).int(), width=width)
+
+    def joined(self, below: "BlockWeights") -> "BlockWeights | None":
+        """This over another one; None: they are of different kinds."""
+        if self.kind != below.kind or self.columns is not None or below.columns is not None:
+            return None
+        rows = sum(part.shape[0] for part in self.stored)
+        order_N = torch.cat([self.order_N, below.order_N + rows])
+        return replace(self, stored=self.stored + below.stored, order_N=order_N)
+
+    def strange_numbers(self) -> int:
+        """How many of the floats in its blocks are NaN or infinite."""
+        count, size = 0, BLOCK_KINDS[self.kind].num_bytes
+        for part in self.stored:
+            blocks = part.unflatten(1, (-1, size))
+            if self.kind == "MXFP4":
+                count += int((blocks[..., 0] == 255).sum())
+            for at in _FLOATS.get(self.kind, (0,)):
+                upper = blocks[..., at + 1]
+                count += int(((upper & 0x7C) == 0x7C).sum())
+        return count
+
+    def rows(self) -> BlockRows:
+        """Where the rows are, for the kernels."""
+        parts = [
+            part.data_ptr() + torch.arange(part.shape[0]) * part.stride(0) for part in self.stored
+        ]
+        addresses_N = torch.cat(parts)[self.order_N]
+        return BlockRows(
+            kind=self.kind,
+            addresses_N=addresses_N,
+            kept=self.stored,
+            inputs=self.shape[1],
+            columns=self.columns,
+            width=self.width,
+        )
+
+    def floats(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) multiplied out, float32."""
+        order_N = self.order_N[start:stop]
+        found = torch.empty(order_N.numel(), self.shape[1])
+        first = 0
+        for part in self.stored:
+            mine = (order_N >= first) & (order_N < first + part.shape[0])
+            if mine.any():
+                found[mine] = block_floats(self.kind, part[order_N[mine] - first])
+            first += part.shape[0]
+        if self.columns is None:
+            return found
+        parts: Tensor = found.unflatten(1, (-1, self.width))[:, self.columns.long()]
+        return parts.flatten(1)
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The matrix, in pieces so that no float32 copy of all is ever there."""
+        rows, inputs = self.shape
+        found = torch.empty(rows, inputs, dtype=dtype)
+        piece = max(1, (1 << 20) // inputs)
+        for at in range(0, rows, piece):
+            found[at : at + piece] = self.floats(at, at + piece)
+        return found
+
+
+class _Numbers(NamedTuple):
+    """Blocks [N, blocks] as numbers: groups of inputs with a scale, and perhaps a minimum."""
+
+    values: Tensor
+    """[N, blocks, groups, inputs of a group]."""
+    scale: Tensor
+    """[N, blocks, groups]."""
+    minimum: Tensor | None = None
+
+
+def block_floats(kind: str, rows_NB: Tensor) -> Tensor:
+    """Rows of blocks multiplied out, float32 [N, K].
+
+    Args:
+        kind: of `BLOCK_KINDS`.
+        rows_NB: uint8.
+    """
+    blocks = rows_NB.unflatten(1, (-1, BLOCK_KINDS[kind].num_bytes))
+    found = _READERS[kind](blocks)
+    weights = found.values.float() * found.scale[..., None]
+    if found.minimum is not None:
+        weights -= found.minimum[..., None]
+    return weights.flatten(1)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The 16-bit float at a place of each block, float32 [N, blocks, 1]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Low halves, then high ones, of the last dimension, int32."""
+    return torch.cat([packed & 15, packed >> 4], -1).int()
+
+
+def _bits(packed: Tensor, shifts: Sequence[int], mask: int) -> Tensor:
+    """Fields of the bytes in the last dimension: [..., shifts, bytes]."""
+    shift = torch.tensor(shifts, dtype=torch.int32)[:, None]
+    return packed.int()[..., None, :] >> shift & mask
+
+
+def _fifth(packed: Tensor) -> Tensor:
+    """Bit i of four bytes for input i, as what it adds: [..., 32]."""
+    return (_bits(packed, range(8), 1).transpose(-1, -2).flatten(-2) << 4).int()
+
+
+def _q4_1(blocks: Tensor) -> _Numbers:
+    return _Numbers(_nibbles(blocks[..., 4:])[..., None, :], _half(blocks, 0), -_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> _Numbers:
+    values = _nibbles(blocks[..., 6:]) + _fifth(blocks[..., 2:6]) - 16
+    return _Numbers(values[..., None, :], _half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> _Numbers:
+    values = _nibbles(blocks[..., 8:]) + _fifth(blocks[..., 4:8])
+    return _Numbers(values[..., None, :], _half(blocks, 0), -_half(blocks, 2))
+
+
+def _iq4_nl(blocks: Tensor) -> _Numbers:
+    values = torch.tensor(_IQ4)[_nibbles(blocks[..., 2:])]
+    return _Numbers(values[..., None, :], _half(blocks, 0))
+
+
+def _mxfp4(blocks: Tensor) -> _Numbers:
+    values = torch.tensor(_FP4)[_nibbles(blocks[..., 1:])]
+    scale = torch.exp2(blocks[..., :1].double() - 128).float()
+    return _Numbers(values[..., None, :], scale)
+
+
+def _sixes(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima of Q4_K and Q5_K, 6 bits each, times the block's floats: [..., 8]."""
+    small = blocks[..., 4:16]
+    first, second, third = small[..., :4], small[..., 4:8], small[..., 8:]
+    scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)
+    minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)
+    return _half(blocks, 0) * scales, _half(blocks, 2) * minima
+
+
+def _q4_k(blocks: Tensor) -> _Numbers:
+    values = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32))
+    return _Numbers(values.flatten(-3, -2), *_sixes(blocks))
+
+
+def _q5_k(blocks: Tensor) -> _Numbers:
+    low = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32))
+    high = _bits(blocks[..., 16:48], range(8), 1) << 4
+    return _Numbers(low.flatten(-3, -2) + high, *_sixes(blocks))
+
+
+def _q6_k(blocks: Tensor) -> _Numbers:
+    low = blocks[..., :128].unflatten(-1, (2, 64))
+    low = torch.cat([low & 15, low >> 4], -1).int()
+    high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), (0, 2, 4, 6), 3).flatten(-2)
+    values = (low + (high << 4) - 32).flatten(-2).unflatten(-1, (16, 16))
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    return _Numbers(values, _half(blocks, 208) * scales)
+
+
+def _q2_k(blocks: Tensor) -> _Numbers:
+    values = _bits(blocks[..., 16:80].unflatten(-1, (2, 32)), (0, 2, 4, 6), 3)
+    small = blocks[..., :16]
+    scale, minimum = _half(blocks, 80) * (small & 15), _half(blocks, 82) * (small >> 4)
+    return _Numbers(values.flatten(-3).unflatten(-1, (16, 16)), scale, minimum)
+
+
+def _q3_k(blocks: Tensor) -> _Numbers:
+    low = _bits(blocks[..., 32:96].unflatten(-1, (2, 32)), (0, 2, 4, 6), 3).flatten(-3)
+    high = _bits(blocks[..., :32], range(8), 1).flatten(-2) << 2
+    small = blocks[..., 96:108]
+    four = torch.cat([small[..., :8] & 15, small[..., :8] >> 4], -1).int()
+    two = _bits(small[..., 8:], (0, 2, 4, 6), 3).flatten(-2)
+    scale = _half(blocks, 108) * ((four | two << 4) - 32)
+    return _Numbers((low + high - 4).unflatten(-1, (16, 16)), scale)
+
+
+def _iq4_xs(blocks: Tensor) -> _Numbers:
+    values = torch.tensor(_IQ4)[_nibbles(blocks[..., 8:].unflatten(-1, (8, 16)))]
+    low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2).int()
+    high = _bits(blocks[..., 2:4], (0, 2, 4, 6), 3).transpose(-1, -2).flatten(-2)
+    return _Numbers(values, _half(blocks, 0) * ((low | high << 4) - 32))
+
+
+_READERS: dict[str, Callable[[Tensor], _Numbers]] = {
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,293 @@
+"""Architectures of GGUF files, one row each: which family it is, and what its files say otherwise.
+
+A row has the names of tensors that differ, and what follows from the metadata and from what is in
+no file: llama.cpp has that in its code, and readers have to know it. Norms that are stored less 1
+elsewhere have the 1 in these files. Torch-free.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+
+from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.families import ModelFamily, families, find_family
+from foretoken.shape.gguf_file import GgufTable, Strings
+from foretoken.shape.gguf_positions import rope_scaling
+
+Fields = dict[str, Any]
+_SIZES = {
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+}
+_REALS = ("rms_norm_eps", "rope_theta")
+_PER_LAYER = (
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+)
+"""Sizes that may be lists, with a number for each layer."""
+_NEUTRAL = {
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.causal": True,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+    "logit_scale": 0.0,
+}
+"""What no row reads, and the value that changes nothing."""
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufArchitecture:
+    """One architecture."""
+
+    name: str
+    """In `general.architecture`, and before the names of metadata."""
+    model_type: str
+    """Of the family, where `fields` does not say."""
+    turns_heads: bool = False
+    """Whether the rows of q and k lie in the order of interleaved rotary positions."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a layer that have other names than Llama's: here -> in Hugging Face's files."""
+    fields: Callable[[GgufTable, Fields], Fields] = lambda table, sizes: {}
+    """From the file and what was read of it already to more fields of a config.json."""
+
+    def config(self, table: GgufTable) -> Fields:
+        """Fields of config.json that follow from the architecture.
+
+        Raises:
+            UnsupportedModelError: a feature or positions that are not run.
+            CheckpointError: metadata that differ between layers, or are of another kind.
+        """
+        table = _same_everywhere(table, self.name)
+        _check_neutral(table, self.name)
+        found = {
+            name: table.get(f"{self.name}.{key}", float if name in _REALS else int)
+            for name, key in _SIZES.items()
+        }
+        found |= _heads(table, self.name, found)
+        found["sliding_window"] = found["sliding_window"] or None
+        found["model_type"] = self.model_type
+        found["rope_scaling"] = rope_scaling(table, self.name, found["rope_theta"])
+        found |= self.fields(table, found)
+        return {name: one for name, one in found.items() if one is not None}
+
+    def tensor_name(self, name: str) -> str:
+        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+        stem, _, kind = name.rpartition(".")
+        if stem in _TOP:
+            return f"{_TOP[stem]}.{kind}"
+        layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+        own = None if layer is None else self.names.get(layer[2], _LAYER.get(layer[2]))
+        return name if layer is None or own is None else f"model.layers.{layer[1]}.{own}.{kind}"
+
+
+def architecture_of(table: GgufTable) -> GgufArchitecture:
+    """The row of a file.
+
+    Raises:
+        UnsupportedModelError: none, or the file is not a language model's.
+    """
+    name = table.get("general.architecture", str)
+    if name == "clip":
+        given = "clip: what turns pictures or sounds into tokens of a model"
+        allowed = "the file of the language model, which lies beside it"
+        raise UnsupportedModelError("general.architecture", given, allowed)
+    rows = {**_others(), **_BY_NAME}
+    if name not in rows:
+        allowed = f"{', '.join(rows)} in GGUF, or the safetensors of this model"
+        raise UnsupportedModelError("general.architecture", name, allowed)
+    return rows[name]
+
+
+def norm_offset(model_type: str) -> float:
+    """What is in the file's norms and not in those of Hugging Face."""
+    family = find_family(model_type)
+    return 0.0 if family is None else family.norm_offset
+
+
+def _others() -> dict[str, GgufArchitecture]:
+    """Rows of families from outside this package, which have Llama's names."""
+
+    def row(family: ModelFamily, name: str) -> GgufArchitecture:
+        return GgufArchitecture(
+            name=name, model_type=family.model_type, turns_heads=family.gguf_turns_heads
+        )
+
+    return {one.gguf: row(one, one.gguf) for one in families() if one.gguf is not None}
+
+
+def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
+    """The table with one number where a list has the same one for every layer."""
+    changed, layers = {}, f"{arch}.block_count"
+    for key in _PER_LAYER:
+        name = f"{arch}.{key}"
+        given = table.metadata.get(name)
+        if isinstance(given, np.ndarray) and given.size == table.metadata.get(layers):
+            if (given != given[0]).any():
+                shown = f"{', '.join(map(str, given[:6].tolist()))}, ..."
+                raise CheckpointError(name, shown, "the same in every layer")
+            changed[name] = given[0].item()
+    return replace(table, metadata={**table.metadata, **changed})
+
+
+def _check_neutral(table: GgufTable, arch: str) -> None:
+    if table.get(f"{arch}.expert_count", int, 0):
+        raise UnsupportedModelError("expert_count", arch, "no mixture of experts")
+    for key, neutral in _NEUTRAL.items():
+        given = table.get(f"{arch}.{key}", type(neutral), neutral)
+        if given != neutral:
+            raise UnsupportedModelError(f"{arch}.{key}", given, f"{neutral}, or none")
+
+
+def _heads(table: GgufTable, arch: str, sizes: Fields) -> Fields:
+    """Sizes of a head, as llama.cpp has them where the file does not say."""
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    size = sizes["head_dim"]
+    if size is None and hidden and heads and heads > 0:
+        size = hidden // heads
+    values = table.get(f"{arch}.attention.value_length", int, size)
+    if values != size:
+        allowed = f"{size}, as attention.key_length"
+        raise UnsupportedModelError(f"{arch}.attention.value_length", values, allowed)
+    turned = table.get(f"{arch}.rope.dimension_count", int, size)
+    partly = size is not None and 0 < turned < size
+    # A little more, since readers multiply by the size and drop what is behind the point.
+    return {"head_dim": size, "partial_rotary_factor": (turned + 0.1) / size if partly else None}
+
+
+def _layer_types(table: GgufTable, arch: str, sizes: Fields, period: int) -> list[str] | None:
+    """Which layers have a window; None: none has.
+
+    Args:
+        table: of the file, which may say so with a list, or with another period.
+        arch: its architecture.
+        sizes: what was read of it.
+        period: the last layer of so many sees all, where the file does not say.
+    """
+    layers = sizes["num_hidden_layers"] or 0
+    if sizes["sliding_window"] is None:
+        return None
+    name = f"{arch}.attention.sliding_window_pattern"
+    given = table.metadata.get(name)
+    if isinstance(given, np.ndarray) and len(given) >= layers:
+        windowed = [bool(one) for one in given[:layers]]
+    elif given is None or (isinstance(given, int) and given >= 0):
+        period = period if given is None else given
+        windowed = [period == 0 or (layer + 1) % period > 0 for layer in range(layers)]
+    else:
+        shown = f"a list of {given.size}" if isinstance(given, np.ndarray | Strings) else given
+        raise CheckpointError(name, shown, f"a list of {layers}, or a number")
+    return ["sliding_attention" if one else "full_attention" for one in windowed]
+
+
+def _llama(table: GgufTable, sizes: Fields) -> Fields:
+    return {"model_type": "mistral"} if sizes["sliding_window"] else {}
+
+
+def _mistral3(table: GgufTable, sizes: Fields) -> Fields:
+    """With a scale of queries it is a Ministral 3, else a Mistral."""
+    name = "mistral3.attention.temperature_scale"
+    growth, rope = table.get(name, float), sizes["rope_scaling"]
+    if not growth:
+        return {}
+    if rope is None or rope["rope_type"] != "yarn":
+        raise UnsupportedModelError(name, growth, "with rope.scaling.type yarn")
+    scaled = {"original_max_position_embeddings": sizes["max_position_embeddings"], **rope}
+    return {"model_type": "ministral3", "rope_scaling": {**scaled, "llama_4_scaling_beta": growth}}
+
+
+def _olmo2(table: GgufTable, sizes: Fields) -> Fields:
+    """OLMo 3 has windows."""
+    types = _layer_types(table, "olmo2", sizes, period=4)
+    return {} if types is None else {"model_type": "olmo3", "layer_types": types}
+
+
+def _gemma2(table: GgufTable, sizes: Fields) -> Fields:
+    """Metadata hold what transformers calls so; the scale of attention is that of the model with
+    as many layers."""
+    sizes = {**sizes, "sliding_window": sizes["sliding_window"] or 4096}
+    return {
+        "sliding_window": sizes["sliding_window"],
+        "layer_types": _layer_types(table, "gemma2", sizes, period=2),
+        "attn_logit_softcapping": table.get("gemma2.attn_logit_softcapping", float, 50.0),
+        "final_logit_softcapping": table.get("gemma2.final_logit_softcapping", float, 30.0),
+        "query_pre_attn_scalar": _query_scalar(sizes, of_27b=46),
+    }
+
+
+def _gemma3(table: GgufTable, sizes: Fields) -> Fields:
+    """Layers with a window have positions of their own, which older files do not mention."""
+    types = _layer_types(table, "gemma3", sizes, period=6)
+    layers = sizes["num_hidden_layers"] or 0
+    return {
+        "layer_types": types or ["full_attention"] * layers,
+        "rope_theta": sizes["rope_theta"] or 1e6,
+        "rope_local_base_freq": table.get("gemma3.rope.freq_base_swa", float, 1e4),
+        "final_logit_softcapping": table.get("gemma3.final_logit_softcapping", float),
+        "query_pre_attn_scalar": _query_scalar(sizes, of_27b=62),
+    }
+
+
+def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
+    """What attention scores are divided by, squared: the models of 27 B have their own."""
+    if sizes["num_hidden_layers"] == of_27b and sizes["num_attention_heads"]:
+        return int(sizes["hidden_size"] // sizes["num_attention_heads"])
+    head: int | None = sizes["head_dim"]
+    return head
+
+
+_ROWS = (
+    GgufArchitecture(name="llama", model_type="llama", turns_heads=True, fields=_llama),
+    GgufArchitecture(name="mistral3", model_type="mistral", turns_heads=True, fields=_mistral3),
+    GgufArchitecture(name="smollm3", model_type="smollm3", turns_heads=True),
+    GgufArchitecture(name="olmo2", model_type="olmo2", names=_SANDWICH, fields=_olmo2),
+    GgufArchitecture(name="qwen2", model_type="qwen2"),
+    GgufArchitecture(name="qwen2vl", model_type="qwen2"),
+    GgufArchitecture(name="qwen3", model_type="qwen3"),
+    GgufArchitecture(name="qwen3vl", model_type="qwen3"),
+    GgufArchitecture(name="gemma", model_type="gemma"),
+    GgufArchitecture(name="gemma2", model_type="gemma2", names=_SANDWICH, fields=_gemma2),
+    GgufArchitecture(name="gemma3", model_type="gemma3_text", names=_SANDWICH, fields=_gemma3),
+    GgufArchitecture(name="phi3", model_type="phi3", names=_FUSED),
+)
+_BY_NAME = {row.name: row for row in _ROWS}

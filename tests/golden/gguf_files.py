@@ -1,0 +1,68 @@
+"""GGUF files of tiny checkpoints, as llama.cpp's converter makes them: names by the `gguf` package,
+rows of q and k reordered where it does so, 1 added to Gemma's norms. Floats stay float32."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.torch import load_file
+
+More = Callable[[gguf.GGUFWriter, dict[str, Any]], None]
+ARCHES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+TURNED = ("llama", "mistral3", "smollm3")
+ADDED = ("gemma", "gemma2", "gemma3")
+
+
+def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def write_gguf(folder: Path, arch: str, more: More = lambda writer, config: None) -> Path:
+    """The checkpoint in `folder` as a file beside it.
+
+    Args:
+        folder: with a config.json and one safetensors file.
+        arch: GGUF's name of the architecture.
+        more: metadata and tensors that only this one has.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    path = folder / f"{arch}.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_block_count(layers)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    more(writer, config)
+    names = gguf.get_tensor_name_map(ARCHES[arch], layers)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        plain = name.replace("model.language_model.", "model.")
+        stem, kind = plain.rsplit(".", 1)
+        stored = names.get_name(stem)
+        if stored is None:
+            assert "visual" in name, name
+            continue
+        rows = tensor.float().numpy()
+        if arch in ADDED and plain.endswith("norm.weight"):
+            rows = rows + 1
+        for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if arch in TURNED and part in stem:
+                rows = ggml_rows(rows, config[key])
+        writer.add_tensor(f"{stored}.{kind}", rows)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
