@@ -18,6 +18,7 @@ from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_scheme
 from foretoken.shape.gguf_file import TYPES, Strings, read_gguf
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
+IQ2_XXS = 16
 
 
 def text(value: str | bytes) -> bytes:
@@ -67,14 +68,13 @@ def test_a_whole_one_is_read(tmp_path: Path) -> None:
     assert (found["vocab_size"], found["hidden_size"], found["num_hidden_layers"]) == (5, 8, 1)
 
 
-def test_weights_need_the_package_and_sizes_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rare_type_needs_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    path = file(tmp_path)
-    assert gguf_config(path)["hidden_size"] == 8
-    with pytest.raises(MissingPackageError, match=r"foretoken\[gguf\]"):
-        GgufFile(path)
+    rare = tensor("blk.0.ffn_up.weight", (256, 2), kind=IQ2_XXS, at=160)
+    found = GgufFile(file(tmp_path, tensors=[*TENSORS, rare], body=4096))
+    assert found.get_tensor("model.embed_tokens.weight").shape == (5, 8)
+    with pytest.raises(MissingPackageError, match=r"IQ2_XXS.*foretoken\[gguf\]"):
+        found.get_tensor("model.layers.0.mlp.up_proj.weight")
 
 
 def more(kind: int, value: bytes, name: str = "llama.rope.freq_base") -> dict[str, Any]:
