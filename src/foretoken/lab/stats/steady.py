@@ -41,9 +41,9 @@ def start_length(logs_CN: Floats, *, either_way: bool = False) -> int:
     """How many first places of all blocks are slower than the rest; at most half of them.
 
     `logs_CN` are logarithms by block and place, NaN where there is none. With `either_way` a start
-    that is faster counts too, as in a ratio of two arms. More is cut than can be seen, twice as much
-    at least: what decays is still there after it has sunk into the noise, and goes on at the rate at
-    which it was seen to decay until it is `NEGLIGIBLE`.
+    that is faster counts too, as in a ratio of two arms. More is cut than can be seen, twice as
+    much at least: what decays is still there after it has sunk into the noise, and goes on at the
+    rate at which it was seen to decay until it is `NEGLIGIBLE`.
     """
     if logs_CN.size == 0 or logs_CN.shape[1] < FEWEST_PLACES:
         return 0
