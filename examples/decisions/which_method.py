@@ -4,8 +4,6 @@ First what is expected of a 70B target by kind of work, then what was measured o
 models with the methods that they come with.
 """
 
-from typing import Any
-
 from commands import OFF, QUICK, SERVE, lab, listed, new_folder, plan, ratio, sizes
 
 DRAFTERS = {
@@ -43,7 +41,8 @@ def by_work() -> str:
                  "fp8", "--device", "h100-sxm", "--count", 2)  # fmt: skip
     best: dict[str, list[str]] = {}
     for row in found["workloads"]:
-        gains = {one["method"]: gain(one) for one in row["outlooks"] if one["available"]}
+        pairs = zip(found["outlooks"], row["loads"], strict=True)
+        gains = {one["method"]: load["best"] for one, load in pairs if one["available"]}
         print(
             f"{row['workload']:10}",
             *(f"{name} {own:.2f}x" for name, own in gains.items()),
@@ -51,14 +50,6 @@ def by_work() -> str:
         best.setdefault(max(gains, key=lambda name: gains[name]), []).append(row["workload"])
     told = [f"{method} for {listed(works)}" for method, works in best.items()]
     return f"predicted for a 70B target on two H100 are {listed(told)}"
-
-
-def gain(outlook: dict[str, Any]) -> float:
-    """The best gain of a method with eight requests in flight."""
-    found: float = next(
-        one["best"] for one in outlook["prediction"]["loads"] if one["requests"] == 8
-    )
-    return found
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
 
     if costs is None:
         settings = PlanSettings.from_mapping({"engine": "foretoken", **given})
-        if (found := build_plan(settings).refusal) is not None:
+        # Whatever engine has it: ours shares no model among GPUs, and its control is what is asked.
+        if (found := build_plan(PlanSettings.from_mapping(given)).refusal) is not None:
             allowed = f"models that load there: {found.message} ({found.remedy})"
             raise ConfigError("--device", f"{settings.count} x {settings.device}", allowed)
         return planned_machine(settings)
