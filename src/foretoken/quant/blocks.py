@@ -19,7 +19,7 @@ _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of FP4, E2M1."""
 _FLOATS = {
     "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
-    "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (),
+    "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Where a block has 16-bit floats, if not at its start alone."""
 
@@ -79,12 +79,12 @@ class BlockWeights:
         """How many of the floats in its blocks are NaN or infinite."""
         count, size = 0, BLOCK_KINDS[self.kind].num_bytes
         for part in self.stored:
-            blocks = part.unflatten(1, (-1, size))
             if self.kind == "MXFP4":
-                count += int((blocks[..., 0] == 255).sum())
+                count += int((part[:, ::size] == 255).sum())
+                continue
             for at in _FLOATS.get(self.kind, (0,)):
-                upper = blocks[..., at + 1]
-                count += int(((upper & 0x7C) == 0x7C).sum())
+                floats = part.view(torch.int16)[:, at // 2 :: size // 2]
+                count += int(((floats & 0x7C00) == 0x7C00).sum())
         return count
 
     def rows(self) -> BlockRows:

@@ -193,26 +193,31 @@ static void read_block(int32_t type, const uint8_t *at, block *b) {
     }
 }
 
-// The values of a step into its output's place.
+static uint32_t four(const uint8_t *at) {
+    uint32_t bytes;
+    memcpy(&bytes, at, 4);
+    return bytes;
+}
+
+// The values of a step into its output's place, four bytes at a time.
 static void put_values(int front, const uint8_t *values, uint8_t *to) {
-    for (int eight = 0; eight < 4; eight++)
-        for (int j = 0; j < 4; j++) {
-            const uint8_t low = values[8 * eight + j], high = values[8 * eight + 4 + j];
-            to[64 * eight + j] = (uint8_t)((low & 15) | (high & 15) << 4);
-        }
-    if (front == FT_BITS5)
-        for (int j = 0; j < 4; j++) {
-            int bits = 0;
-            for (int k = 0; k < 8; k++) bits |= (values[4 * k + j] >> 4 & 1) << k;
-            to[256 + j] = (uint8_t)bits;
-        }
+    for (int eight = 0; eight < 4; eight++) {
+        const uint32_t low = four(values + 8 * eight), high = four(values + 8 * eight + 4);
+        const uint32_t both = (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
+        memcpy(to + 64 * eight, &both, 4);
+    }
+    if (front == FT_BITS5) {
+        uint32_t bits = 0;
+        for (int k = 0; k < 8; k++) bits |= (four(values + 4 * k) >> 4 & 0x01010101) << k;
+        memcpy(to + 256, &bits, 4);
+    }
     if (front == FT_BITS6)
-        for (int plane = 0; plane < 2; plane++)
-            for (int j = 0; j < 4; j++) {
-                int bits = 0;
-                for (int k = 0; k < 4; k++) bits |= (values[16 * plane + 4 * k + j] >> 4 & 3) << 2 * k;
-                to[256 + 64 * plane + j] = (uint8_t)bits;
-            }
+        for (int plane = 0; plane < 2; plane++) {
+            uint32_t bits = 0;
+            for (int k = 0; k < 4; k++)
+                bits |= (four(values + 16 * plane + 4 * k) >> 4 & 0x03030303) << 2 * k;
+            memcpy(to + 256 + 64 * plane, &bits, 4);
+        }
 }
 
 static void put_number(int halves, uint8_t *to, int index, uint16_t number) {

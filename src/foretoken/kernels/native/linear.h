@@ -7,6 +7,8 @@
 //   Integer weights: activations become fixed point of 16 or 8 bits per row and block of 128 inputs;
 //   sums within a group are exact integers; groups are then added in float32 in order (a product, then
 //   a sum, never fused). These bits are the same on every instruction set.
+//   Blocks (ggml.h): the same, but that the groups of 128 inputs are added first, each times its own
+//   scale; what they share, of activations and of the block, is multiplied with their sum.
 #ifndef FORETOKEN_LINEAR_H
 #define FORETOKEN_LINEAR_H
 

@@ -11,7 +11,7 @@ enum {
     BLOCK_FETCH = 8    // how many steps ahead values are fetched
 };
 
-// Sums of several steps are never kept, so any number of them may be added in a group.
+// Whole sums of a group, of all rows.
 typedef int32_t group_totals[MOST_FIXED_ROWS][FT_PANEL];
 
 typedef struct {
