@@ -8,7 +8,7 @@ the same turn. `floor` is that time over the time of a call with one row; the ot
 calls with more rows to one row. Wanted: one row >= 0.93 of the limit, 6 rows <= 1.10 of one row,
 16 rows <= 1.30 of it. Prefill is one call of many rows for each shape: how fast it multiplies, and
 the slowest shape over the fastest. Integer weights with `a8` are multiplied with activations of 8
-bits instead of 16.
+bits instead of 16. Block types of GGUF files have ggml's names: `--weights Q4_K,Q6_K,Q4_Ka8`.
 """
 
 import argparse
@@ -33,8 +33,17 @@ from common import (
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
-from foretoken.kernels.linear import Packed, empty_packed, pack_float, pack_int4, pack_int8
+from foretoken.kernels.linear import (
+    Packed,
+    empty_packed,
+    pack_block_rows,
+    pack_float,
+    pack_int4,
+    pack_int8,
+)
 from foretoken.ops.linear import KernelLinear
+from foretoken.quant.blocks import BlockWeights
+from foretoken.shape.block_kinds import BLOCK_KINDS
 
 ROWS = (1, 6, 16)
 EIGHT = "a8"
@@ -78,6 +87,8 @@ def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
     if weights in ("bf16", "fp32"):
         dtype = torch.bfloat16 if weights == "bf16" else torch.float32
         return pack_float(library, torch.randn(outputs, inputs, generator=generator).to(dtype))
+    if weights in BLOCK_KINDS:
+        return pack_blocks(library, weights, outputs, inputs)
     if weights == "int8":
         values = torch.randint(-127, 128, (outputs, inputs), generator=generator)
         return pack_int8(library, values.to(torch.int8), torch.rand(outputs, 1))
@@ -86,9 +97,27 @@ def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
     return pack_int4(library, values.to(torch.uint8), torch.rand(outputs, inputs // group))
 
 
+def pack_blocks(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
+    """Bytes of no meaning, none of whose floats is infinite."""
+    size = inputs // BLOCK_KINDS[kind].inputs * BLOCK_KINDS[kind].num_bytes
+    rows_NB = torch.randint(0, 60, (outputs, size), generator=torch.Generator().manual_seed(0))
+    return pack_block_rows(library, BlockWeights.as_stored(kind, rows_NB.to(torch.uint8)).rows())
+
+
+def parts_of(packed: Packed) -> list[Tensor]:
+    """All that is read for a row."""
+    return [part for part in (packed.weight, packed.scale, packed.zero) if part is not None]
+
+
 def copied(library: Library, packed: Packed) -> Packed:
-    weight = empty_packed(library, tuple(packed.weight.shape), packed.weight.dtype)
-    return replace(packed, weight=weight.copy_(packed.weight))
+    def copy(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        return empty_packed(library, tuple(part.shape), part.dtype).copy_(part)
+
+    weight, scale, zero = copy(packed.weight), copy(packed.scale), copy(packed.zero)
+    assert weight is not None
+    return replace(packed, weight=weight, scale=scale, zero=zero)
 
 
 def reader(library: Library, tensors: Sequence[Tensor]) -> Callable[[], float]:
@@ -126,9 +155,9 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
     layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
-    arms["read"] = reader(library, [one.weight for one in packed])
+    arms["read"] = reader(library, [part for one in packed for part in parts_of(one)])
     seconds = interleave(arms, arguments.repeats)
-    total = sum(one.weight.nbytes for one in packed)
+    total = sum(one.num_bytes for one in packed)
     one_row, read = (sorted(seconds[arm])[arguments.repeats // 2] for arm in ("1", "read"))
     return Case(
         weights=weights,
@@ -206,7 +235,7 @@ def main() -> None:
     library.use_threads(torch.get_num_threads())
     where = announce(arguments) | {"kernels": library.level}
     if arguments.quick:
-        arguments.shapes, arguments.prefill = "192x192", 100
+        arguments.shapes, arguments.prefill = "256x256", 100
     prefill: list[Prefill] = []
     cases: list[Case] = []
     for weights in arguments.weights.split(","):
