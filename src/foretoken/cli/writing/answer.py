@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Answer:
+class TimedText:
     """A text that grows, and its times: seconds since it was asked for."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Answer:
         return self.num_tokens - self._num_first
 
 
-def describe_speed(answers: Sequence[Answer]) -> str:
+def describe_speed(answers: Sequence[TimedText]) -> str:
     """How much was written, how fast, and after what time on average."""
     words = [f"{sum(one.num_tokens for one in answers)} tokens"]
     seconds = sum(one.writing_s for one in answers)
@@ -77,7 +77,7 @@ def describe_speed(answers: Sequence[Answer]) -> str:
     return ", ".join(words)
 
 
-def describe_acceptance(answers: Sequence[Answer]) -> str | None:
+def describe_acceptance(answers: Sequence[TimedText]) -> str | None:
     """What drafts brought; None: none was checked."""
     done = [one.metrics for one in answers if one.metrics is not None]
     accepted = [count for metrics in done for count in metrics.accepted_per_step]

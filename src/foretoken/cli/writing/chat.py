@@ -23,8 +23,8 @@ from foretoken.cli.options import (
     TemperatureOption,
 )
 from foretoken.cli.writing.answer import (
-    Answer,
     Screen,
+    TimedText,
     describe_acceptance,
     describe_speed,
     write_plain,
@@ -127,7 +127,7 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
         self.system = system
         """Instructions, if any."""
-        self.answers: list[Answer] = []
+        self.answers: list[TimedText] = []
         """All that were written to their ends, those of earlier conversations too."""
         self.num_prompt_tokens = 0
         """Of all turns, each with what was said before it."""
@@ -136,7 +136,7 @@ class Conversation:
         """Begin another, with the same instructions."""
         self._turns = []
 
-    def ask(self, text: str, show: Callable[[Iterator[Output]], None]) -> Answer:
+    def ask(self, text: str, show: Callable[[Iterator[Output]], None]) -> TimedText:
         """Say something, and have the answer shown. If `show` leaves off early, it stands as far
         as it came; what got no answer counts as not said.
 
@@ -144,7 +144,7 @@ class Conversation:
             ForetokenError: it cannot be answered.
         """
         turns = [*self._turns, {"role": "user", "content": text}]
-        answer = Answer()
+        answer = TimedText()
         with closing(answer.follow(self._outputs(turns))) as outputs:
             show(outputs)
         if answer.text:
@@ -163,7 +163,7 @@ class Conversation:
             allowed = f"{error.allowed}; {_FULL}"
             raise type(error)("the conversation", error.given, allowed) from error
 
-    def describe(self, answer: Answer) -> str:
+    def describe(self, answer: TimedText) -> str:
         """What an answer took, and why it has no end of its own, if so."""
         words = [describe_speed([answer]), describe_acceptance([answer])]
         if answer.finish_reason is None:

@@ -19,8 +19,8 @@ from foretoken.cli.options import (
     read_text,
 )
 from foretoken.cli.writing.answer import (
-    Answer,
     Screen,
+    TimedText,
     describe_acceptance,
     describe_speed,
     write_plain,
@@ -84,17 +84,16 @@ def generate(
 
     It speculates unless told otherwise, with whatever there is for the model.
     """
-    options = dict(locals())
-    words = _words(model, prompt, named_model)
+    words, options = _words(model, prompt, named_model), dict(locals())
     text, params = _read_prompt(words, file), sampling_of(options)
     with loaded(words.model or "demo", options) as (llm, seconds):
         if not sys.stdout.isatty():
-            write_plain(Answer().follow(llm.stream(text, params)))
+            write_plain(TimedText().follow(llm.stream(text, params)))
             return
         screen = Screen(llm)
         screen.legend()
         screen.say(text, end="")
-        answer = Answer()
+        answer = TimedText()
         screen.show(answer.follow(llm.stream(text, params)))
         screen.say(f"\n{describe_speed([answer])}, model loaded in {seconds:.1f} s")
         screen.say(describe_acceptance([answer]) or "no drafts")
