@@ -201,6 +201,7 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
     the downloaded ones are, if there are any."""
     from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import (
+        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -217,7 +218,9 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
                 repo, revision=revision, allow_patterns=[], local_files_only=True
             )
         except LocalEntryNotFoundError:
-            raise error from None
+            if isinstance(error, HfHubHTTPError):  # it answered
+                raise error from None
+            raise
         here = [file for file in Path(kept).rglob("*") if file.is_file()]
         return Path(kept), sorted(file.relative_to(kept).as_posix() for file in here)
     files = sorted(one.rfilename for one in info.siblings or ())
