@@ -25,16 +25,39 @@ try:
 except ForetokenError as error:
     print(type(error).__name__, error)
 """
+CODE_OF_FILES = """
+import sys
+from foretoken.checkpoint import find_model
+from foretoken.errors import ForetokenError
+for name in sys.argv[1:]:
+    try:
+        found = find_model(name)
+        root = next(one for one in found.parents if one.parent.name == "snapshots")
+        there = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.gguf"))
+        print(found.relative_to(root).as_posix(), "|", *there)
+    except ForetokenError as error:
+        print(type(error).__name__, error)
+"""
+GGUFS = {
+    "README.md": b"r",
+    "m-Q8_0.gguf": b"8" * 1000,
+    "m-Q4_K_M.gguf": b"4" * 1000,
+    "BF16/m-BF16-00001-of-00002.gguf": b"1",
+    "BF16/m-BF16-00002-of-00002.gguf": b"2",
+    "mmproj-F16.gguf": b"m",
+}
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"w" * 300_000}
 OTHERS = {"consolidated.safetensors": b"c", "original/model.pth": b"o", "pytorch_model.bin": b"b"}
 
 
-def find(hub: Hub, home: Path, *revision: str, **environment: str) -> tuple[str, str]:
+def find(
+    hub: Hub, home: Path, *given: str, code: str = CODE, **environment: str
+) -> tuple[str, str]:
     """stdout and stderr of a fresh process that looks for the model."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     paths = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *revision],
+        [sys.executable, "-c", code, *given],
         env={**kept, **paths, **environment},
         capture_output=True,
         text=True,
@@ -86,7 +109,7 @@ def test_pickled_weights_where_there_are_no_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "revision", "offline", "said"),
     [
-        ({"model-Q4_K_M.gguf": b"g"}, None, "", "NotYetError.*GGUF"),
+        ({"a-Q5_0.gguf": b"g", "a-Q6_K.gguf": b"g"}, None, "", "NotFound.*some/model.*Q5_0, Q6_K"),
         ({"config.json": b"{}"}, None, "", "ModelNotFoundError.*safetensors"),
         (FILES, "v9", "", "ModelNotFoundError.*revision.*v9"),
         (FILES, None, "1", "ModelNotFoundError.*some/model.*HF_HUB_OFFLINE is set"),
@@ -99,6 +122,44 @@ def test_what_cannot_be_had(
         out, _ = find(hub, tmp_path, *([revision] if revision else []), HF_HUB_OFFLINE=offline)
         assert re.search(said, out), out
         assert not (offline and hub.asked)
+
+
+@pytest.mark.slow
+def test_gguf_files_by_type_and_by_path(tmp_path: Path) -> None:
+    """Each is fetched alone, with its parts, and never again; without a hub those are found."""
+    names = ["some/model:q8_0", "some/model", "some/model:bf16", "some/model/m-Q8_0.gguf"]
+    wrong = ["some/model:Q2_K", "some/model/other.gguf", "some/other:Q8_0"]
+    with Hub(GGUFS) as hub:
+        out, _ = find(hub, tmp_path, *names, *wrong, code=CODE_OF_FILES)
+        got = [one.path.rsplit("/", 1)[1] for one in hub.asked if one.method == "GET"]
+        hub.asked.clear()
+        again, err = find(hub, tmp_path, *names, code=CODE_OF_FILES)
+        assert not any("/resolve/" in one.path for one in hub.asked) and "Fetching" not in err
+        hub.asked.clear()
+        offline, _ = find(hub, tmp_path, *names, code=CODE_OF_FILES, HF_HUB_OFFLINE="1")
+        assert hub.asked == []
+    without, _ = find(hub, tmp_path, *names[:1], names[0] + "x", code=CODE_OF_FILES)
+    found, parts = (
+        out.splitlines(),
+        "BF16/m-BF16-00001-of-00002.gguf BF16/m-BF16-00002-of-00002.gguf",
+    )
+    assert found[0] == "m-Q8_0.gguf | m-Q8_0.gguf"
+    assert found[1] == "m-Q4_K_M.gguf | m-Q4_K_M.gguf m-Q8_0.gguf"
+    assert found[2] == f"BF16/m-BF16-00001-of-00002.gguf | {parts} m-Q4_K_M.gguf m-Q8_0.gguf"
+    assert found[3].startswith("m-Q8_0.gguf |")
+    assert (
+        got.count("m-Q8_0.gguf") == got.count("m-Q4_K_M.gguf") == 1 and "mmproj-F16.gguf" not in got
+    )
+    assert re.search(
+        r"'some/model:Q2_K'; allowed: some/model:TYPE.*: BF16, Q4_K_M, Q8_0$", found[4]
+    )
+    assert re.search(r"'some/model/other.gguf'; allowed: .*: BF16, Q4_K_M, Q8_0", found[5])
+    assert f"{hub.url} has none of this name" in found[6]
+    for later in (again, offline):
+        assert [line.split(" |")[0] for line in later.splitlines()] == [
+            line.split(" |")[0] for line in found[:4]
+        ]
+    assert without.splitlines()[0].startswith("m-Q8_0.gguf |") and "BF16, Q4_K_M" in without
 
 
 @pytest.mark.slow

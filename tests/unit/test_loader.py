@@ -217,7 +217,7 @@ def test_truncated_pickled_weights(folder: Path, keep: float) -> None:
 
 
 def test_gguf_files_are_named_themselves(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="config"):
+    with pytest.raises(ModelNotFoundError, match="a GGUF file that is there"):
         find_model(str(tmp_path / "missing.gguf"))
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     assert find_model(str(tmp_path)) == tmp_path / "a.gguf"

@@ -37,7 +37,8 @@ class EngineConfig:
     """
 
     model: Annotated[str, Allowed("a name", bool)]
-    """Packaged name (`demo`, `demo-draft`), local folder or GGUF file, or Hugging Face id."""
+    """Packaged name (`demo`, `demo-draft`), local folder or GGUF file, or Hugging Face id; of its
+    GGUF files one by its type, `org/repo:Q4_K_M`, or by its path, `org/repo/file.gguf`."""
     tokenizer: str | None = None
     """The same, for the tokenizer; default: the model's own."""
     revision: str | None = None

@@ -193,6 +193,11 @@ class Tokenizer:
             wanted=wanted,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be written down at all."""
+        return self._chat is not None
+
     def prepare_chat(self) -> None:
         """Have the first conversation find ready what fills the chat template, if there is one.
 

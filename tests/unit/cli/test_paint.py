@@ -2,7 +2,7 @@
 
 from rich.style import Style
 
-from foretoken.cli.paint import BLOCK, MEANINGS, STYLES, Painter, legend
+from foretoken.cli.writing.paint import BLOCK, MEANINGS, STYLES, Painter, legend
 from foretoken.types import Output, TokenSource
 
 
