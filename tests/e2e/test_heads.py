@@ -356,6 +356,6 @@ def test_copies_of_the_targets_tables_are_given_up(
         [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
         net = member.proposer.make_steps([]).runner.net
         assert not net.shape.own_embedding and net.shape.own_head
-        assert net.table_VD is llm._engine.parts.runner.model.embedding_VD
+        assert net.table is llm._engine.parts.runner.model.embedding
         chosen = {"max_tokens": TOKENS, **PARAMETERS["greedy"]}
         assert generate(llm, make_prompts(COUNT, 3), chosen) == plain("greedy", COUNT)

@@ -190,6 +190,16 @@ class FtFeatures(ctypes.Structure):
     ]
 
 
+class FtEmbedding(ctypes.Structure):
+    """A table of floats, or a packed layer, that gives rows by token (embedding.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "floats packed"),
+        *_fields(_I64, "tokens width"),
+        ("type", _I32),
+    ]
+
+
 class FtRolloutModel(ctypes.Structure):
     """A decoder that drafts chains, with what stands around its layers (rollout.h)."""
 
@@ -356,6 +366,7 @@ STRUCTURES: Final = (
     FtStep,
     FtStop,
     FtFeatures,
+    FtEmbedding,
     FtRolloutModel,
     FtRolloutCall,
     FtMlpStage,

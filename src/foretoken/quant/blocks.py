@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.kernels.block_types import BlockRows
+from foretoken.kernels.block_types import BlockRows, count_strange
+from foretoken.kernels.library import Library
 from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -75,8 +76,11 @@ class BlockWeights:
         order_N = torch.cat([self.order_N, below.order_N + rows])
         return replace(self, stored=self.stored + below.stored, order_N=order_N)
 
-    def strange_numbers(self) -> int:
-        """How many of the floats in its blocks are NaN or infinite."""
+    def strange_numbers(self, library: Library | None = None) -> int:
+        """How many of the floats in its blocks are NaN or infinite; counted by the kernels where
+        they are given."""
+        if library is not None:
+            return count_strange(library, self.rows())
         count, size = 0, BLOCK_KINDS[self.kind].num_bytes
         for part in self.stored:
             if self.kind == "MXFP4":

@@ -3,6 +3,7 @@
 #include "allocate.h"
 #include "block.h"
 #include "decoder.h"
+#include "embedding.h"
 #include "ggml.h"
 #include "group.h"
 #include "heads.h"
@@ -37,6 +38,7 @@ const ft_size ft_sizes[] = {
     SIZE(ft_step),
     SIZE(ft_stop),
     SIZE(ft_features),
+    SIZE(ft_embedding),
     SIZE(ft_rollout_model),
     SIZE(ft_rollout_call),
     SIZE(ft_mlp_stage),
