@@ -63,6 +63,17 @@ class FtGgmlMatrix(ctypes.Structure):
     ]
 
 
+class FtPanelRows(ctypes.Structure):
+    """Rows to be put in panels (packing.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "rows packed"),
+        *_fields(_I64, "outputs units row_bytes"),
+        ("flip", ctypes.c_uint32),
+        ("halves", _I32),
+    ]
+
+
 class FtNormCall(ctypes.Structure):
     """An RMS norm over rows (rows.h)."""
 
@@ -354,6 +365,7 @@ STRUCTURES: Final = (
     FtLinear,
     FtLinearRows,
     FtGgmlMatrix,
+    FtPanelRows,
     FtNormCall,
     FtRotaryCall,
     FtGateCall,

@@ -64,8 +64,8 @@ class Grammars:
         eos_ids: Seq[int],
         device: torch.device | str = "cpu",
     ) -> None:
-        """Grammars over `vocab_size` ids; without a tokenizer there can be none. What tokenizer.json
-        would say is asked for with the first of them."""
+        """Grammars over `vocab_size` ids; without a tokenizer there can be none, and what its
+        tokenizer.json would say is asked for with the first of them."""
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._device = torch.device(device)

@@ -7,6 +7,7 @@
 #include "ggml.h"
 #include "group.h"
 #include "heads.h"
+#include "packing.h"
 #include "reject.h"
 #include "rollout.h"
 
@@ -21,6 +22,7 @@ FT_EXPORT extern const ft_size ft_sizes[];
 const ft_size ft_sizes[] = {
     SIZE(ft_linear),
     SIZE(ft_ggml_matrix),
+    SIZE(ft_panel_rows),
     SIZE(ft_linear_rows),
     SIZE(ft_norm_call),
     SIZE(ft_rotary_call),
