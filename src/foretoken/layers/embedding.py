@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtEmbedding
 from foretoken.ops.linear import KernelLinear
@@ -79,7 +80,7 @@ class Embedding:
         table = self._table
         if not isinstance(table, Tensor):
             return True
-        return table.dtype in TYPES and table.is_cpu and table.is_contiguous()
+        return backend_for(table.device).rows(table) is not None and table.is_contiguous()
 
     @property
     def address(self) -> int:
