@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,10 +94,12 @@ class BlockWeights:
 
     def rows(self) -> BlockRows:
         """Where the rows are, for the kernels."""
+        # NumPy's: PyTorch shares such an index among threads, which wait in a loop for a busy core.
         parts = [
-            part.data_ptr() + torch.arange(part.shape[0]) * part.stride(0) for part in self.stored
+            part.data_ptr() + np.arange(part.shape[0], dtype=np.int64) * part.stride(0)
+            for part in self.stored
         ]
-        addresses_N = torch.cat(parts)[self.order_N]
+        addresses_N = torch.from_numpy(np.concatenate(parts)[self.order_N.numpy()])
         return BlockRows(
             kind=self.kind,
             addresses_N=addresses_N,
