@@ -17,7 +17,7 @@ class WeightCounts(NamedTuple):
     table: int
     """Numbers of the embedding."""
     head: int
-    """Numbers of the output head's own copy: tied weights are packed a second time."""
+    """Numbers of the output head's own copy: tied floats are packed a second time."""
     matrices: int
     """Numbers of the layers' linear maps, which is what quantization rounds."""
     rest: int
