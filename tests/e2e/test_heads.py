@@ -106,8 +106,8 @@ def test_heads_read_a_table_of_few_bits(
     """A GGUF file's table stays packed; heads that borrow it read the rows that its floats have:
     what they draft is accepted as often."""
     monkeypatch.setattr(Tokenizer, "of_folder", lambda folder: None)
-    sizes = {key: value for key, value in TINY.items() if key != "tie_word_embeddings"}
-    target, _ = write_gguf(tmp_path, {"": Kind.Q8_0}, **sizes, tie_word_embeddings=True)
+    sizes: dict[str, Any] = {**TINY, "tie_word_embeddings": True}
+    target, _ = write_gguf(tmp_path, {"": Kind.Q8_0}, **sizes)
     counts = []
     for packs in (True, False):
         if not packs:
