@@ -57,7 +57,7 @@ def work(settings: argparse.Namespace) -> dict[str, float]:
         found[f"{rows} rows"] = statistics.median(times) * 1e3
     if settings.arm == "one call":
         found["layers, 1 rows"] = call_ms(probe, model, settings.times)
-        hidden_1D = torch.randn(1, model.shape.hidden_size).to(model.embedding_VD.dtype)
+        hidden_1D = torch.randn(1, model.shape.hidden_size).to(model.embedding.dtype)
         found["head, 1 rows"] = median_ms(lambda: model.logits(hidden_1D), settings.times)
     return found
 

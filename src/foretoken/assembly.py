@@ -240,7 +240,7 @@ class _Assembly:
         return followers
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
-        text = None if self.tokenizer is None else self.tokenizer.to_json()
+        text = None if self.tokenizer is None else self.tokenizer.to_json
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
     def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:

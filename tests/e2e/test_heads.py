@@ -16,12 +16,16 @@ from foretoken.control.plan import DraftPlan
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.library import find_library
 from foretoken.metrics import Counter as CounterMetric
+from foretoken.models.builder import Builder
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
+from foretoken.text.tokenizer import Tokenizer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.golden.test_gguf import Kind
+from tests.golden.test_gguf import write_both as write_gguf
 from tests.marks import slow, slow_but
 from tests.property.exact import assert_alike
 
@@ -92,6 +96,28 @@ def test_heads_change_no_token(
         least = 5 if pressure == "shortage" else 100
         assert isinstance(drafted, CounterMetric) and drafted.value > least
         assert bool(llm.block_drafters) == (name in IN_BLOCKS)
+
+
+@pytest.mark.skipif(find_library() is None, reason="multiplied out without kernels")
+@pytest.mark.parametrize("name", slow_but(HEADS, "eagle", "eagle3", "dflash", "medusa"))
+def test_heads_read_a_table_of_few_bits(
+    name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GGUF file's table stays packed; heads that borrow it read the rows that its floats have:
+    what they draft is accepted as often."""
+    monkeypatch.setattr(Tokenizer, "of_folder", lambda folder: None)
+    sizes: dict[str, Any] = {**TINY, "tie_word_embeddings": True}
+    target, _ = write_gguf(tmp_path, {"": Kind.Q8_0}, **sizes)
+    counts = []
+    for packs in (True, False):
+        if not packs:
+            monkeypatch.setattr(Builder, "_packs_tables", False)
+        with _open(target, HEADS[name], folders[name]) as llm:
+            assert llm._engine.parts.runner.model.embedding.is_packed == packs
+            found = generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS})
+            numbers = {m.name: m.value for m in llm.get_metrics() if isinstance(m, CounterMetric)}
+            counts.append((found, numbers["vllm:spec_decode_num_accepted_tokens"]))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("name", slow_but(HEADS, "eagle3", "dspark"))
@@ -356,6 +382,6 @@ def test_copies_of_the_targets_tables_are_given_up(
         [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
         net = member.proposer.make_steps([]).runner.net
         assert not net.shape.own_embedding and net.shape.own_head
-        assert net.table_VD is llm._engine.parts.runner.model.embedding_VD
+        assert net.table is llm._engine.parts.runner.model.embedding
         chosen = {"max_tokens": TOKENS, **PARAMETERS["greedy"]}
         assert generate(llm, make_prompts(COUNT, 3), chosen) == plain("greedy", COUNT)

@@ -28,6 +28,7 @@ from foretoken.config.reader import between
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
@@ -205,7 +206,7 @@ class PagedToy(PagedHead):
     def tops(self) -> tuple[nn.Module, ...]:
         return (self.top,)
 
-    def use_embedding(self, embedding_VD: Tensor) -> None:
+    def use_embedding(self, embedding: Embedding) -> None:
         """It has its own."""
 
     def mix(self, features: Tensor) -> Tensor:

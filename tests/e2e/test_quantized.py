@@ -89,6 +89,7 @@ READY_MADE: dict[str, tuple[str, dict[str, Any], ready.Writer]] = {
 GGUF: dict[str, dict[str, Any]] = {
     "Q8_0": {"": Kind.Q8_0},
     "Q4_K_M": {**MIXED, "": Kind.Q4_K},
+    "Q4_K_M, tied": {**MIXED, "": Kind.Q4_K},
 }
 
 
@@ -98,7 +99,8 @@ def test_ready_made_same_tokens_with_any_draft(
 ) -> None:
     if name in GGUF:
         monkeypatch.setattr(Tokenizer, "of_folder", lambda folder: None)
-        (model, _), method = write_gguf(tmp_path, GGUF[name]), "gguf"
+        tied = name.endswith("tied")
+        (model, _), method = write_gguf(tmp_path, GGUF[name], tie_word_embeddings=tied), "gguf"
     else:
         method, config, writer = READY_MADE[name]
         model, _ = ready.write_both(tmp_path, {"quant_method": method, **config}, writer)

@@ -90,7 +90,7 @@ static void make_model(problem *p, int64_t positions) {
     s->slots = s->pages * shape->page_size;
     s->kv_bytes = s->slots * slot_bytes(shape);
     m->width = 2 * pick(1, m->head_dim / 2);
-    m->embedding = make_numbers(s->type, s->vocabulary * s->hidden, 1.0f);
+    m->embedding = make_embedding(s->type, s->vocabulary, s->hidden);
     m->norm = make_numbers(m->norm_type, s->hidden, 1.0f);
     m->head = make_linear(s->type, FT_FLOAT32, s->hidden, s->outputs);
     m->cos = make_numbers(s->type, positions * m->width, 1.0f);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "embedding.h"
 #include "ggml.h"
 #include "helpers/making.h"
 #include "linear.h"
@@ -73,12 +74,30 @@ static ft_linear *make_layer(int64_t inputs, int64_t outputs, int x_type, int y_
     m.values = make_bytes(values), m.numbers = make_bytes(numbers), m.upper = make_bytes(upper);
     memset(m.values, 0, values), memset(m.numbers, 0, numbers), memset(m.upper, 0, upper);
     wanted(ft_pack_ggml(&m), "a known type is packed");
+    wanted(!ft_strange_ggml(&m), "usual scales are numbers");
     ft_linear *layer = make_bytes(sizeof *layer);
     *layer = (ft_linear){.weight_type = FT_WEIGHT_BLOCKS, .x_type = x_type, .y_type = y_type,
                          .group = ft_front_group(front), .x_bits = x_bits, .front = front, .form = form,
                          .unit = m.unit, .outputs = outputs, .inputs = inputs, .weight = m.values,
                          .scale = m.numbers, .zero = m.upper};
     return layer;
+}
+
+// Rows of a table together are those of its tokens alone.
+static void read_rows(const ft_linear *layer, int type) {
+    const ft_embedding table = {.packed = layer, .tokens = layer->outputs, .width = layer->inputs, .type = type};
+    const int64_t count = pick(0, 4) ? pick(1, 9) : pick(100, 300);
+    const size_t bytes = (size_t)layer->inputs * item_bytes(type);
+    int64_t *tokens = make_bytes((size_t)count * sizeof *tokens);
+    for (int64_t i = 0; i < count; i++) tokens[i] = pick(0, (int)layer->outputs - 1);
+    char *found = make_bytes((size_t)count * bytes), *alone = make_bytes(bytes);
+    wanted(ft_embed(&table, tokens, count, found), "tokens of the table are known");
+    for (int64_t i = 0; i < count; i++) {
+        ft_embed(&table, tokens + i, 1, alone);
+        same_bytes(alone, found + (size_t)i * bytes, bytes, "rows alone are those of all together");
+    }
+    tokens[count - 1] = pick(0, 1) ? -1 : layer->outputs;
+    wanted(!ft_embed(&table, tokens, count, found), "others are not");
 }
 
 static void one_round(void) {
@@ -114,6 +133,7 @@ static void one_round(void) {
         }
         same_bytes(found, known, bytes, "parts and rows alone have the bits of all together");
     }
+    read_rows(first, x_type);
     free_made();
 }
 

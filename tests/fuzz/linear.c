@@ -11,6 +11,7 @@
 
 #include "helpers/emulated_amx.h"
 #include "linear.h"
+#include "packing.h"
 
 enum { EMULATED = FT_AMX + 1 };
 
@@ -278,7 +279,34 @@ static void run(const example *e, const ft_linear_rows *rows, int level, int alo
     }
 }
 
+// Rows in panels: every unit where linear.h wants it, and zeros behind the last row.
+static void pack_some(void) {
+    ft_panel_rows p = {.outputs = 1 + draw(70), .units = 1 + draw(90), .halves = (int32_t)draw(2)};
+    p.flip = draw(2) ? 0x80808080 : 0;
+    const int64_t bytes = p.units * (p.halves ? 8 : 4), panels = (p.outputs + 15) / 16;
+    p.row_bytes = bytes + (int64_t)draw(3);
+    uint8_t *rows = memory((size_t)(p.row_bytes * (p.outputs - 1) + bytes));
+    for (int64_t i = 0; i < p.row_bytes * (p.outputs - 1) + bytes; i++) rows[i] = (uint8_t)draw(p.halves ? 16 : 256);
+    uint8_t *found = memory((size_t)(panels * p.units * 64));
+    p.rows = rows, p.packed = found;
+    ft_pack_rows(&p);
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t unit = 0; unit < p.units; unit++)
+            for (int n = 0; n < 16; n++)
+                for (int j = 0; j < 4; j++) {
+                    const int64_t output = panel * 16 + n;
+                    const uint8_t *row = rows + output * p.row_bytes;
+                    int is = 0;
+                    if (output < p.outputs)
+                        is = p.halves ? row[unit * 8 + j] | row[unit * 8 + 4 + j] << 4 : row[unit * 4 + j];
+                    if ((is ^ (int)(p.flip & 255)) != found[((panel * p.units + unit) * 16 + n) * 4 + j]) abort();
+                }
+    free(rows);
+    free(found);
+}
+
 static void one_round(void) {
+    pack_some();
     example e = make();
     const ft_linear *l = &e.layer;
     const int64_t columns = l->gated ? l->outputs / 2 : l->outputs;

@@ -37,7 +37,7 @@ static void make_model(problem *p, int64_t positions) {
     s->kv_bytes = s->slots * slot_bytes(shape);
     const int width = 2 * pick(1, d->head_dim / 2);
     p->model = (ft_rollout_model){.decoder = d, .shape = shape, .width = width, .kv_stride = slot,
-                                  .embedding = make_numbers(s->type, s->vocabulary * s->hidden, 1.0f),
+                                  .embedding = make_embedding(s->type, s->vocabulary, s->hidden),
                                   .norm = make_numbers(d->norm_type, s->hidden, 1.0f),
                                   .head = make_linear(s->type, FT_FLOAT32, s->hidden, s->outputs),
                                   .cos = make_numbers(s->type, positions * width, 1.0f),

@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf.quants import quantize
 from safetensors.torch import load_file
 
 More = Callable[[gguf.GGUFWriter, dict[str, Any]], None]
@@ -22,13 +23,19 @@ def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def write_gguf(folder: Path, arch: str, more: More = lambda writer, config: None) -> Path:
+def write_gguf(
+    folder: Path,
+    arch: str,
+    more: More = lambda writer, config: None,
+    table: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> Path:
     """The checkpoint in `folder` as a file beside it.
 
     Args:
         folder: with a config.json and one safetensors file.
         arch: GGUF's name of the architecture.
         more: metadata and tensors that only this one has.
+        table: type of the embedding.
     """
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
@@ -60,6 +67,9 @@ def write_gguf(folder: Path, arch: str, more: More = lambda writer, config: None
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in TURNED and part in stem:
                 rows = ggml_rows(rows, config[key])
+        if "embed_tokens" in stem:
+            writer.add_tensor(f"{stored}.{kind}", quantize(rows, table), raw_dtype=table)
+            continue
         writer.add_tensor(f"{stored}.{kind}", rows)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

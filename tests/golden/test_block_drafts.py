@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.layers.embedding import Embedding
 from foretoken.ops.linear import Linear
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
@@ -90,7 +91,7 @@ def network(name: str) -> BlockHead:
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
     if net.is_reduced:
         net.d2t.copy_(torch.arange(REDUCED) // 2)
-    net.use_embedding(torch.randn(VOCAB, HIDDEN))
+    net.use_embedding(Embedding(torch.randn(VOCAB, HIDDEN)))
     return net
 
 

@@ -10,6 +10,7 @@ import torch
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockView
@@ -68,7 +69,7 @@ def make(net: BlockHead, features_TF: torch.Tensor, *, kernels: bool = True) -> 
     )  # fmt: skip
     slots = [TABLE[i // PAGE] * PAGE + i % PAGE for i in range(features_TF.shape[0])]
     store.write(FINAL, torch.tensor(slots), features_TF)
-    net.use_embedding(table())
+    net.use_embedding(Embedding(table()))
     runner = BlockRunner(
         net,
         FeatureView(store, [FINAL]),
@@ -405,5 +406,5 @@ def test_copies_of_the_targets_head_are_given_up(tmp_path: Path) -> None:
     for differs in (True, False):
         net = load_head(folder, TARGET)
         assert isinstance(net, DFlash) and net.shape.own_head
-        net.use_head(weights.tensors["lm_head.weight"] + differs)
+        net.use_head(Embedding(weights.tensors["lm_head.weight"] + differs))
         assert net.shape.own_head == differs == bool(net.tops)

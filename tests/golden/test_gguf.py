@@ -162,7 +162,7 @@ def test_what_kernels_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     options = LoadOptions(dtype=torch.float32, device=cpu, batch_invariant=True, page_size=16)
     with caplog.at_level("INFO", logger="foretoken"):
         model = load_model(path, options)
-    kept = "matrices are kept 7 as Q4_K in the file's bits; 4 as Q6_K in the file's bits"
+    kept = "matrices are kept 7 as Q4_K in the file's bits; 5 as Q6_K in the file's bits"
     assert f"gguf: Q4_K, Q6_K: {kept}" in caplog.text
     assert isinstance(model, Decoder) and model.compiled is not None, (
         "parts of two types are joined"

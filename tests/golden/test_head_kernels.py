@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.layers.embedding import Embedding
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
@@ -46,7 +47,7 @@ def runners(
     for parameter in net.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
     net.d2t.copy_(torch.arange(DRAFTS) // 2)
-    net.use_embedding(torch.randn(VOCAB, HIDDEN))
+    net.use_embedding(Embedding(torch.randn(VOCAB, HIDDEN)))
     # Two points of three, which do not lie side by side.
     points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
     store = FeatureStore(points, half, 80, dtype=torch.float32, device=cpu)

@@ -11,6 +11,7 @@ import torch
 
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
 from foretoken.kv.features import FINAL
+from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
@@ -147,7 +148,7 @@ def test_eagle(tmp_path: Path) -> None:
     weights.matrix("embed_tokens.weight", VOCAB, HIDDEN)
     net = _load(weights.write(tmp_path, {**LAYER, "bias": True}, "pytorch_model.bin"))
     assert isinstance(net, Eagle) and net.points == (FINAL,)
-    net.use_embedding(_embedding())
+    net.use_embedding(Embedding(_embedding()))
     features, tokens = _features(17, HIDDEN), _tokens(17)
     outputs = _chunked(paged_runner.make(net, features), features, tokens)
     joined = np.concatenate((_embedding().double().numpy()[tokens], features.double()), -1)
@@ -196,7 +197,7 @@ def test_eagle3(tmp_path: Path, variant: str, style: str) -> None:
     net = _load(weights.write(tmp_path, config))
     assert net.points == ((1, 4, 6) if style == "speculators" else (2, 4, 5))
     assert isinstance(net, Eagle3)
-    net.use_embedding(_embedding())
+    net.use_embedding(Embedding(_embedding()))
     features, tokens = _features(17, 3 * HIDDEN), _tokens(17)
     runner = paged_runner.make(net, features)
     outputs = _chunked(runner, features, tokens)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
@@ -74,7 +75,8 @@ def ours(shape: Eagle3Shape, verifier: Path) -> Eagle3:
     net = Eagle3(shape)
     randomized(net)
     net.d2t.copy_(offsets(shape.draft_vocab_size))
-    net.use_embedding(load_file(verifier / "model.safetensors")["model.embed_tokens.weight"])
+    table_VD = load_file(verifier / "model.safetensors")["model.embed_tokens.weight"]
+    net.use_embedding(Embedding(table_VD))
     return net.eval()
 
 

@@ -71,7 +71,8 @@ def held_bytes(path: Path, quantization: str | None) -> int:
     kernels = [one for one in linears if isinstance(one, KernelLinear)]
     assert len(kernels) == len(linears), linears
     packed = sum(part.packed.num_bytes for one in kernels for part in one.parts)
-    return packed + model.embedding_VD.nbytes
+    shared = model.embedding.is_packed and model.shape.tie_word_embeddings
+    return packed + (0 if shared else model.embedding.num_bytes)
 
 
 def said_bytes(path: Path, quantization: str | None) -> int:

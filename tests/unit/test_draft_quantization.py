@@ -84,7 +84,7 @@ class _Draft:
     page_size = 16
 
     def __init__(self, clock: "_Clock", seconds: float) -> None:
-        self.model = SimpleNamespace(embedding_VD=torch.zeros(1))
+        self.model = SimpleNamespace(embedding=torch.zeros(1))
         self._clock, self._seconds, self.steps = clock, seconds, 0
 
     def roll_out(self, *_: object) -> None:

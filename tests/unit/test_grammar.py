@@ -26,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer.to_json(), VOCAB, [EOS])
+    return Grammars(tokenizer.to_json, VOCAB, [EOS])
 
 
 def request_of(structured: dict[str, Any] | None, **others: Any) -> Request:
@@ -187,7 +187,7 @@ def test_what_no_text_can_match_is_refused(grammars: Grammars, endless: dict[str
 def test_compiling_ends_though_the_compiler_would_not(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grammars = Grammars(tokenizer.to_json(), VOCAB, [EOS])
+    grammars = Grammars(tokenizer.to_json, VOCAB, [EOS])
     assert grammars.compiled(SamplingParams(structured_outputs={"regex": "b+"})) is not None
     monkeypatch.setattr(compile_grammar, "_MOST_WAITED_S", 1.0)
     given = SamplingParams(structured_outputs=exploding(60))
@@ -207,7 +207,7 @@ def test_a_grammar_that_would_end_the_process_is_refused(grammars: Grammars) -> 
 def test_a_compiler_that_does_not_start_is_not_the_clients_fault(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grammars = Grammars(tokenizer.to_json(), VOCAB, [EOS])
+    grammars = Grammars(tokenizer.to_json, VOCAB, [EOS])
     monkeypatch.setattr("sys.executable", "/bin/false")
     for _ in range(2):
         with pytest.raises(ForetokenError, match="compiler of grammars"):

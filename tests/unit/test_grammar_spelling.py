@@ -128,7 +128,7 @@ def written(grammars: Grammars, size: int, end: int, given: Any, draw: random.Ra
 def test_forced_text_is_that_text(name: str) -> None:
     backend = TOKENIZERS[name]()
     size, end = backend.get_vocab_size() + 4, id_of(backend, "</s>")
-    grammars = Grammars(backend.to_str(), size, [end])
+    grammars = Grammars(backend.to_str, size, [end])
     spelt = llguidance.LLTokenizer(spelling_json(backend.to_str(), [end]), n_vocab=size)
     draw = random.Random(name)
     for _ in range(8):
@@ -147,7 +147,7 @@ def test_an_end_that_is_a_word_spells_no_text() -> None:
     content = json.loads(spelling_json(backend.to_str(), ends))
     special = {one["id"] for one in content["added_tokens"] if one["special"]}
     assert special >= set(ends)
-    grammars = Grammars(backend.to_str(), 8010, ends)
+    grammars = Grammars(backend.to_str, 8010, ends)
     ids = written(grammars, 8010, ends[0], {"choice": ["say now[Y]!"]}, random.Random(1))
     assert not set(ends) & set(ids)
     assert backend.decode(ids) == "say now[Y]!"

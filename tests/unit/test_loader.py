@@ -136,9 +136,9 @@ def test_untied_head_must_be_there(folder: Path) -> None:
 
 
 def test_shards_load(folder: Path) -> None:
-    expected = load(folder).embedding_VD
+    expected = load(folder).embedding.floats()
     shard(folder)
-    assert torch.equal(load(folder).embedding_VD, expected)
+    assert torch.equal(load(folder).embedding.floats(), expected)
 
 
 def test_missing_shard(folder: Path) -> None:
@@ -166,13 +166,13 @@ def pickled(folder: Path, *, zipped: bool = True, **extra: object) -> Path:
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickled_weights_load(folder: Path, zipped: bool) -> None:
-    expected = load(folder).embedding_VD.clone()
+    expected = load(folder).embedding.floats().clone()
     pickled(folder, zipped=zipped)
-    assert torch.equal(load(folder).embedding_VD, expected)
+    assert torch.equal(load(folder).embedding.floats(), expected)
 
 
 def test_pickled_shards_load(folder: Path) -> None:
-    expected = load(folder).embedding_VD.clone()
+    expected = load(folder).embedding.floats().clone()
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     where = {name: f"pytorch_model-{i % 2}.bin" for i, name in enumerate(tensors)}
@@ -180,7 +180,7 @@ def test_pickled_shards_load(folder: Path) -> None:
         torch.save({n: t for n, t in tensors.items() if where[n] == file}, folder / file)
     index = folder / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": where}))
-    assert torch.equal(load(folder).embedding_VD, expected)
+    assert torch.equal(load(folder).embedding.floats(), expected)
 
 
 class Dangerous:

@@ -86,7 +86,7 @@ def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None
         linears += [block.qkv, block.out, mlp.gate_up, mlp.down]
     packed = sum(one.packed.num_bytes for one in linears if isinstance(one, KernelLinear))
     predicted = formula(DEMO.weight_counts(), engine_storage(2, quantization))
-    assert predicted == pytest.approx(packed + model.embedding_VD.nbytes, rel=0.01)
+    assert predicted == pytest.approx(packed + model.embedding.num_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("borrowed", [False, True])
@@ -123,7 +123,7 @@ def test_kept_tensors_do_not_hold_the_file() -> None:
     assert Path("/proc/self/maps").is_file()
     mapped = str(packaged_model("demo") / "model.safetensors")
     assert mapped not in Path("/proc/self/maps").read_text("utf-8")
-    assert kept.embedding_VD.shape[0] == DEMO.vocab_size
+    assert kept.embedding.shape[0] == DEMO.vocab_size
 
 
 @pytest.mark.skipif(find_library() is None, reason="only kernels pack weights")

@@ -150,9 +150,9 @@ def test_names_without_the_base_model_and_old_masks(folder: Path) -> None:
         tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
         tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
 
-    expected = load_model(folder, options()).embedding_VD
+    expected = load_model(folder, options()).embedding.floats()
     edit(folder, rename)
-    assert torch.equal(load_model(folder, options()).embedding_VD, expected)
+    assert torch.equal(load_model(folder, options()).embedding.floats(), expected)
 
 
 def test_heads_that_the_config_does_not_say(folder: Path) -> None:

@@ -13,6 +13,7 @@ from foretoken.shape.memory_formula import (
     LATE_BYTES,
     RANK_BYTES,
     RUNTIME_BYTES,
+    Held,
     KeptNumbers,
     Need,
     Packs,
@@ -26,6 +27,7 @@ from foretoken.shape.memory_formula import (
     held_storage,
     weight_bytes,
 )
+from foretoken.shape.stored import FLOATS
 
 _LEAST_KV_BYTES = 64 << 20
 
@@ -90,6 +92,8 @@ class ModelMemory:
 
     def _counts(self, packs: Packs) -> WeightCounts:
         shape, counts, stored = self.shape, self.shape.weight_counts(), self.shape.stored
+        if shape.tie_word_embeddings and self._table(packs).bits:
+            return counts._replace(head=0, head_outputs=0)
         shared = shape.tie_word_embeddings and self._asked is None
         if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
             return counts._replace(head=0)
@@ -110,7 +114,14 @@ class ModelMemory:
             return engine_storage(dtype_bytes, None)
         if stored is None:
             return engine_storage(dtype_bytes, self._asked)
-        return held_storage(stored.held, stored.head, dtype_bytes, self._asked)
+        return held_storage(stored.held, stored.head, self._table(packs), dtype_bytes, self._asked)
+
+    def _table(self, packs: Packs) -> Held:
+        """How the embedding is kept: as it is stored where kernels give rows of it."""
+        stored = self.shape.stored
+        if stored is None or packs is not Packs.ALL or self.ranks > 1:
+            return FLOATS
+        return stored.table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,20 @@ def pack_blocks(library: Library, rows: BlockRows) -> PackedBlocks:
     return PackedBlocks(values, numbers, upper, unit)
 
 
+def count_strange(library: Library, rows: BlockRows) -> int:
+    """How many floats in the blocks of rows are NaN or infinite, in all threads of the kernels."""
+    matrix = FtGgmlMatrix(
+        rows=rows.addresses_N.data_ptr(),
+        outputs=rows.addresses_N.numel(),
+        inputs=rows.inputs,
+        type=BLOCK_KINDS[rows.kind].number,
+    )
+    count = library.function("ft_strange_ggml", (ctypes.c_void_p,), ctypes.c_int64)
+    found: int = count(ctypes.addressof(matrix))
+    assert found >= 0, f"{rows.kind} is not known to the kernels"
+    return found
+
+
 def _empty(library: Library, num_bytes: int) -> Tensor:
     memory = torch.empty(num_bytes, dtype=torch.uint8)
     if num_bytes >= 4 << 20:

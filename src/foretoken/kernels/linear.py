@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.kernels.block_types import BlockRows, pack_blocks
 from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.kernels.library import Library
-from foretoken.kernels.structures import FtLinear, FtLinearRows
+from foretoken.kernels.structures import FtLinear, FtLinearRows, FtPanelRows
 from foretoken.shape.block_kinds import BLOCK_KINDS
 
 PANEL: Final = 16
@@ -92,19 +92,53 @@ def empty_packed(library: Library, shape: tuple[int, ...], dtype: torch.dtype) -
     return memory
 
 
+def _pack_rows(
+    library: Library,
+    rows_NK: Tensor,
+    multiple: int,
+    *,
+    gated: bool,
+    flip: int = 0,
+    halves: bool = False,
+) -> Tensor:
+    """Rows in panels, int32 [panels, units, 16], in all threads of the kernels.
+
+    Args:
+        library: the kernels.
+        rows_NK: of 4 bytes, 2 or 1.
+        multiple: of inputs, to which zeros are added.
+        gated: gate rows over up rows.
+        flip: what each unit is XORed with.
+        halves: whether only the low halves of bytes are kept, eight in a unit.
+    """
+    missing = -rows_NK.shape[1] % multiple
+    rows = interleave_panels(rows_NK) if gated else rows_NK
+    rows = F.pad(rows, (0, missing)) if missing else rows
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    outputs, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
+    units = row_bytes // (8 if halves else 4)
+    packed = empty_packed(library, (-(-outputs // PANEL), units, PANEL), torch.int32)
+    call = FtPanelRows(
+        rows=rows.data_ptr(),
+        packed=packed.data_ptr(),
+        outputs=outputs,
+        units=units,
+        row_bytes=rows.stride(0) * rows.element_size(),
+        flip=flip,
+        halves=halves,
+    )
+    library.function("ft_pack_rows", (ctypes.c_void_p,))(ctypes.addressof(call))
+    return packed
+
+
 def pack_float(library: Library, weight_NK: Tensor, *, gated: bool = False) -> Packed:
     """Pack float32 or bfloat16 weights."""
     outputs, inputs = weight_NK.shape
-    panels = _in_panels(weight_NK, gated=gated)
-    if weight_NK.dtype == torch.bfloat16:
-        missing = -inputs % 32
-        padded = F.pad(panels, (0, missing)) if missing else panels
-        panels = padded.contiguous().view(torch.int32)
-    packed = empty_packed(library, (panels.shape[0], panels.shape[2], PANEL), panels.dtype)
-    packed.copy_(panels.transpose(1, 2))
+    multiple = 32 if weight_NK.dtype == torch.bfloat16 else 1
+    packed = _pack_rows(library, weight_NK, multiple, gated=gated)
     return Packed(
         weight_type=TYPES[weight_NK.dtype],
-        weight=packed,
+        weight=packed.view(weight_NK.dtype) if weight_NK.dtype == torch.float32 else packed,
         outputs=outputs,
         inputs=inputs,
         gated=gated,
@@ -124,11 +158,7 @@ def pack_int8(
     """
     outputs, inputs = values_NK.shape
     group = 0 if scale_NG.shape[1] == 1 else -(-inputs // scale_NG.shape[1])
-    panels = _in_panels(values_NK, gated=gated)
-    padded = F.pad(panels, (0, -inputs % (group or 32)))
-    quads = (padded ^ -128).contiguous().view(torch.int32)
-    packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
-    packed.copy_(quads.transpose(1, 2))
+    packed = _pack_rows(library, values_NK, group or 32, gated=gated, flip=0x80808080)
     numbers_NG = in_few_bits(scale_NG, None).scale if group else scale_NG.float()
     return Packed(
         weight_type=INT8,
@@ -161,11 +191,7 @@ def pack_int4(
     outputs, inputs = values_NK.shape
     group = inputs // scale_NG.shape[1]
     assert group in (32, 64, 128) and inputs % group == 0, (group, inputs)
-    panels = _in_panels(values_NK, gated=gated)
-    low, high = panels.unflatten(2, (-1, 2, 4)).unbind(3)
-    quads = (low | high << 4).flatten(2).contiguous().view(torch.int32)
-    packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
-    packed.copy_(quads.transpose(1, 2))
+    packed = _pack_rows(library, values_NK, group, gated=gated, halves=True)
     numbers = in_few_bits(scale_NG, zero_NG)
     return Packed(
         weight_type=INT4,

@@ -63,6 +63,17 @@ class FtGgmlMatrix(ctypes.Structure):
     ]
 
 
+class FtPanelRows(ctypes.Structure):
+    """Rows to be put in panels (packing.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "rows packed"),
+        *_fields(_I64, "outputs units row_bytes"),
+        ("flip", ctypes.c_uint32),
+        ("halves", _I32),
+    ]
+
+
 class FtNormCall(ctypes.Structure):
     """An RMS norm over rows (rows.h)."""
 
@@ -187,6 +198,16 @@ class FtFeatures(ctypes.Structure):
     _fields_ = [
         *_fields(_PTR, "slots pieces"),
         *_fields(_I64, "stride piece_bytes num_pieces"),
+    ]
+
+
+class FtEmbedding(ctypes.Structure):
+    """A table of floats, or a packed layer, that gives rows by token (embedding.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "floats packed"),
+        *_fields(_I64, "tokens width"),
+        ("type", _I32),
     ]
 
 
@@ -344,6 +365,7 @@ STRUCTURES: Final = (
     FtLinear,
     FtLinearRows,
     FtGgmlMatrix,
+    FtPanelRows,
     FtNormCall,
     FtRotaryCall,
     FtGateCall,
@@ -356,6 +378,7 @@ STRUCTURES: Final = (
     FtStep,
     FtStop,
     FtFeatures,
+    FtEmbedding,
     FtRolloutModel,
     FtRolloutCall,
     FtMlpStage,

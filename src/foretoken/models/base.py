@@ -11,6 +11,7 @@ from foretoken.distributed import Group, Share
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
+from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
@@ -81,7 +82,7 @@ class Model(ABC):
     """A causal language model over paged keys and values."""
 
     shape: ModelShape
-    embedding_VD: Tensor
+    embedding: Embedding
     """The embedding table as stored; some families scale what they look up."""
     head: Linear | None
     """Makes logits of hidden states, before a soft cap, without other ranks; None: only `logits`

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from foretoken.backend import Backend, LinearSpec
-from foretoken.kernels.linear import Packed
+from foretoken.kernels.linear import TYPES, Packed
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.gathered import GatheredLinear
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
@@ -29,7 +30,7 @@ from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.models.stages import Stages
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
-from foretoken.ops.linear import Linear, RowProbe
+from foretoken.ops.linear import KernelLinear, Linear, RowProbe
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
@@ -92,10 +93,11 @@ class Builder:
         *,
         adds_residual: bool = False,
         is_head: bool = False,
+        is_table: bool = False,
     ) -> Linear:
         """The parts, one over the other; the rest as for `LinearSpec`.
 
-        Parts that are quantized differently run side by side.
+        Parts that are quantized differently run side by side. Of a table only rows are read.
         """
         joined = self._joined(parts)
         made, at = list[Linear](), 0
@@ -117,7 +119,8 @@ class Builder:
             made.append(linear)
             at += rows
             self.held[linear.kept] += 1
-            self.fixed[linear.fixed_bits] += 1
+            if not is_table:
+                self.fixed[linear.fixed_bits] += 1
         if self.packed is not None:
             self.packed.made(made)
         return join(made)
@@ -328,15 +331,7 @@ class Builder:
             CheckpointError: tensors are missing, unused or misshapen.
         """
         shape = self.shape
-        table = (shape.vocab_size, shape.hidden_size)
-        embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
-        if shape.tie_word_embeddings:
-            self.checkpoint.ignore("lm_head.weight")
-            stored = shape.stored is not None
-            tied = self.checkpoint.matrix("model.embed_tokens", table) if stored else embedding_VD
-            head: Weights = embedding_VD if isinstance(tied, Tensor) else tied
-        else:
-            head = self.checkpoint.matrix("lm_head", table)
+        embedding, head = self._ends()
         everywhere = range(shape.num_hidden_layers)
         different = list(dict.fromkeys(map(shape.view, everywhere)))
         own = self.options.layers(len(everywhere))
@@ -345,21 +340,22 @@ class Builder:
         layers = [self.layer(i, different.index(shape.view(i))) for i in own]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()
-        kinds = tuple(self.kind(view, embedding_VD) for view in different)
+        like = torch.empty(0, dtype=embedding.dtype, device=embedding.device)
+        kinds = tuple(self.kind(view, like) for view in different)
         scale = shape.embedding_scale
         stages = self._stages()
         top, whole = (None, None) if own.start else self._heads(head)
         compiled = compile_layers(layers, kinds)
         rollout = None
         if top is not None and stages is None and scale == 1.0:
-            parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
+            parts = RolloutParts(embedding=embedding, norm=norm, head=top)
             rollout = compile_rollout(compiled, parts)
         check_bits(self.options, self.fixed)
         self._log_held()
         return Decoder(
             shape=shape,
-            embedding_VD=embedding_VD,
-            embedding_scale=None if scale == 1.0 else embedding_VD.new_tensor(scale),
+            embedding=embedding,
+            embedding_scale=None if scale == 1.0 else like.new_tensor(scale),
             kinds=kinds,
             layers=tuple(layers),
             norm=norm,
@@ -370,6 +366,35 @@ class Builder:
             stages=stages,
         )
 
+    def _ends(self) -> tuple[Embedding, Weights | KernelLinear]:
+        """The embedding, and what the output head is made of: itself, where the embedding reads
+        from it."""
+        source, name = self.checkpoint, "model.embed_tokens"
+        size = (self.shape.vocab_size, self.shape.hidden_size)
+        tied = self.shape.tie_word_embeddings
+        if tied:
+            source.ignore("lm_head.weight")
+        if not self._packs_tables:
+            table_VD = source.keep(f"{name}.weight", size)
+            stored = self.shape.stored is not None
+            found = source.matrix(name, size) if tied and stored else table_VD
+            head = table_VD if isinstance(found, Tensor) else found
+            return Embedding(table_VD), head if tied else source.matrix("lm_head", size)
+        table = source.table(name, size)
+        if isinstance(table, Tensor) and not table.is_meta:
+            return Embedding(table), table if tied else source.matrix("lm_head", size)
+        packed = self.linear([table], is_head=True, is_table=not tied)
+        assert isinstance(packed, KernelLinear), type(packed)
+        return Embedding(packed), packed if tied else source.matrix("lm_head", size)
+
+    @property
+    def _packs_tables(self) -> bool:
+        """Whether kernels here give rows of a table that is stored in few bits. Processes that
+        share the output head need floats beside it: none of them has all of the head."""
+        options = self.options
+        kernels = self.backend.library is not None and options.dtype in TYPES
+        return kernels and self.shape.stored is not None and options.share.size == 1
+
     def _stages(self) -> Stages | None:
         """Who has which layers, where they are not all here."""
         group, options = self.options.group, self.options
@@ -377,8 +402,10 @@ class Builder:
             return None
         return Stages(group, self.shape.num_hidden_layers, options.points)
 
-    def _heads(self, weights: Weights) -> tuple[Linear, Linear | None]:
+    def _heads(self, weights: Weights | KernelLinear) -> tuple[Linear, Linear | None]:
         """What makes a step's logits, and what makes them without other ranks."""
+        if isinstance(weights, KernelLinear):
+            return weights, weights
         options, outputs = self.options, self.shape.vocab_size
         part = Part(weights, None).cut(options.share.of(outputs))
         own = self.linear([part.weight], is_head=True)

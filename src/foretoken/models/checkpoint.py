@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.errors import CheckpointError
 from foretoken.quant import Weights
-from foretoken.quant.arrange import change_rows
+from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
 from foretoken.shape.fields import read_json
@@ -151,6 +152,7 @@ class Checkpoint:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
         """
         self._dtype, self.device, self._stored = dtype, device, stored
+        self._library = backend_for(device).library
         self._files: dict[str, Path] = {}
         self._open = open_files(folder, dtype)
         for path, handle in self._open.items():
@@ -192,17 +194,36 @@ class Checkpoint:
         Raises:
             CheckpointError: as for `take`, or its tensors do not fit each other.
         """
+        found = self._as_stored(module, shape)
+        return self.take(f"{module}.weight", shape) if found is None else found
+
+    def table(self, module: str, shape: tuple[int, int]) -> Weights:
+        """The embedding table of `module`, in fewer bits where it is stored so and kernels hold
+        them; else as `keep` gives it.
+
+        Raises:
+            CheckpointError: as for `matrix`.
+        """
+        found = self._as_stored(module, shape)
+        if found is None:
+            return self.keep(f"{module}.weight", shape)
+        if isinstance(found, Tensor) or for_kernels(found) is not None:
+            return found
+        return found.dequantized(self._dtype)
+
+    def _as_stored(self, module: str, shape: tuple[int, int]) -> Weights | None:
+        """A matrix that a format stores, checked; None: it is stored as plain floats."""
         found = None
         if self._stored is not None:
             found = self._stored.matrix(self, module, shape[1])
         if found is None:
-            return self.take(f"{module}.weight", shape)
+            return None
         if isinstance(found, Tensor):
             return self._checked(module, found, shape)
         if tuple(found.shape) != shape:
             given = f"{module} {list(found.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
-        check_finite(module, found)
+        check_finite(module, found, self._library)
         return change_rows(found, lambda rows: rows.to(self.device))
 
     def has(self, name: str) -> bool:

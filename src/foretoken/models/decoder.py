@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled_layers import CompiledLayers
@@ -28,7 +28,7 @@ class Decoder(Model):
     """A causal language model in our own layers."""
 
     shape: ModelShape
-    embedding_VD: Tensor
+    embedding: Embedding
     embedding_scale: Tensor | None
     """One number in the model's type; None: 1."""
     kinds: tuple[LayerKind, ...]
@@ -50,7 +50,7 @@ class Decoder(Model):
     ) -> Tensor:
         """Run a step: hidden states after the last norm, [T, D]."""
         # A copy of its own: the layers below change it in place.
-        x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
+        x_TD = self.embedding(inputs.tokens_T)
         if self.embedding_scale is not None:
             x_TD *= self.embedding_scale
         x_TD = self.norm(self._streamed(x_TD, inputs, store, features))

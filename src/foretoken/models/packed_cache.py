@@ -46,7 +46,7 @@ VARIABLE: Final = "FORETOKEN_PACKED_WEIGHTS_GIB"
 DEFAULT_GIB: Final = 50.0
 BESIDE: Final = "packed"
 """The folder beside a checkpoint's files where `foretoken quantize --packed` writes."""
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _SUFFIX: Final = ".packed"
 _TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20

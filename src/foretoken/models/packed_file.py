@@ -46,6 +46,8 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PAGE: Final = 4096
 _PIECE: Final = 32 << 20
 """Bytes that are read or written at once: whole huge pages."""
+_MOST_PARTS: Final = 512
+"""Of a piece that are written in one call; Linux allows 1,024."""
 _MOST_CONTENTS: Final = 64 << 20
 _DTYPES: Final = {
     str(kind).removeprefix("torch."): kind
@@ -147,30 +149,34 @@ class _Stream:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._piece = memoryview(bytearray(_PIECE))  # a slice of the array alone is copied twice
+        self._waiting: list[memoryview] = []
         self._first = self._end = 0
 
     def write(self, data: memoryview, offset: int) -> None:
-        """These bytes at this place, and zeros between them and those before."""
+        """These bytes at this place, and zeros between them and those before. They must stay as
+        they are: nothing is copied, which would keep other threads from running."""
         assert offset >= self._end, (offset, self._end)
         self._add(memoryview(bytes(offset - self._end)))
         self._add(data)
 
     def flush(self) -> None:
         """Write what is still here."""
-        waiting = self._piece[: self._end - self._first]
+        waiting = self._waiting
         while waiting:
-            written = os.pwrite(self.fd, waiting, self._first)
-            waiting, self._first = waiting[written:], self._first + written
+            written = os.pwritev(self.fd, waiting[:_MOST_PARTS], self._first)
+            self._first += written
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
 
     def _add(self, data: memoryview) -> None:
         while data:
-            at = self._end - self._first
-            taken = data[: _PIECE - at]
-            self._piece[at : at + len(taken)] = taken
+            room = _PIECE - (self._end - self._first)
+            taken, data = data[:room], data[room:]
+            self._waiting.append(taken)
             self._end += len(taken)
-            data = data[len(taken) :]
-            if at + len(taken) == _PIECE:
+            if len(taken) == room:
                 self.flush()
 
 

@@ -33,6 +33,9 @@ class WeightSource(Protocol):
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """The weights of a linear layer."""
 
+    def table(self, module: str, shape: tuple[int, int]) -> Weights:
+        """The embedding table: floats in memory of their own, or what a linear layer is made of."""
+
     def ignore(self, name: str) -> None:
         """Allow a tensor, or all of a module, that is there and not used."""
 
@@ -73,6 +76,11 @@ class Recorded(WeightSource, PackedLayers):
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """The checkpoint's; what is made of it is what will be written."""
         return self._checkpoint.matrix(module, shape)
+
+    def table(self, module: str, shape: tuple[int, int]) -> Weights:
+        """The checkpoint's; floats are written, of others what is made of them."""
+        found = self._checkpoint.table(module, shape)
+        return self._noted(f"{module}.weight", found) if isinstance(found, Tensor) else found
 
     def ignore(self, name: str) -> None:
         """As the checkpoint does."""
@@ -139,6 +147,13 @@ class Replayed(WeightSource, PackedLayers):
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """Its shape without contents."""
         return torch.empty(shape, device="meta")
+
+    def table(self, module: str, shape: tuple[int, int]) -> Weights:
+        """Floats as they were written; else its shape without contents."""
+        name = f"{module}.weight"
+        return (
+            self.take(name, shape) if name in self._about["tensors"] else self.matrix(module, shape)
+        )
 
     def ignore(self, name: str) -> None:
         """Settled when the file was written."""

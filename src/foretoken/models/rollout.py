@@ -18,6 +18,7 @@ from torch import Tensor
 from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.stopping import StopCall, cut
@@ -51,7 +52,7 @@ class MixedFeatures:
 class RolloutParts:
     """What stands around the layers."""
 
-    embedding_VD: Tensor
+    embedding: Embedding
     norm: RMSNorm
     head: Linear
     ids_N: Tensor | None = None
@@ -88,7 +89,7 @@ class CompiledRollout:
         self._store: KVStore | None = None
         self._model = FtRolloutModel(
             decoder=layers.address,
-            embedding=parts.embedding_VD.data_ptr(),
+            embedding=parts.embedding.address,
             norm=parts.norm.weight_D.data_ptr(),
             head=head.address,
             ids=None if parts.ids_N is None else parts.ids_N.data_ptr(),
@@ -222,13 +223,14 @@ class _Buffers:
     ) -> "_Buffers":
         """For so many (sequences, rows); their addresses are put into `call`."""
         sequences, rows = size
-        like, head = parts.embedding_VD, parts.head
+        head, dtype = parts.head, parts.embedding.dtype
         assert isinstance(head, KernelLinear), type(head)
-        x_TD, beside_TD = (like.new_empty(rows, like.shape[1]) for _ in range(2))
+        hidden = parts.embedding.shape[1]
+        x_TD, beside_TD = (torch.empty(rows, hidden, dtype=dtype) for _ in range(2))
         logits_BV = torch.empty(sequences, parts.vocab_size or head.columns)
         own_BN = None if parts.ids_N is None else torch.empty(sequences, head.columns)
         width = 0 if parts.mixed is None else parts.mixed.features.width
-        gathered_TF = like.new_empty(rows, width)
+        gathered_TF = torch.empty(rows, width, dtype=dtype)
         units = -(-rows * units_a_row * UNIT_INTS // 2)
         ints = torch.empty(2 * rows + units, dtype=torch.int64)
         call.x = x_TD.data_ptr()
@@ -259,12 +261,12 @@ class _Buffers:
 
 def compile_rollout(layers: CompiledLayers | None, parts: RolloutParts) -> CompiledRollout | None:
     """The loop, or None if some part has no kernel."""
-    head, table_VD = parts.head, parts.embedding_VD
+    head, embedding = parts.head, parts.embedding
     if layers is None or layers.only_kind is None or not isinstance(head, KernelLinear):
         return None
-    if head.dtype != table_VD.dtype or head.out_dtype != torch.float32:
+    if head.dtype != embedding.dtype or head.out_dtype != torch.float32:
         return None
-    if not layers.shares_norm(parts.norm) or not table_VD.is_contiguous():
+    if not layers.shares_norm(parts.norm) or not embedding.has_address:
         return None
     return CompiledRollout(layers, parts)
 

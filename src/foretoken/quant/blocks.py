@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.kernels.block_types import BlockRows
+from foretoken.kernels.block_types import BlockRows, count_strange
+from foretoken.kernels.library import Library
 from foretoken.shape.block_kinds import BLOCK_KINDS, STEP
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -75,8 +77,11 @@ class BlockWeights:
         order_N = torch.cat([self.order_N, below.order_N + rows])
         return replace(self, stored=self.stored + below.stored, order_N=order_N)
 
-    def strange_numbers(self) -> int:
-        """How many of the floats in its blocks are NaN or infinite."""
+    def strange_numbers(self, library: Library | None = None) -> int:
+        """How many of the floats in its blocks are NaN or infinite; counted by the kernels where
+        they are given."""
+        if library is not None:
+            return count_strange(library, self.rows())
         count, size = 0, BLOCK_KINDS[self.kind].num_bytes
         for part in self.stored:
             if self.kind == "MXFP4":
@@ -89,10 +94,12 @@ class BlockWeights:
 
     def rows(self) -> BlockRows:
         """Where the rows are, for the kernels."""
+        # NumPy's: PyTorch shares such an index among threads, which wait in a loop for a busy core.
         parts = [
-            part.data_ptr() + torch.arange(part.shape[0]) * part.stride(0) for part in self.stored
+            part.data_ptr() + np.arange(part.shape[0], dtype=np.int64) * part.stride(0)
+            for part in self.stored
         ]
-        addresses_N = torch.cat(parts)[self.order_N]
+        addresses_N = torch.from_numpy(np.concatenate(parts)[self.order_N.numpy()])
         return BlockRows(
             kind=self.kind,
             addresses_N=addresses_N,

@@ -9,6 +9,7 @@ import math
 from torch import Tensor
 
 from foretoken.errors import CheckpointError
+from foretoken.kernels.library import Library
 from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.weights import IntWeights
 
@@ -17,14 +18,21 @@ _PIECE = 32_000
 taken, and reading memory is all there is to do."""
 
 
-def check_finite(name: str, weights: Tensor | IntWeights | BlockWeights) -> None:
+def check_finite(
+    name: str, weights: Tensor | IntWeights | BlockWeights, library: Library | None = None
+) -> None:
     """Check the floats of a tensor, or the scales and zero points of integer weights.
+
+    Args:
+        name: of the tensor, for the error.
+        weights: what to check.
+        library: the kernels, which look through blocks in all of their threads; None: PyTorch does.
 
     Raises:
         CheckpointError: some are NaN or infinite; with how many, and the name.
     """
     if isinstance(weights, BlockWeights):
-        strange = weights.strange_numbers()
+        strange = weights.strange_numbers(library)
         if strange:
             given = f"{name} (scales): {strange} NaN or infinite, {weights.kind}"
             raise CheckpointError("weights", given, "finite numbers as float16")

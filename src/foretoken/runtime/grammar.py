@@ -11,6 +11,7 @@ wait that runs the steps.
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,12 +59,13 @@ class Grammars:
 
     def __init__(
         self,
-        tokenizer_json: str | None,
+        tokenizer_json: Callable[[], str] | None,
         vocab_size: int,
         eos_ids: Seq[int],
         device: torch.device | str = "cpu",
     ) -> None:
-        """Grammars over `vocab_size` ids; without a tokenizer there can be none."""
+        """Grammars over `vocab_size` ids; without a tokenizer there can be none, and what its
+        tokenizer.json would say is asked for with the first of them."""
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._device = torch.device(device)
@@ -258,7 +260,7 @@ class Grammars:
         """Read the tokenizer; the compiler that tries grammars over it first."""
         assert self._tokenizer_json is not None, "checked by `compiled`"
         source = GrammarTokenizer(
-            tokenizer_json=spelling_json(self._tokenizer_json, self._eos_ids),
+            tokenizer_json=spelling_json(self._tokenizer_json(), self._eos_ids),
             vocab_size=self._vocab_size,
             eos_ids=tuple(self._eos_ids),
         )

@@ -78,12 +78,12 @@ class Runner:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        return self.model.embedding_VD.device
+        return self.model.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the model."""
-        return self.model.embedding_VD.dtype
+        return self.model.embedding.dtype
 
     def lead(self, leader: Leader) -> None:
         """From now on tell the ranks that have the rest of the model what is run."""
@@ -326,7 +326,7 @@ class Runner:
 
 
 def _feature_store(model: Model, store: KVStore, points: Sequence[int]) -> FeatureStore:
-    like, hidden = model.embedding_VD, model.shape.hidden_size
+    like, hidden = model.embedding, model.shape.hidden_size
     return FeatureStore(points, hidden, store.num_slots, dtype=like.dtype, device=like.device)
 
 

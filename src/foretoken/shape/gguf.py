@@ -132,10 +132,12 @@ def gguf_scheme(path: Path) -> StoredScheme:
     for tensor in tensors:
         if tensor.name.startswith("blk."):
             numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
-    head = top.get("output.weight", top.get("token_embd.weight", ""))
+    table = top.get("token_embd.weight", "")
+    head = top.get("output.weight", table)
     return StoredScheme(
         method="gguf",
         weights=", ".join(name for name, _ in kinds.most_common()),
         held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),
         head=_HELD.get(head, FLOATS),
+        table=_HELD.get(table, FLOATS),
     )

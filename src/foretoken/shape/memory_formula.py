@@ -17,7 +17,7 @@ class WeightCounts(NamedTuple):
     table: int
     """Numbers of the embedding."""
     head: int
-    """Numbers of the output head's own copy: tied weights are packed a second time."""
+    """Numbers of the output head's own copy: tied floats are packed a second time."""
     matrices: int
     """Numbers of the layers' linear maps, which is what quantization rounds."""
     rest: int
@@ -90,13 +90,14 @@ class Held(NamedTuple):
 
 
 def held_storage(
-    held: Iterable[Held], head: Held, dtype_bytes: int, quantization: str | None
+    held: Iterable[Held], head: Held, table: Held, dtype_bytes: int, quantization: str | None
 ) -> Storage:
     """How a checkpoint that was quantized before is stored: its integers stay what they are.
 
     Args:
         held: the matrices of its layers; the shares add up to 1.
         head: its output head.
+        table: its embedding.
         dtype_bytes: of the model's type.
         quantization: what is done to its floats.
     """
@@ -109,6 +110,8 @@ def held_storage(
     if head.bits:
         each, scale = _number_bytes(head)
         floats = floats._replace(head=each, per_head_output=scale)
+    if table.bits:
+        floats = floats._replace(table=_number_bytes(table)[0])
     return floats._replace(matrix=matrix, per_output=per_output)
 
 

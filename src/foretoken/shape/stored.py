@@ -32,6 +32,9 @@ class StoredScheme:
     """What kernels make of the matrices of the layers, for the memory they take."""
     head: Held = FLOATS
     """What kernels make of the output head, which most checkpoints leave alone."""
+    table: Held = FLOATS
+    """What they make of the embedding table; a head that shares it is the same memory, unless it
+    is floats."""
     zeros_less_one: bool = False
     """GPTQ's first format stores zero points less 1."""
     block: tuple[int, int] = (128, 128)

@@ -82,6 +82,16 @@ ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs) {
     return l;
 }
 
+const ft_embedding *make_embedding(int type, int64_t tokens, int64_t width) {
+    ft_embedding *table = make_bytes(sizeof *table);
+    *table = (ft_embedding){.tokens = tokens, .width = width, .type = type};
+    if (pick(0, 1))
+        table->floats = make_numbers(type, tokens * width, 1.0f);
+    else
+        table->packed = make_linear(type, FT_FLOAT32, width, tokens);
+    return table;
+}
+
 static ft_layer make_layer(const ft_decoder *d, int beside) {
     const int64_t heads = d->num_heads * d->head_dim, hidden = d->hidden;
     const int64_t width = heads + 2 * d->num_kv_heads * d->head_dim;

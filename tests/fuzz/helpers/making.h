@@ -4,6 +4,7 @@
 
 #include "decoder.h"
 #include "draw.h"
+#include "embedding.h"
 #include "feature_rows.h"
 #include "stop.h"
 
@@ -21,6 +22,8 @@ size_t item_bytes(int type);
 void *make_numbers(int type, int64_t count, float most);
 // Any weights that fit so many inputs; activations of `type`.
 ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs);
+// Rows of `type` for so many tokens, of floats or of such a layer.
+const ft_embedding *make_embedding(int type, int64_t tokens, int64_t width);
 // Features of so many slots, of which rows of `width` are read, in one piece or more.
 ft_features make_features(int type, int64_t slots, int64_t width);
 // Layers of one kind; of `beside`, each takes rows beside the stream too.

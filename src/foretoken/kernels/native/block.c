@@ -55,12 +55,11 @@ static void mix_features(const state *s) {
 
 static void embed(const state *s) {
     const ft_block_model *m = s->model;
-    for (int64_t r = 0; r < s->call->rows; r++) {
-        void *to = at_row(s->call->x, r, s->row_bytes);
-        memcpy(to, at_row(m->embedding, s->call->fed[r], s->row_bytes), s->row_bytes);
-        for (int64_t i = 0; m->embedding_scale != 1.0f && i < m->hidden; i++)
-            ft_put(to, i, ft_value(to, i, m->type) * m->embedding_scale, m->type);
-    }
+    void *const x = s->call->x;
+    ft_embed(m->embedding, s->call->fed, s->call->rows, x);
+    if (m->embedding_scale == 1.0f) return;
+    for (int64_t i = 0; i < s->call->rows * m->hidden; i++)
+        ft_put(x, i, ft_value(x, i, m->type) * m->embedding_scale, m->type);
 }
 
 static char *carve(char **at, int64_t bytes) {

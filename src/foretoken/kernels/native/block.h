@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "embedding.h"
 #include "feature_rows.h"
 #include "linear.h"
 #include "rows.h"
@@ -33,7 +34,8 @@ typedef struct {
     const ft_block_kind *kinds;
     const ft_linear *mixer;        // from the features of a slot to a context row, before its norm
     const void *context_norm;      // weights [hidden] of that norm
-    const void *embedding, *norm;  // [tokens, hidden]; weights of the last norm
+    const ft_embedding *embedding; // rows [hidden]
+    const void *norm;              // weights of the last norm
     const ft_linear *head;         // [outputs, hidden]; its results are float32
     const int64_t *ids;            // the token of each output, ascending; null: its number
     const void *shorts;            // [tokens, rank], of the token before a row; or null

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "scalar.h"
+
 enum { PANEL = 16 };
 
 const uint8_t ft_tables[FT_FRONTS][16] = {
@@ -51,6 +53,12 @@ static uint16_t half_at(const uint8_t *at) {
     return value;
 }
 
+static uint32_t four(const uint8_t *at) {
+    uint32_t bytes;
+    memcpy(&bytes, at, 4);
+    return bytes;
+}
+
 // Nibbles of 32 inputs: low halves of the 16 bytes, then high ones.
 static void read_nibbles(const uint8_t *at, uint8_t *values) {
     for (int i = 0; i < 16; i++) {
@@ -61,9 +69,12 @@ static void read_nibbles(const uint8_t *at, uint8_t *values) {
 
 // Bits that 32 inputs have above their nibbles.
 static void read_fifth_bits(const uint8_t *at, uint8_t *values) {
-    uint32_t bits;
-    memcpy(&bits, at, 4);
-    for (int i = 0; i < 32; i++) values[i] |= (uint8_t)((bits >> i & 1) << 4);
+    for (int k = 0; k < 8; k++) {
+        // Four bits, each into a byte of its own.
+        const uint32_t bits = at[k / 2] >> 4 * (k % 2) & 15;
+        const uint32_t there = four(values + 4 * k) | (bits * 0x00204081u & 0x01010101) << 4;
+        memcpy(values + 4 * k, &there, 4);
+    }
 }
 
 // Eight scales and minima of six bits each, in twelve bytes.
@@ -193,12 +204,6 @@ static void read_block(int32_t type, const uint8_t *at, block *b) {
     }
 }
 
-static uint32_t four(const uint8_t *at) {
-    uint32_t bytes;
-    memcpy(&bytes, at, 4);
-    return bytes;
-}
-
 // The values of a step into its output's place, four bytes at a time.
 static void put_values(int front, const uint8_t *values, uint8_t *to) {
     for (int eight = 0; eight < 4; eight++) {
@@ -218,6 +223,50 @@ static void put_values(int front, const uint8_t *values, uint8_t *to) {
                 bits |= (four(values + 16 * plane + 4 * k) >> 4 & 0x03030303) << 2 * k;
             memcpy(to + 256 + 64 * plane, &bits, 4);
         }
+}
+
+void ft_take_values(int front, const uint8_t *from, uint8_t *values) {
+    for (int eight = 0; eight < 4; eight++) {
+        const uint32_t both = four(from + 64 * eight);
+        const uint32_t halves[2] = {both & 0x0f0f0f0f, both >> 4 & 0x0f0f0f0f};
+        memcpy(values + 8 * eight, halves, 8);
+    }
+    for (int k = 0; k < 8 && (front == FT_BITS5 || front == FT_BITS6); k++) {
+        const uint32_t plane = four(from + 256 + (front == FT_BITS6 ? k / 4 * 64 : 0));
+        const uint32_t bits = front == FT_BITS5 ? plane >> k & 0x01010101 : plane >> 2 * (k % 4) & 0x03030303;
+        const uint32_t there = four(values + 4 * k) | bits << 4;
+        memcpy(values + 4 * k, &there, 4);
+    }
+}
+
+// The number of output `lane` among 16.
+static float number_at(int form, const uint8_t *numbers, int lane) {
+    if ((form & 3) == FT_HALVES) return half_to_float(half_at(numbers + 2 * lane));
+    if ((form & 3) == FT_POWERS) return power_of_two(numbers[lane]);
+    return (float)(int8_t)numbers[lane];
+}
+
+void ft_ggml_floats(int front, int form, const ft_ggml_step *step, int lane, float *to) {
+    const int minima = form & FT_MINIMA ? 1 : 0, middle = ft_middle(front, form), group = ft_front_group(front);
+    const int width = PANEL * ((form & 3) == FT_HALVES ? 2 : 1);
+    uint8_t values[FT_STEP];
+    ft_take_values(front, step->values + 4 * lane, values);
+    if (front == FT_IQ4 || front == FT_FP4)
+        for (int i = 0; i < FT_STEP; i++) values[i] = ft_tables[front][values[i]];
+    float upper = 1.0f, upper_minimum = 1.0f;
+    if (ft_upper_bytes(form)) {
+        upper = half_to_float(half_at(step->upper + 2 * lane));
+        if (minima) upper_minimum = half_to_float(half_at(step->upper + 2 * (PANEL + lane)));
+    }
+    for (int first = 0; first < FT_STEP; first += group) {
+        const uint8_t *const at = step->numbers + first / group * (1 + minima) * width;
+        const float scale = number_at(form, at, lane) * upper;
+        const float minimum = minima ? number_at(form, at + width, lane) * upper_minimum : 0.0f;
+        for (int i = first; i < first + group; i++) {
+            const float product = (float)(values[i] - middle) * scale;
+            to[i] = minima ? product - minimum : product;
+        }
+    }
 }
 
 static void put_number(int halves, uint8_t *to, int index, uint16_t number) {
@@ -289,4 +338,45 @@ int ft_pack_ggml(const ft_ggml_matrix *matrix) {
     if (!ft_find_ggml_kind(matrix->type, &p.kind)) return 0;
     ft_parallel(pack_panel, &p, (matrix->outputs + PANEL - 1) / PANEL);
     return 1;
+}
+
+// Where blocks have 16-bit floats: one or two places.
+static int find_floats(int32_t type, int places[2]) {
+    switch (type) {
+        case FT_Q2_K: places[0] = 80, places[1] = 82; return 2;
+        case FT_Q3_K: places[0] = 108; return 1;
+        case FT_Q6_K: places[0] = 208; return 1;
+        case FT_Q4_1: case FT_Q5_1: case FT_Q4_K: case FT_Q5_K: places[0] = 0, places[1] = 2; return 2;
+        default: places[0] = 0; return 1;
+    }
+}
+
+typedef struct {
+    const ft_ggml_matrix *matrix;
+    ft_ggml_kind kind;
+    int64_t found;
+} search;
+
+static void count_strange(void *context, int64_t panel, int worker) {
+    (void)worker;
+    search *s = context;
+    const ft_ggml_matrix *m = s->matrix;
+    const int64_t blocks = m->inputs / s->kind.unit, end = (panel + 1) * PANEL;
+    int places[2];
+    const int floats = find_floats(m->type, places), powers = s->kind.form == FT_POWERS;
+    int64_t found = 0;
+    for (int64_t output = panel * PANEL; output < end && output < m->outputs; output++) {
+        const uint8_t *at = m->rows[output];
+        for (int64_t i = 0; i < blocks; i++, at += s->kind.block_bytes)
+            for (int j = 0; j < floats; j++)
+                found += powers ? *at == 255 : (half_at(at + places[j]) & 0x7c00) == 0x7c00;
+    }
+    if (found) __atomic_fetch_add(&s->found, found, __ATOMIC_RELAXED);
+}
+
+int64_t ft_strange_ggml(const ft_ggml_matrix *matrix) {
+    search s = {.matrix = matrix};
+    if (!ft_find_ggml_kind(matrix->type, &s.kind)) return -1;
+    ft_parallel(count_strange, &s, (matrix->outputs + PANEL - 1) / PANEL);
+    return s.found;
 }

@@ -74,4 +74,19 @@ typedef struct {
 // Returns 0 if the type is not kept.
 FT_EXPORT int ft_pack_ggml(const ft_ggml_matrix *matrix);
 
+// How many of the floats in the rows' blocks are NaN or infinite; of MXFP4, how many scales are NaN. Only
+// rows, outputs, inputs and type are read. -1 if the type is not kept.
+FT_EXPORT int64_t ft_strange_ggml(const ft_ggml_matrix *matrix);
+
+// The values of a step of one output, from its first four bytes on: [FT_STEP] whole numbers.
+void ft_take_values(int front, const uint8_t *from, uint8_t *values);
+
+// Where a step lies in its panel's arrays.
+typedef struct {
+    const uint8_t *values, *numbers, *upper;
+} ft_ggml_step;
+
+// The step of the output in `lane` of the panel multiplied out: [FT_STEP].
+void ft_ggml_floats(int front, int form, const ft_ggml_step *step, int lane, float *to);
+
 #endif

@@ -38,11 +38,7 @@ static void place(state *s, int64_t rows) {
 // The embedded tokens: the stream itself, or what stands beside a head's stream, which goes on from its
 // own outputs.
 static void embed(const state *s, const int64_t *tokens) {
-    char *to = s->step.beside ? s->step.beside : s->step.x;
-    for (int64_t r = 0; r < s->step.rows; r++) {
-        const char *from = (const char *)s->model->embedding + (size_t)tokens[r] * s->row_bytes;
-        memcpy(to + (size_t)r * s->row_bytes, from, s->row_bytes);
-    }
+    ft_embed(s->model->embedding, tokens, s->step.rows, s->step.beside ? s->step.beside : s->step.x);
 }
 
 static void mix_features(const state *s) {

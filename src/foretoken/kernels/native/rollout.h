@@ -7,13 +7,14 @@
 
 #include "decoder.h"
 #include "draw.h"
+#include "embedding.h"
 #include "feature_rows.h"
 #include "stop.h"
 
 // Layers of one kind, what stands around them, and their keys and values.
 typedef struct {
     const ft_decoder *decoder;
-    const void *embedding;  // [tokens, hidden], of the decoder's type
+    const ft_embedding *embedding;  // rows [hidden], of the decoder's type
     const void *norm;       // weights of the last norm, of the decoder's norm_type
     const ft_linear *head;  // [outputs, hidden]; its results are float32
     const int64_t *ids;     // the token of each output, ascending; null: its number

@@ -3,9 +3,11 @@
 #include "allocate.h"
 #include "block.h"
 #include "decoder.h"
+#include "embedding.h"
 #include "ggml.h"
 #include "group.h"
 #include "heads.h"
+#include "packing.h"
 #include "reject.h"
 #include "rollout.h"
 
@@ -20,6 +22,7 @@ FT_EXPORT extern const ft_size ft_sizes[];
 const ft_size ft_sizes[] = {
     SIZE(ft_linear),
     SIZE(ft_ggml_matrix),
+    SIZE(ft_panel_rows),
     SIZE(ft_linear_rows),
     SIZE(ft_norm_call),
     SIZE(ft_rotary_call),
@@ -37,6 +40,7 @@ const ft_size ft_sizes[] = {
     SIZE(ft_step),
     SIZE(ft_stop),
     SIZE(ft_features),
+    SIZE(ft_embedding),
     SIZE(ft_rollout_model),
     SIZE(ft_rollout_call),
     SIZE(ft_mlp_stage),

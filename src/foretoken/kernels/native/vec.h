@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "scalar.h"
+
 typedef uint16_t bf16;
 
 static inline float load_float(const void *at) {
@@ -23,19 +25,6 @@ static inline float load_float(const void *at) {
 
 static inline float bf16_to_float(bf16 value) {
     uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, 4);
-    return result;
-}
-
-/* A float16, exactly. What is below its normal numbers is made of whole ones: as a float's own bits it
- * would be one that some processors take for zero. */
-static inline float half_to_float(uint16_t value) {
-    const uint32_t sign = (uint32_t)(value & 0x8000) << 16, rest = value & 0x7fff;
-    const float tiny = (float)rest * 0x1p-24f;
-    uint32_t bits = (rest << 13) + ((rest >= 0x7c00 ? 224u : 112u) << 23);
-    if (rest < 0x400) memcpy(&bits, &tiny, 4);
-    bits |= sign;
     float result;
     memcpy(&result, &bits, 4);
     return result;

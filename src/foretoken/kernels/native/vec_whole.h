@@ -19,14 +19,6 @@ static inline int32_t pair_at(const void *at) {
     return pair;
 }
 
-/* 2 ** (power - 128); the first two are below a float's normal numbers. */
-static inline float power_of_two(uint8_t power) {
-    const uint32_t bits = power < 2 ? 0x00200000u << power : (uint32_t)(power - 1) << 23;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
 #if W == 16
 
 typedef __m512i vi;

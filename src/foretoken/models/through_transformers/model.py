@@ -15,6 +15,7 @@ from foretoken.backend import LinearSpec, backend_for
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
+from foretoken.layers.embedding import Embedding
 from foretoken.models.base import LoadOptions, Model, check_bits
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.tensors import ModelInput, SpanLayout
@@ -54,7 +55,7 @@ class TransformersModel(Model):
     def __init__(self, shape: ModelShape, causal: Any, paged: PagedAttention) -> None:
         """Take over `causal`, filled and attached to `paged`."""
         self.shape = shape
-        self.embedding_VD: Tensor = causal.get_input_embeddings().weight
+        self.embedding = Embedding(causal.get_input_embeddings().weight)
         self.head = None
         self._base = causal.get_decoder()
         [path] = [name for name, module in causal.named_modules() if module is self._base]

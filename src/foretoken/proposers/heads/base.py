@@ -220,7 +220,7 @@ def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Prop
     """The drafter over a head, in the target's type and on its device."""
     features = engine.target.features
     assert features is not None, "kept since the engine was put together"
-    like = engine.target.model.embedding_VD
+    like = engine.target.model.embedding
     head = head.to(like.device, like.dtype).eval().requires_grad_(False)
     head.leave_file()
     verifier = engine.verifier

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.config import DrafterConfig
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
@@ -75,8 +76,7 @@ class Eagle(PagedHead):
             EagleLayer(shape, first=i == 0, attention_bias=attention_bias)
             for i in range(shape.num_hidden_layers)
         )
-        self.embedding_VD: Tensor
-        self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
+        self.embedding: Embedding
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
@@ -107,9 +107,9 @@ class Eagle(PagedHead):
         """Drafts from its own guesses, one slot a draft."""
         return build_paged(self, site)
 
-    def use_embedding(self, embedding_VD: Tensor) -> None:
+    def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with this table, shared and not trained."""
-        self.embedding_VD = embedding_VD
+        self.embedding = embedding
 
     def mix(self, features: Tensor) -> Tensor:
         """The target's features as they come, [..., D]."""
@@ -129,7 +129,7 @@ class Eagle(PagedHead):
         Returns:
             [..., D], to be recycled and to be given to the target's head.
         """
-        embedded = nn.functional.embedding(tokens, self.embedding_VD)
+        embedded = self.embedding(tokens)
         x: Tensor = self.fc(torch.cat((embedded, hidden), dim=-1))
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, rotation, attend)

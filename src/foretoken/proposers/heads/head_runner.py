@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.backend import backend_for
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import RotaryTable, Rotation
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
@@ -78,8 +79,8 @@ class PagedHead(DraftHead, ABC):
         return None
 
     @abstractmethod
-    def use_embedding(self, embedding_VD: Tensor) -> None:
-        """Embed tokens with this table of the target's, shared and not trained."""
+    def use_embedding(self, embedding: Embedding) -> None:
+        """Embed tokens with the target's table, shared and not trained."""
 
     @abstractmethod
     def mix(self, features: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ class Medusa(StatelessHead):
             if not model.shape.tie_word_embeddings or model.shape.logit_softcap is not None:
                 allowed = "None: this head uses the target's, which is not to be had in other bits"
                 raise ConfigError("speculative_config.quantization", make.quantization, allowed)
-            copy = linear = make(model.embedding_VD, top=True)
+            copy = linear = make(model.embedding.floats(), top=True)
             self.shared_logits = lambda states_RD: copy(states_RD).float()
         # A soft cap bends logits after the linear map: then the kernel alone does not do all of it.
         if isinstance(linear, KernelLinear) and model.shape.logit_softcap is None:

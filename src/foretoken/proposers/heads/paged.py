@@ -67,7 +67,7 @@ def build_paged(
     """The drafter over a head; by default further drafts continue from its own outputs."""
     config, engine = site.config, site.engine
     target = engine.target.model
-    head.use_embedding(target.embedding_VD)
+    head.use_embedding(target.embedding)
     runner = HeadRunner(
         head,
         site.view,

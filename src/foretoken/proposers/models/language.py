@@ -127,7 +127,7 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
     how to time them: nothing is timed.
     """
     whole = load(folder, None)
-    why = backend_for(whole.model.embedding_VD.device).why_not_int8
+    why = backend_for(whole.model.embedding.device).why_not_int8
     if why is not None:
         logger.info("draft %s: unrounded weights (auto): %s", folder.name, why)
         return whole

@@ -40,7 +40,7 @@ class LoadedTarget:
             given = f"a model with final_logit_softcapping {shape.logit_softcap}"
             allowed = "one without it: heads draft from logits that are not capped"
             raise UnsupportedModelError("config.target", given, allowed)
-        embedding = model.embedding_VD
+        embedding = model.embedding
         identity = torch.eye(shape.hidden_size, dtype=embedding.dtype, device=embedding.device)
         with torch.no_grad():
             head_VD = model.logits(identity).T.contiguous()
@@ -54,7 +54,7 @@ class LoadedTarget:
             max_positions=shape.max_position_embeddings,
             norm_eps=shape.rms_norm_eps,
             rope_theta=shape.rope.theta,
-            embedding_VD=embedding.detach().float().clone(),
+            embedding_VD=embedding.floats().detach().float().clone(),
             head_VD=head_VD.float(),
         )
         self._readers: dict[tuple[tuple[int, ...], int], Runner] = {}
@@ -62,7 +62,7 @@ class LoadedTarget:
     @property
     def dtype(self) -> torch.dtype:
         """The type of its hidden states."""
-        return self.engine.parts.runner.model.embedding_VD.dtype
+        return self.engine.parts.runner.model.embedding.dtype
 
     @property
     def max_length(self) -> int:
@@ -94,7 +94,7 @@ class LoadedTarget:
         found = self._readers.get((points, length))
         if found is None:
             own = self.engine.parts.runner
-            like = own.model.embedding_VD
+            like = own.model.embedding
             store = KVStore(
                 own.model.shape,
                 num_pages=-(-length // own.page_size),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
@@ -50,7 +51,7 @@ def recur(
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     assert settings.head is not None, "a run of a head"
     net = Eagle(target.layer_shape(settings.head.inner_size), fc_bias=False)
-    net.use_embedding(target.embedding_VD)
+    net.use_embedding(Embedding(target.embedding_VD))
     net.to(target.embedding_VD.device)
     return FreshHead(net, EagleGuesser(net, target.head_VD))
 

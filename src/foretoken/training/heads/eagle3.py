@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
@@ -84,7 +85,7 @@ def eagle3_net(
         net.lm_head.weight.copy_(target.head_VD[ids])
         if target.norm_D is not None:
             net.norm.weight.copy_(target.norm_D)
-    net.use_embedding(target.embedding_VD)
+    net.use_embedding(Embedding(target.embedding_VD))
     net.to(target.embedding_VD.device)
     return net
 

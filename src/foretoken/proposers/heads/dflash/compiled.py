@@ -192,7 +192,7 @@ class CompiledBlocks:
         """Bind the parts, which must stay as they are."""
         self._site, self._kinds, self._packed = site, kinds, packed
         self._norms = net.hidden_norm, net.norm
-        self._table_VD = net.table_VD.detach()
+        self._table = net.table
         self._ids_N = None if net.target_ids is None else net.target_ids.contiguous()
         self._most_units = net.shape.layer.num_key_value_heads * len(kinds.views)
         self._context = net.hidden_norm
@@ -219,7 +219,7 @@ class CompiledBlocks:
             kinds=ctypes.addressof(self._bound),
             mixer=self._packed.mixer.address,
             context_norm=net.hidden_norm.weight.data_ptr(),
-            embedding=self._table_VD.data_ptr(),
+            embedding=self._table.address,
             norm=net.norm.weight.data_ptr(),
             cos=cos.data_ptr(),
             sin=self._site.rotary.sin.data_ptr(),
@@ -234,7 +234,7 @@ class CompiledBlocks:
             num_heads=layer.num_attention_heads,
             num_kv_heads=layer.num_key_value_heads,
             head_dim=layer.head_dim,
-            type=TYPES[self._table_VD.dtype],
+            type=TYPES[self._table.dtype],
             norm_type=TYPES[net.norm.weight.dtype],
             eps=layer.rms_norm_eps,
             embedding_scale=shape.embedding_scale,
@@ -244,7 +244,7 @@ class CompiledBlocks:
     def _bind_drafts(self, net: BlockHead) -> bool:
         """Bind what makes tokens of a block's rows, if all of it has kernels."""
         site, follow, model = self._site, net.follow, self._model
-        features, dtype = site.features, self._table_VD.dtype
+        features, dtype = site.features, self._table.dtype
         own = net.lm_head if net.shape.own_head else None
         head = site.head if own is None else kernel_of(own, dtype, torch.float32)
         if follow is None or not isinstance(head, KernelLinear):
@@ -283,12 +283,12 @@ class CompiledBlocks:
             token_ids: the newest token and masks of each.
         """
         call, kept = self._begin(context, blocks, token_ids, 0)
-        joined_TD = self._rooms["joined"].view(-1, self._table_VD.shape[1])
+        joined_TD = self._rooms["joined"].view(-1, self._table.shape[1])
         joined_TD[: context_TD.shape[0]] = context_TD
         call.gathered = call.stop = None
         self._run(ctypes.addressof(self._model), ctypes.addressof(call))
         del kept
-        return self._rooms["outputs"].view(-1, self._table_VD.shape[1])[: len(token_ids)]
+        return self._rooms["outputs"].view(-1, self._table.shape[1])[: len(token_ids)]
 
     def draft(
         self,
@@ -345,7 +345,7 @@ class CompiledBlocks:
         steps: int,
     ) -> tuple[FtBlockCall, tuple[Any, ...]]:
         """The call with its rows; the second result is to be kept until it is over."""
-        pages, call, wide = array("i"), self._call, self._table_VD.shape[1]
+        pages, call, wide = array("i"), self._call, self._table.shape[1]
         spans = [_spans(layouts, pages) for layouts in (context, blocks)]
         fed, rows = (sum(layout.num_tokens for layout in one) for one in (context, blocks))
         assert rows == len(token_ids), (rows, len(token_ids))
@@ -367,8 +367,8 @@ class CompiledBlocks:
         """Address of a buffer that only grows."""
         found = self._rooms.get(name)
         if found is None or found.shape[0] < count:
-            size = -(-count // self._table_VD.shape[1]) * self._table_VD.shape[1]
-            found = torch.empty(size, dtype=dtype or self._table_VD.dtype)
+            size = -(-count // self._table.shape[1]) * self._table.shape[1]
+            found = torch.empty(size, dtype=dtype or self._table.dtype)
             self._rooms[name] = found
         return found.data_ptr()
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.dflash.layers import BlockLayer, BlockShape, BlockView
@@ -51,11 +51,9 @@ class BlockHead(DraftHead, ABC):
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(len(shape.views)))
         self.norm = HeadNorm(size, eps)
         self.d2t: Tensor
-        self.embedding_VD: Tensor
+        self.embedding: Embedding
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
-        else:
-            self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
         if shape.own_head:
             self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         if self.is_reduced:
@@ -109,23 +107,22 @@ class BlockHead(DraftHead, ABC):
         return ids
 
     @property
-    def table_VD(self) -> Tensor:
+    def table(self) -> Embedding:
         """The token embeddings: its own, or the target's."""
-        return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
+        return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
 
-    def use_embedding(self, embedding_VD: Tensor) -> None:
+    def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with the target's table as it is stored, unless it has another one. A copy,
         which DeepSpec's files have, is given up."""
-        if self.shape.own_embedding and torch.equal(self.embed_tokens.weight, embedding_VD):
+        if self.shape.own_embedding and embedding.equals(self.embed_tokens.weight):
             self.shape = replace(self.shape, own_embedding=False)
             del self.embed_tokens
-            self.register_buffer("embedding_VD", embedding_VD, persistent=False)
-        elif not self.shape.own_embedding:
-            self.embedding_VD = embedding_VD
+        if not self.shape.own_embedding:
+            self.embedding = embedding
 
-    def use_head(self, weight_VD: Tensor) -> None:
+    def use_head(self, tied: Embedding) -> None:
         """Leave logits to the target's head, of these weights, if its own is a copy of it."""
-        if self.shape.own_head and torch.equal(self.lm_head.weight, weight_VD):
+        if self.shape.own_head and tied.equals(self.lm_head.weight):
             self.shape = replace(self.shape, own_head=False)
             del self.lm_head
 
@@ -152,7 +149,7 @@ class BlockHead(DraftHead, ABC):
         Returns:
             The rows' outputs after the last norm, [..., D].
         """
-        x = F.embedding(tokens, self.table_VD)
+        x = self.table(tokens)
         if self.shape.embedding_scale != 1.0:
             x = x * self.shape.embedding_scale
         for layer, attend in zip(self.layers, attends, strict=True):

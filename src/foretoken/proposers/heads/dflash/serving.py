@@ -46,10 +46,10 @@ def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
     if not shape.own_head and shape.logit_softcap not in (None, cap):
         allowed = f"{cap}, as the target's, whose output head it uses"
         raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, allowed)
-    head.use_embedding(target.embedding_VD)
+    head.use_embedding(target.embedding)
     same = target.shape.tie_word_embeddings and cap == shape.logit_softcap
     if same and not config.quantization and target.makes_draft_logits:
-        head.use_head(target.embedding_VD)
+        head.use_head(target.embedding)
     runner = BlockRunner(
         head,
         site.view,

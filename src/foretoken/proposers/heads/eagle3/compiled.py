@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
@@ -41,7 +41,7 @@ class CompiledEagle3:
     norm_features: Callable[[Tensor], Tensor]
     """What the network does to the target's features before it mixes them."""
     mixer: Linear
-    table_VD: Tensor
+    table: Embedding
     """Embeddings."""
     layers: CompiledLayers
     norm: RMSNorm
@@ -55,7 +55,7 @@ class CompiledEagle3:
     def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
         """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
-        embedded_TD = F.embedding(inputs.tokens_T, self.table_VD)
+        embedded_TD = self.table(inputs.tokens_T)
         self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
         return x_TD
 
@@ -68,7 +68,7 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     """The network on kernels, or None if some part has none."""
     if net.shape.norm_output or net.shape.attention_bias:
         return None
-    table_VD, make = net.table_VD, around.linears
+    make = around.linears
     if not isinstance(around.attention, CompiledAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
@@ -81,7 +81,7 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     if isinstance(mixer, KernelLinear) and not net.norms_features:
         mixed = MixedFeatures(mixer, around.features)
     parts = RolloutParts(
-        embedding_VD=table_VD.detach(),
+        embedding=net.table,
         norm=build.norm(net.norm),
         head=make(net.lm_head.weight.detach(), top=True),
         ids_N=net.target_ids.contiguous(),
@@ -95,7 +95,7 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     return CompiledEagle3(
         norm_features=net.normed_features,
         mixer=mixer,
-        table_VD=parts.embedding_VD,
+        table=parts.embedding,
         layers=layers,
         norm=parts.norm,
         head=parts.head,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.kv.features import FINAL
+from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_ids
@@ -66,14 +67,12 @@ class Eagle3(PagedHead):
         self.norm = HeadNorm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.d2t: Tensor
-        self.embedding_VD: Tensor
+        self.embedding: Embedding
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         if shape.parallel:
             self.mask_hidden = nn.Parameter(torch.zeros(1, shape.mask_depths, count * wide))
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
-        else:
-            self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
@@ -106,9 +105,9 @@ class Eagle3(PagedHead):
         return (self.lm_head,)
 
     @property
-    def table_VD(self) -> Tensor:
+    def table(self) -> Embedding:
         """The token embeddings: its own, or the target's."""
-        return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
+        return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
 
     def proposer(self, site: HeadSite) -> Proposer:
         """Drafts from its own outputs, one slot a draft, or all at once from masks."""
@@ -121,10 +120,10 @@ class Eagle3(PagedHead):
         """The network on kernels, or None if some part has none."""
         return compile_eagle3(self, parts)
 
-    def use_embedding(self, embedding_VD: Tensor) -> None:
+    def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with the target's table, shared and not trained, unless it has its own."""
         if not self.shape.own_embedding:
-            self.embedding_VD = embedding_VD
+            self.embedding = embedding
 
     def drop_matrices(self) -> None:
         """Free all linear maps: from now on something else runs them. Norms, tables, masks and ids
@@ -180,7 +179,7 @@ class Eagle3(PagedHead):
         Returns:
             [..., D]: to be recycled, and to be given to `logits`.
         """
-        embedded = nn.functional.embedding(tokens, self.table_VD)
+        embedded = self.table(tokens)
         x = hidden
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, embedded, rotation, attend)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.dflash.formats import usual_points
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
@@ -109,7 +110,7 @@ def begin_blocks(net: BlockHead, target: TargetParts, frequent_ids: Tensor) -> N
     if target.norm_D is not None:
         net.norm.weight.copy_(target.norm_D)
     net.to(target.embedding_VD.device)
-    net.use_embedding(target.embedding_VD)
+    net.use_embedding(Embedding(target.embedding_VD))
 
 
 class BlockGuesser(Guesser, ABC):
