@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import CheckpointError
+from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.block_kinds import BLOCK_KINDS
-from foretoken.shape.gguf_architectures import architecture_of
+from foretoken.shape.gguf_architectures import architecture_of, head_names, head_of
 from foretoken.shape.gguf_ends import ends_of_text
-from foretoken.shape.gguf_file import GgufTable, GgufTensor, read_gguf
+from foretoken.shape.gguf_file import GgufTable, GgufTensor, Strings, read_gguf
 from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
@@ -122,6 +122,45 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
     }
+
+
+def gguf_head_marks(path: Path) -> dict[str, Any]:
+    """What config.json would say the drafting head in this file is; empty: it holds none.
+
+    Raises:
+        CheckpointError: no GGUF file, one that is broken or cut short, or a part is missing.
+    """
+    table = open_gguf(path)
+    row = head_of(table)
+    return {} if row is None else row.marks(table)
+
+
+def gguf_head_config(path: Path) -> dict[str, Any]:
+    """What config.json would say of the drafting head in this file.
+
+    Raises:
+        UnsupportedModelError: no head, or one with positions or features that are not run.
+        CheckpointError: metadata or tensors are missing or of another kind.
+    """
+    table = open_gguf(path)
+    row = head_of(table)
+    if row is None:
+        given = table.get("general.architecture", str)
+        allowed = f"a drafting head: {head_names()}"
+        raise UnsupportedModelError(f"{path.name}: general.architecture", given, allowed)
+    config = {**row.config(table), **row.marks(table)}
+    layers = config["num_hidden_layers"]
+    for name in row.needed:
+        _, in_layer, plain = name.rpartition("blk.")
+        for layer in range(layers if in_layer else 1):
+            wanted = f"blk.{layer}.{plain}.weight" if in_layer else f"{name}.weight"
+            if wanted not in table.tensors:
+                allowed = f"all tensors of an {row.name} head of {layers} layers"
+                raise CheckpointError("missing tensor", wanted, allowed)
+    words = table.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(words, Strings):
+        config["vocab_size"] = words.size
+    return config
 
 
 def gguf_scheme(path: Path) -> StoredScheme:

@@ -22,7 +22,7 @@ from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
+from foretoken.proposers.heads.folder import HeadFolder, method_of, naming, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
@@ -200,12 +200,15 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
         ModelError: its folder is missing, broken or of no kind that is run.
     """
     assert config.model is not None, "checked by DrafterConfig"
-    folder = read_head(find_model(config.model, revision=config.revision))
+    path = find_model(config.model, revision=config.revision)
+    with naming(path):
+        folder = read_head(path)
     method = method_of(folder)
     if method != kind.method:
         where = "speculative_config.method"
         raise ConfigError(where, config.method, f"{method}, which {config.model} is")
-    head = kind.load(folder, target.shape)
+    with naming(path):
+        head = kind.load(folder, target.shape)
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)

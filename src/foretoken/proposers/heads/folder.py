@@ -1,10 +1,13 @@
 """Reads a head's folder strictly: config.json, every tensor in its place, and the method it is of.
 
-Knows files, names and shapes; what the names mean is the business of each method.
+A GGUF file is read as the folder that it was made of, its matrices multiplied out. Knows files,
+names and shapes; what the names mean is the business of each method.
 """
 
+import logging
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,19 @@ from torch import Tensor, nn
 from foretoken.config.methods import method_names, method_of_config, method_of_tensors
 from foretoken.errors import (
     CheckpointError,
+    ConfigError,
+    ModelError,
     ModelNotFoundError,
     NotYetError,
     UnsupportedModelError,
 )
 from foretoken.quant.finite import check_finite
+from foretoken.quant.formats import GgufFile
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import read_json
+from foretoken.shape.gguf import forget_gguf, gguf_head_config
+
+logger = logging.getLogger("foretoken")
 
 WEIGHTS = (
     "model.safetensors",
@@ -47,10 +56,16 @@ class HeadFolder:
 def read_head(folder: Path) -> HeadFolder:
     """The config and the tensors of `folder`; `.bin` and `.pt` by weights-only loading.
 
+    Args:
+        folder: of the files, or a GGUF file.
+
     Raises:
         ModelNotFoundError: no config.json.
         CheckpointError: invalid JSON, no weights, or a file that cannot be read.
+        UnsupportedModelError: a GGUF file without a head, or with positions that are not run.
     """
+    if folder.suffix == ".gguf":
+        return _read_gguf(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise ModelNotFoundError("speculative_config.model", str(folder), "a config.json in it")
@@ -62,6 +77,37 @@ def read_head(folder: Path) -> HeadFolder:
         if (folder / f"{name}.index.json").is_file():
             return HeadFolder(folder, config, _read_shards(folder, name))
     raise CheckpointError("weights", str(folder), " or ".join(WEIGHTS))
+
+
+def _read_gguf(path: Path) -> HeadFolder:
+    """The head in a file of llama.cpp, which stores target ids where folders have offsets."""
+    config = gguf_head_config(path)
+    check_kinds(config, path.name)
+    file = GgufFile(path, torch.bfloat16, head=True)
+    tensors = {name: file.get_tensor(name) for name in file.keys()}
+    ids = tensors.get("d2t")
+    if ids is not None:
+        tensors["d2t"] = ids.flatten() - torch.arange(ids.numel())
+    judge = "confidence_head.proj"
+    if f"{judge}.weight" in tensors:
+        tensors.setdefault(f"{judge}.bias", torch.zeros(1))
+    blocks = sorted(file.block_kinds())
+    if blocks:
+        what = "%s: matrices of the head are multiplied out of %s; quantization rounds them again"
+        logger.info(what, path.name, ", ".join(blocks))
+    forget_gguf()
+    return HeadFolder(path, config, tensors)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within, errors about the head in a GGUF file name the file, which lies among others."""
+    try:
+        yield
+    except (ModelError, ConfigError) as error:
+        if path.suffix != ".gguf" or path.name in f"{error.field} {error.given}":
+            raise
+        raise type(error)(f"{path.name}: {error.field}", error.given, error.allowed) from error
 
 
 def method_of(folder: HeadFolder) -> str:
