@@ -169,6 +169,11 @@ def head_names() -> str:
     return ", ".join(_HEADS)
 
 
+def stored_field(name: str) -> str:
+    """What the metadata call a field of config.json, after the architecture's name."""
+    return _SIZES.get(name, name)
+
+
 def norm_offset(model_type: str) -> float:
     """What is in the file's norms and not in those of Hugging Face."""
     family = find_family(model_type)

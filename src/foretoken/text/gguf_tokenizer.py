@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from foretoken.errors import TokenizerError
-from foretoken.shape.gguf import open_gguf
+from foretoken.shape.gguf import about_gguf, open_gguf
 from foretoken.shape.gguf_ends import (
     BYTE,
     CONTROL,
@@ -93,6 +93,11 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         CheckpointError: no GGUF file, one that is broken, or a field of the wrong kind.
     """
     table = open_gguf(path)
+    with about_gguf(path):
+        return _read(table)
+
+
+def _read(table: GgufTable) -> GgufTokenizer:
     kind = table.get(_MODEL, str)
     if kind not in _KINDS:
         raise TokenizerError(_MODEL, kind, ", ".join(_KINDS))

@@ -22,13 +22,14 @@ from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.folder import HeadFolder, method_of, naming, read_head
+from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.shape.gguf import about_gguf
 from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
 
 
@@ -201,13 +202,14 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
     """
     assert config.model is not None, "checked by DrafterConfig"
     path = find_model(config.model, revision=config.revision)
-    with naming(path):
-        folder = read_head(path)
+    folder = read_head(path)
     method = method_of(folder)
     if method != kind.method:
         where = "speculative_config.method"
         raise ConfigError(where, config.method, f"{method}, which {config.model} is")
-    with naming(path):
+    with about_gguf(path):
+        if path.suffix == ".gguf" and "vocab_size" in folder.config:
+            check_fits("vocabulary", folder.config["vocab_size"], target.shape.vocab_size)
         head = kind.load(folder, target.shape)
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"

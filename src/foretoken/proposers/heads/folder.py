@@ -6,8 +6,7 @@ names and shapes; what the names mean is the business of each method.
 
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from torch import Tensor, nn
 from foretoken.config.methods import method_names, method_of_config, method_of_tensors
 from foretoken.errors import (
     CheckpointError,
-    ConfigError,
-    ModelError,
     ModelNotFoundError,
     NotYetError,
     UnsupportedModelError,
@@ -97,17 +94,6 @@ def _read_gguf(path: Path) -> HeadFolder:
         logger.info(what, path.name, ", ".join(blocks))
     forget_gguf()
     return HeadFolder(path, config, tensors)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Within, errors about the head in a GGUF file name the file, which lies among others."""
-    try:
-        yield
-    except (ModelError, ConfigError) as error:
-        if path.suffix != ".gguf" or path.name in f"{error.field} {error.given}":
-            raise
-        raise type(error)(f"{path.name}: {error.field}", error.given, error.allowed) from error
 
 
 def method_of(folder: HeadFolder) -> str:
