@@ -1,0 +1,126 @@
+"""Promise 1 on GGUF files: the same tokens with and without speculation, for targets, draft models
+and heads whose weights stay in the blocks of their files.
+
+The guarded bugs: a product whose last bits follow from the number of rows, in the kernels of one
+type; a head that reads another layer. There is no tolerance.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from foretoken import LLM
+from foretoken.shape.gguf import forget_gguf
+from tests.e2e.gguf_targets import MIXES, WIDTH, write_target
+from tests.e2e.heads import write_head
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.golden.gguf_heads import write_gguf_head
+from tests.marks import slow_but
+
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft": {"method": "draft_model", "num_speculative_tokens": 4},
+    "eagle3": {"num_speculative_tokens": 4},
+    "dflash": {"num_speculative_tokens": 4},
+    "dspark": {"num_speculative_tokens": 5},
+}
+"""Those of heads are told from their files."""
+BOTH = ("greedy", "seeded")
+TOKENS = 40
+SHORTAGE = {**PRESSURES["shortage"], "kv_cache_memory_bytes": 130_000}
+"""Few pages, of which drafters have theirs."""
+
+
+class Files:
+    """A target in a mix of types, and its drafters in GGUF files too."""
+
+    def __init__(self, folder: Path, mix: str) -> None:
+        self.target = write_target(folder / "target.gguf", mix)
+        self.drafters = {"draft": write_target(folder / "draft.gguf", mix, layers=1)}
+        for name, kind in (("eagle3", "Q8_0"), ("dflash", "Q5_0"), ("dspark", "F16")):
+            head = write_head(folder / name, name, folder, WIDTH)
+            self.drafters[name] = write_gguf_head(
+                head,
+                folder / f"{name}.gguf",
+                gguf.GGMLQuantizationType[kind],
+                target_hidden=WIDTH,
+            )
+
+    def open(self, method: str | None, **settings: Any) -> LLM:
+        """An engine with one of METHODS; None: with none."""
+        forget_gguf()
+        chosen = {"batch_invariant": True, "adaptive_speculation": False, **settings}
+        if method is not None:
+            config = dict(METHODS[method])
+            if method in self.drafters:
+                config["model"] = str(self.drafters[method])
+            chosen["speculative_config"] = config
+        return LLM(str(self.target), **chosen)
+
+
+def run(llm: LLM, parameters: str, count: int, tokens: int = TOKENS) -> list[Result]:
+    """All prompts at once."""
+    return generate(llm, make_prompts(count, 3), {"max_tokens": tokens, **PARAMETERS[parameters]})
+
+
+def tokens_of(results: list[Result]) -> int:
+    """How many there are."""
+    return sum(len(result.token_ids) for result in results)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Those of the most usual mix."""
+    return Files(tmp_path_factory.mktemp("mix"), "Q4_K_M")
+
+
+@pytest.fixture(scope="module")
+def plain(files: Files) -> dict[str, list[Result]]:
+    """Plain decoding, one request at a time."""
+    with files.open(None, **PRESSURES["one at a time"]) as llm:
+        return {parameters: run(llm, parameters, 12) for parameters in BOTH}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_short_of_pages_and_with_prefix_hits(
+    method: str, files: Files, plain: dict[str, list[Result]]
+) -> None:
+    """Greedy and seeded, twice, with preemption: identical, and something was drafted."""
+    with files.open(method, **SHORTAGE) as llm:
+        preemptions = 0
+        for parameters in (*BOTH, *BOTH):
+            found = run(llm, parameters, 12)
+            assert found == plain[parameters], parameters
+            preemptions += sum(result.num_preemptions for result in found)
+        counts = {one.name.rsplit(":")[-1]: one for one in llm.get_metrics()}
+    drafted: Any = counts["spec_decode_num_draft_tokens"]
+    assert drafted.value > 5 and preemptions > 0, (drafted.value, preemptions)
+
+
+@pytest.mark.parametrize("method", slow_but(METHODS, "eagle3"))
+def test_in_chunks(method: str, files: Files, plain: dict[str, list[Result]]) -> None:
+    """Prompts in chunks of 24 tokens, in batches with decoding."""
+    with files.open(method, **PRESSURES["chunks"]) as llm:
+        for parameters in BOTH:
+            assert run(llm, parameters, 12) == plain[parameters], parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", MIXES)
+def test_twenty_thousand_tokens_of_each_mix(mix: str, tmp_path: Path) -> None:
+    """More than 100,000 tokens in all: every method, greedy and seeded, in one batch, in chunks and
+    short of pages, in the file's own type and in float32: identical."""
+    files, count, compared = Files(tmp_path, mix), 24, 0
+    for dtype in ("auto", "float32"):
+        with files.open(None, dtype=dtype, **PRESSURES["one at a time"]) as llm:
+            expected = {parameters: run(llm, parameters, count) for parameters in BOTH}
+        for method in METHODS:
+            for pressure in (PRESSURES["calm"], PRESSURES["chunks"], SHORTAGE):
+                with files.open(method, dtype=dtype, **pressure) as llm:
+                    for parameters in BOTH:
+                        found = run(llm, parameters, count)
+                        assert found == expected[parameters], (dtype, method, pressure, parameters)
+                        compared += tokens_of(found)
+    assert compared >= 20_000, compared
