@@ -96,13 +96,13 @@ def write_gguf_head(
         metadata |= {"target_hidden_size": target_hidden, "norm_before_residual": False}
     else:
         kinds = config["layer_types"]
-        metadata |= {
-            "block_size": config["block_size"],
-            "attention.sliding_window": config["sliding_window"],
-            "attention.sliding_window_pattern": [one == "sliding_attention" for one in kinds],
-        }
-        if config.get("sliding_window_non_causal"):
-            metadata["attention.causal"] = False
+        metadata["block_size"] = config["block_size"]
+        if "sliding_attention" in kinds:
+            pattern = [one == "sliding_attention" for one in kinds]
+            metadata["attention.sliding_window"] = config["sliding_window"]
+            metadata["attention.sliding_window_pattern"] = pattern
+            if config.get("sliding_window_non_causal"):
+                metadata["attention.causal"] = False
     metadata |= {name.replace("__", "."): value for name, value in changes.items()}
     writer = gguf.GGUFWriter(path, arch)
     for name, value in metadata.items():
@@ -112,8 +112,11 @@ def write_gguf_head(
     if mask is not None:
         writer.add_mask_token_id(mask)
     for name, tensor in tensors.items():
-        stored, rows = stored_name(name), tensor.numpy()
-        if stored in without or (name == "d2t" and "lm_head.weight" not in tensors):
+        if name == "t2d" or (name == "d2t" and "lm_head.weight" not in tensors):
+            continue
+        stored = stored_name(name)
+        rows = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        if stored in without:
             continue
         if name == "d2t":
             writer.add_tensor(stored, rows + np.arange(rows.size, dtype=np.int64))
@@ -121,8 +124,7 @@ def write_gguf_head(
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if eagle and part in name:
                 rows = ggml_rows(rows, config[key])
-        packed = kind is not None and rows.ndim == 2 and rows.shape[1] % 32 == 0
-        if packed and kind is not None:
+        if kind is not None and rows.ndim == 2 and rows.shape[1] % 32 == 0:
             writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
         else:
             writer.add_tensor(stored, np.ascontiguousarray(rows))
@@ -134,11 +136,11 @@ def write_gguf_head(
 
 
 def inputs(config: dict[str, Any]) -> list[int]:
-    """The target's layers whose inputs are read."""
+    """The target's layers whose inputs are read, if the config names them."""
     for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
         if name in config:
             return list(config[name])
-    outputs = (config.get("dflash_config") or config)["target_layer_ids"]
+    outputs = (config.get("dflash_config") or config).get("target_layer_ids", ())
     return [layer + 1 for layer in outputs]
 
 
