@@ -161,6 +161,7 @@ def test_drafts_that_are_right(kind: Kind, methods: tuple[str, ...], tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mix", MIXES)
 def test_twenty_thousand_tokens_of_each_mix(mix: str, tmp_path: Path) -> None:
     """More than 100,000 tokens in all: every method, greedy and seeded, in one batch, in chunks and

@@ -82,6 +82,7 @@ def run(llm: LLM, parameters: str, tokens: int) -> list[Result]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", CASES)
 def test_published_files_lose_nothing(name: str, known: dict[tuple[str, int], Expected]) -> None:
     """Greedy and seeded, all requests in one batch, against one request at a time."""
