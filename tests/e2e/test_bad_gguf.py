@@ -41,7 +41,9 @@ def rewritten(path: Path, to: Path, change: Change, arch: str = "llama") -> Path
         for name, field in reader.fields.items()
         if not name.startswith(("GGUF.", "general.architecture"))
     }
-    tensors = {one.name: [np.array(one.data), one.tensor_type] for one in reader.tensors}
+    tensors: dict[str, Any] = {
+        one.name: [np.array(one.data), one.tensor_type] for one in reader.tensors
+    }
     writer = gguf.GGUFWriter(to, arch)
     change(writer, metadata, tensors)
     for name, value in metadata.items():

@@ -75,7 +75,7 @@ def packaged(folder: Path, kind: Kind) -> Files:
     drafters = {"draft": packaged_model("demo-draft")}
     for name in ("eagle3", "dflash", "dspark"):
         head, path = packaged_model(f"demo-{name}"), folder / f"{name}.gguf"
-        usual = {"target_layers": [2, 12, 21]} if name == "eagle3" else {}
+        usual: dict[str, Any] = {"target_layers": [2, 12, 21]} if name == "eagle3" else {}
         drafters[name] = write_gguf_head(head, path, kind, target_hidden=192, **usual)
     return Files(model("demo"), drafters, str(packaged_model("demo")))
 

@@ -90,7 +90,11 @@ def test_published_files_lose_nothing(name: str, known: dict[tuple[str, int], Ex
     model, drafter, tokens = find(case["model"]), case["drafter"], case["tokens"]
     if isinstance(drafter, str):
         drafter = {"method": "draft_model", "model": find(drafter), "num_speculative_tokens": 4}
-    settings = {"batch_invariant": True, "adaptive_speculation": False, "max_model_len": 1024}
+    settings: dict[str, Any] = {
+        "batch_invariant": True,
+        "adaptive_speculation": False,
+        "max_model_len": 1024,
+    }
     if (model, tokens) not in known:
         with LLM(model, **settings, max_num_seqs=1, enable_prefix_caching=False) as llm:
             both = {one: run(llm, one, tokens) for one in ("greedy", "seeded")}

@@ -95,12 +95,15 @@ order than those of the kernels."""
 def of_transformers(path: Path) -> Any:
     """Its own model with what it reads of a file; `from_pretrained` would want accelerate."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
 
+    models: Any = AutoModelForCausalLM
+    reader: Any = modeling_gguf_pytorch_utils
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    model = models.from_config(config, dtype=torch.float32).eval()
+    read = reader.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)[
+        "tensors"
+    ]
     found = {name: torch.as_tensor(tensor).float() for name, tensor in read.items()}
     missing, unused = model.load_state_dict(found, strict=False)
     assert not unused and set(missing) <= {"lm_head.weight"}, (missing, unused)

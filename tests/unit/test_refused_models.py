@@ -78,7 +78,7 @@ def _agrees(kind: str) -> bool:
         made: Any = classes[type(AutoConfig.for_model(kind))]
     except (ImportError, KeyError):
         return True
-    found = made if isinstance(made, type) else made[0]
+    found: Any = made if isinstance(made, type) else made[0]
     return bool(found._supports_attention_backend) == _takes_attention(kind)
 
 

@@ -96,10 +96,7 @@ def info(
     kept = ModelMemory(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
-    facts = {**_facts(kept, used), "ends_of_text": _ends(path, own_tokenizer=tokenizer is None)}
-    if shape.stored is not None:
-        facts["quantized"] = shape.stored.describe()
-        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
+    facts = _facts(kept, used) | _facts_of_files(path, shape, own_tokenizer=tokenizer is None)
     if as_json:
         print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
@@ -124,6 +121,15 @@ def _copies_head(kept: ModelMemory) -> bool:
     """Whether memory has more than the checkpoint for its output head alone."""
     tied = kept.shape.tie_word_embeddings and kept.shape.stored is None
     return tied and kept.quantization is None and kept.ranks == 1
+
+
+def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
+    """What only the files say."""
+    facts: dict[str, Any] = {"ends_of_text": _ends(path, own_tokenizer=own_tokenizer)}
+    if shape.stored is not None:
+        facts["quantized"] = shape.stored.describe()
+        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
+    return facts
 
 
 def _weight_files(path: Path) -> list[Path]:

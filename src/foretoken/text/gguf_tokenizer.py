@@ -134,7 +134,7 @@ def _read(table: GgufTable) -> GgufTokenizer:
 
 def _strings_of(table: GgufTable) -> Strings:
     """The texts of all tokens, as many as the embedding has rows."""
-    strings = table.get(TOKENS, Strings)
+    strings: Strings | None = table.get(TOKENS, Strings)
     if strings is None or not strings.size:
         raise TokenizerError(TOKENS, None if strings is None else [], "a list of tokens")
     _check_bytes(strings, _MOST_BYTES)
