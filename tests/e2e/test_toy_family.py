@@ -218,8 +218,8 @@ def literals() -> Iterator[tuple[str, str]]:
 @pytest.mark.slow
 def test_no_other_file_names_a_family() -> None:
     """Llama apart, which heads and exports say that they are; tables of GGUF files and of models
-    that see pictures have families' names, and files of block heads say that their layers are Qwen3's, as
-    published ones do."""
+    that see pictures have families' names, and files of block heads say that their layers are
+    Qwen3's, as published ones do."""
     tables = ("shape/families.py", "shape/gguf_architectures.py", "shape/multimodal.py")
     names = {family.model_type for family in families.families()} - {"llama"}
     elsewhere = {(path, text) for path, text in literals() if text in names and path not in tables}
