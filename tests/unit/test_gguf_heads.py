@@ -16,15 +16,17 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from foretoken import LLM
+from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
 from foretoken.config.published import head_method
 from foretoken.errors import ConfigError, ForetokenError, NotYetError, UnsupportedModelError
+from foretoken.kernels.library import find_library
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
+from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.shape import ModelShape
 from foretoken.shape.gguf import forget_gguf
 from foretoken.testing import write_tiny_llama
@@ -76,13 +78,16 @@ def test_a_file_is_the_folder_that_it_was_made_of(name: str, root: Path, tmp_pat
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q5_0, Kind.Q4_1])
 @pytest.mark.parametrize("name", ["eagle3", "dspark"])
-def test_blocks_are_multiplied_out_and_that_is_said(
-    name: str, kind: Kind, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_blocks_are_kept_and_multiplied_out(
+    name: str, kind: Kind, root: Path, tmp_path: Path
 ) -> None:
+    """As they lie for kernels, and in bfloat16 for where there are none."""
     path = write(root, name, tmp_path / "head.gguf", kind)
-    with caplog.at_level("INFO", "foretoken"):
-        found = load(path, root / "target").state_dict()
-    assert f"head.gguf: matrices of the head are multiplied out of {kind.name}" in caplog.text
+    found = load(path, root / "target").state_dict()
+    folder = read_head(path)
+    assert {tensor for tensor in found if "_proj.weight" in tensor and "conf" not in tensor} <= set(
+        folder.stored
+    )  # fmt: skip
     stored = {one.name: one for one in gguf.GGUFReader(path).tensors}
     for tensor in load_file(root / name / "model.safetensors"):
         one = stored[stored_name(tensor)]
@@ -90,6 +95,37 @@ def test_blocks_are_multiplied_out_and_that_is_said(
             continue  # rows in another order, which the test above has
         floats = torch.tensor(np.asarray(dequantize(one.data, kind), np.float32))
         assert torch.equal(found[tensor], floats.bfloat16()), tensor
+        kept = folder.stored[tensor]
+        assert not isinstance(kept, torch.Tensor)
+        assert torch.equal(kept.dequantized(torch.float32), floats), tensor
+
+
+@pytest.mark.skipif(find_library() is None, reason="no kernels")
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_take_the_blocks(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None where rounding was asked for. Output projections have heads of 16 here, whose order would
+    cut a block of 32, and the Markov part of 8 numbers is no block."""
+    made: list[str] = []
+    call = HeadLinears.__call__
+
+    def noted(self: HeadLinears, weights: Any, *given: Any, **more: Any) -> Any:
+        made.append(type(weights).__name__)
+        return call(self, weights, *given, **more)
+
+    monkeypatch.setattr(HeadLinears, "__call__", noted)
+    path = write(root, name, tmp_path / "head.gguf", Kind.Q5_0)
+    config: dict[str, Any] = {"model": str(path), "num_speculative_tokens": 3}
+    with LLM(str(root / "target"), speculative_config=config) as llm:
+        params = SamplingParams(max_tokens=8, detokenize=False)
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
+    layers = 1 if name == "eagle3" else 2
+    assert made.count("Tensor") == layers + (name == "dspark"), made
+    assert made.count("BlockWeights") >= 3 * layers + 1, made
+    made.clear()
+    with LLM(str(root / "target"), speculative_config={**config, "quantization": "int8"}):
+        assert set(made) == {"Tensor"}
 
 
 def test_older_words_are_read(root: Path, tmp_path: Path) -> None:

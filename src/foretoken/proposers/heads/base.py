@@ -23,7 +23,7 @@ from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
-from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.linears import HeadLinears, keep_stored
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
@@ -211,6 +211,7 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
         if path.suffix == ".gguf" and "vocab_size" in folder.config:
             check_fits("vocabulary", folder.config["vocab_size"], target.shape.vocab_size)
         head = kind.load(folder, target.shape)
+        keep_stored(head, folder.stored)
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)

@@ -1,13 +1,13 @@
 """Reads a head's folder strictly: config.json, every tensor in its place, and the method it is of.
 
-A GGUF file is read as the folder that it was made of, its matrices multiplied out. Knows files,
-names and shapes; what the names mean is the business of each method.
+A GGUF file is read as the folder that it was made of, and its matrices as they lie there, too.
+Knows files, names and shapes; what the names mean is the business of each method.
 """
 
 import logging
 import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from foretoken.errors import (
     NotYetError,
     UnsupportedModelError,
 )
+from foretoken.quant import Weights
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import GgufFile
 from foretoken.shape.field_kinds import check_kinds
@@ -48,6 +49,8 @@ class HeadFolder:
     path: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    stored: dict[str, Weights] = field(default_factory=dict)
+    """Of a GGUF file: matrices as they lie there, by names without `model.`"""
 
 
 def read_head(folder: Path) -> HeadFolder:
@@ -88,12 +91,13 @@ def _read_gguf(path: Path) -> HeadFolder:
     judge = "confidence_head.proj"
     if f"{judge}.weight" in tensors:
         tensors.setdefault(f"{judge}.bias", torch.zeros(1))
-    blocks = sorted(file.block_kinds())
-    if blocks:
-        what = "%s: matrices of the head are multiplied out of %s; quantization rounds them again"
-        logger.info(what, path.name, ", ".join(blocks))
+    matrices = {name: file.integers(name) for name in tensors}
+    stored = {name.removeprefix("model."): one for name, one in matrices.items() if one is not None}
+    others = sorted(file.block_kinds({name for name, one in matrices.items() if one is None}))
+    if others:
+        logger.info("%s: %s is multiplied out, it has no kernel", path.name, ", ".join(others))
     forget_gguf()
-    return HeadFolder(path, config, tensors)
+    return HeadFolder(path, config, tensors, stored)
 
 
 def method_of(folder: HeadFolder) -> str:

@@ -65,9 +65,9 @@ class GgufFile:
         """Names."""
         return self._tensors.keys()
 
-    def block_kinds(self) -> set[str]:
-        """ggml's names of the types that are in blocks."""
-        found = {tensor.kind for tensor in self._tensors.values()}
+    def block_kinds(self, names: Iterable[str]) -> set[str]:
+        """ggml's names of the types of those of these tensors that are in blocks."""
+        found = {self._tensors[name].kind for name in names}
         return found - {*_PLAIN, *_WHOLE}
 
     def get_tensor(self, name: str) -> Tensor:
