@@ -105,8 +105,8 @@ def test_blocks_are_kept_and_multiplied_out(
 def test_kernels_take_the_blocks(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None where rounding was asked for. Output projections have heads of 16 here, whose order would
-    cut a block of 32, and the Markov part of 8 numbers is no block."""
+    """None where rounding was asked for. Output projections have heads of 16 here, whose order
+    would cut a block of 32, and the Markov part of 8 numbers is no block."""
     made: list[str] = []
     call = HeadLinears.__call__
 
@@ -177,6 +177,9 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "another width": ("eagle3", {"embedding_length": 32}, "tensor shape"),
     "part of a head turned": ("eagle3", {"rope__dimension_count": 8},
                               "rope.dimension_count: got 0.51 of a head"),
+    "stretched positions": ("eagle3", {"rope__scaling__type": "linear",
+                                       "rope__scaling__factor": 2.0},
+                            "rope_scaling: got .*linear.*; allowed: default"),
     "positions of another kind": ("eagle3", {"rope__scaling__type": "dynamic"},
                                   "rope.scaling.type: got dynamic"),
     "windows without a pattern": (

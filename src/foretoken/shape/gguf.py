@@ -13,7 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import CheckpointError, ModelError, UnsupportedModelError, about_file
+from foretoken.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    UnsupportedModelError,
+    about_file,
+)
 from foretoken.shape.block_kinds import BLOCK_KINDS
 from foretoken.shape.gguf_architectures import architecture_of, head_names, head_of, stored_field
 from foretoken.shape.gguf_ends import ends_of_text
@@ -57,7 +63,7 @@ def about_gguf(path: Path) -> Iterator[None]:
     with about_file(path.name):
         try:
             yield
-        except ModelError as error:
+        except (ModelError, ConfigError) as error:
             field = error.field.removeprefix("config.json ")
             plain = error.allowed.replace("from config.json", "from its metadata")
             if (field, plain) == (error.field, error.allowed):
