@@ -53,16 +53,14 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
         ModelNotFoundError: nothing of that name, several GGUF files, or the hub cannot be reached.
     """
     path = Path(name).expanduser()
-    if name.endswith(".gguf") and path.is_file():
-        return path
     if (path / "config.json").is_file():
         return path
     if name in PACKAGED:
         return packaged_model(name)
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
-    files = [file for file in files if not _LATER_PART.search(file.name)]
-    if len(files) == 1:
-        return files[0]
+    found = local_gguf(path)
+    if found is not None:
+        return found
+    files = _gguf_files(path)
     if files:
         listed = ", ".join(file.name for file in files)
         raise ModelNotFoundError("model", name, f"one of its GGUF files: {listed}")
@@ -73,6 +71,20 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
             allowed = "a GGUF file that is there, or org/repo/file.gguf of the hub"
         raise ModelNotFoundError("model", name, allowed)
     return _download(asked, revision)
+
+
+def local_gguf(path: Path) -> Path | None:
+    """The GGUF file at `path`, or the only one of a folder without a config.json."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    files = [] if (path / "config.json").is_file() else _gguf_files(path)
+    return files[0] if len(files) == 1 else None
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """Those of a folder; of a model in several parts the first."""
+    files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    return [file for file in files if not _LATER_PART.search(file.name)]
 
 
 def packaged_model(name: str) -> Path:

@@ -187,3 +187,14 @@ class UnsupportedModelError(ModelError):
 
 class TokenizerError(ModelError):
     """The tokenizer is missing or cannot be read."""
+
+
+@contextmanager
+def about_file(name: str) -> Iterator[None]:
+    """Within, errors about models and settings name this file, unless they do so already."""
+    try:
+        yield
+    except (ModelError, ConfigError) as error:
+        if name in str(error):
+            raise
+        raise type(error)(f"{name}: {error.field}", error.given, error.allowed) from error

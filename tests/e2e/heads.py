@@ -66,17 +66,24 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
+def block_shape(hidden: int = HIDDEN) -> BlockShape:
+    """BLOCK, for a target of this width."""
+    layer = replace(BLOCK.layer, hidden_size=hidden)
+    return replace(BLOCK, layer=layer, target_hidden_size=hidden)
+
+
 def _config(shape: HeadShape) -> dict[str, Any]:
     return {name: getattr(shape, name) for name in HeadShape.__dataclass_fields__}
 
 
-def _eagle3(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def _eagle3(name: str, hidden: int) -> tuple[nn.Module, dict[str, Any]]:
+    layer = replace(LAYER, hidden_size=hidden)
     parallel, anchored = name != "eagle3", name == "anchored"
     net = Eagle3(
         Eagle3Shape(
-            layer=LAYER,
+            layer=layer,
             draft_vocab_size=40,
-            target_hidden_size=HIDDEN,
+            target_hidden_size=hidden,
             num_features=2,
             parallel=parallel,
             anchored=anchored,
@@ -86,7 +93,7 @@ def _eagle3(name: str) -> tuple[nn.Module, dict[str, Any]]:
     net.d2t.copy_(torch.arange(40) + 3)
     config: dict[str, Any] = {
         "speculators_model_type": "peagle_anchored" if anchored else name,
-        "transformer_layer_config": _config(LAYER),
+        "transformer_layer_config": _config(layer),
         "eagle_aux_hidden_state_layer_ids": [1, 0],
     }
     if name == "peagle":
@@ -96,32 +103,33 @@ def _eagle3(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return net, config
 
 
-def _block(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def _block(name: str, hidden: int) -> tuple[nn.Module, dict[str, Any]]:
     """The authors' layout, `speculators` with a reduced vocabulary, or DeepSpec's with tables."""
+    block = block_shape(hidden)
     config: dict[str, Any] = {
-        **_config(BLOCK.layer),
+        **_config(block.layer),
         "architectures": ["DFlashDraftModel"],
-        "block_size": BLOCK.block_size,
+        "block_size": block.block_size,
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 24,
     }
     net: BlockHead
     if name == "dflash":
-        net = DFlash(BLOCK)
+        net = DFlash(block)
         config["dflash_config"] = {"mask_token_id": 96, "target_layer_ids": [-1, 0]}
     elif name == "dflash reduced":
-        net = DFlash(replace(BLOCK, draft_vocab_size=40, own_head=True, points=(1, 0)))
+        net = DFlash(replace(block, draft_vocab_size=40, own_head=True, points=(1, 0)))
         net.d2t.copy_(torch.arange(40) + 3)
         config = {
             "speculators_model_type": "dflash",
             "transformer_layer_config": config,
             "aux_hidden_state_layer_ids": [1, 0],
-            "block_size": BLOCK.block_size,
+            "block_size": block.block_size,
             "mask_token_id": 96,
             "sliding_window_non_causal": True,
         }
     else:
-        shape = replace(BLOCK, first_row=0, own_embedding=True, own_head=True)
+        shape = replace(block, first_row=0, own_embedding=True, own_head=True)
         markov = MarkovShape(rank=8, judges=True, judges_by_token=True)
         net = DSpark(shape, markov)
         config |= {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": [-1, 0]}
@@ -129,8 +137,9 @@ def _block(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return net, config
 
 
-def write_head(folder: Path, name: str, draft: Path) -> Path:
-    """Write the head of one of HEADS; for `pard` a copy of `draft` with a mask token."""
+def write_head(folder: Path, name: str, draft: Path, hidden: int = HIDDEN) -> Path:
+    """Write the head of one of HEADS; for `pard` a copy of `draft` with a mask token. EAGLE-3 and
+    block heads may be for a target of another width."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(5)
     name = "eagle3" if name == "padded" else name
@@ -143,9 +152,9 @@ def write_head(folder: Path, name: str, draft: Path) -> Path:
     if name == "eagle":
         net, config = Eagle(LAYER, fc_bias=True), _config(LAYER)
     elif name in ("eagle3", "peagle", "anchored"):
-        net, config = _eagle3(name)
+        net, config = _eagle3(name, hidden)
     elif name in ("dflash", "dflash reduced", "dspark"):
-        net, config = _block(name)
+        net, config = _block(name, hidden)
     elif name == "mlp":
         shape = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=24, n_predict=3)
         net = MLPSpeculator(shape)

@@ -27,19 +27,24 @@ def write_gguf(
     folder: Path,
     arch: str,
     more: More = lambda writer, config: None,
-    table: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    *,
+    table: gguf.GGMLQuantizationType | None = None,
+    path: Path | None = None,
+    kind: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
-    """The checkpoint in `folder` as a file beside it.
+    """The checkpoint in `folder` as a file.
 
     Args:
         folder: with a config.json and one safetensors file.
         arch: GGUF's name of the architecture.
         more: metadata and tensors that only this one has.
-        table: type of the embedding.
+        table: type of the embedding; None: that of matrices.
+        path: of the file; None: beside the checkpoint.
+        kind: of its matrices; None: floats.
     """
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
-    path = folder / f"{arch}.gguf"
+    path = path or folder / f"{arch}.gguf"
     writer = gguf.GGUFWriter(path, arch)
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     size = config.get("head_dim") or config["hidden_size"] // heads
@@ -56,7 +61,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(ARCHES[arch], layers)
     for name, tensor in load_file(folder / "model.safetensors").items():
         plain = name.replace("model.language_model.", "model.")
-        stem, kind = plain.rsplit(".", 1)
+        stem, part_kind = plain.rsplit(".", 1)
         stored = names.get_name(stem)
         if stored is None:
             assert "visual" in name, name
@@ -67,10 +72,12 @@ def write_gguf(
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if arch in TURNED and part in stem:
                 rows = ggml_rows(rows, config[key])
-        if "embed_tokens" in stem:
-            writer.add_tensor(f"{stored}.{kind}", quantize(rows, table), raw_dtype=table)
-            continue
-        writer.add_tensor(f"{stored}.{kind}", rows)
+        wanted = table if table is not None and "embed_tokens" in stem else kind
+        if wanted is not None and rows.ndim == 2:
+            packed = quantize(rows, wanted)
+            writer.add_tensor(f"{stored}.{part_kind}", packed, raw_dtype=wanted)
+        else:
+            writer.add_tensor(f"{stored}.{part_kind}", rows)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -68,6 +68,7 @@ def test_info_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "200")
     tokens = {"a": NORMAL, "<|im_end|>": CONTROL, "<|endoftext|>": CONTROL}
     fields = {"tokens": list(tokens), "token_type": list(tokens.values()), "eos_token_id": 1}
+    fields |= {"model": "gpt2", "pre": "gpt-2"}
     path = write_gguf(tmp_path / "model.gguf", fields, rows=3)
     answer = CliRunner().invoke(app, ["info", str(path)])
     assert answer.exit_code == 0, answer.output

@@ -55,6 +55,9 @@ def info(
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Processes that share it, on a CPU: memory for each.")
     ] = 1,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Another one than the model's, as an engine would be given.")
+    ] = None,
     costs: Annotated[
         bool, typer.Option(help="Load it, and show what steps and drafts take on this machine.")
     ] = False,
@@ -82,6 +85,7 @@ def info(
     if costs:
         config = EngineConfig.from_kwargs(
             model=model,
+            tokenizer=tokenizer,
             dtype=dtype,
             quantization=rounded,
             kv_cache_dtype=kv_cache_dtype,
@@ -92,10 +96,7 @@ def info(
     kept = ModelMemory(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
-    facts = {**_facts(kept, used), "ends_of_text": _ends(path)}
-    if shape.stored is not None:
-        facts["quantized"] = shape.stored.describe()
-        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
+    facts = _facts(kept, used) | _facts_of_files(path, shape, own_tokenizer=tokenizer is None)
     if as_json:
         print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
@@ -122,6 +123,15 @@ def _copies_head(kept: ModelMemory) -> bool:
     return tied and kept.quantization is None and kept.ranks == 1
 
 
+def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
+    """What only the files say."""
+    facts: dict[str, Any] = {"ends_of_text": _ends(path, own_tokenizer=own_tokenizer)}
+    if shape.stored is not None:
+        facts["quantized"] = shape.stored.describe()
+        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
+    return facts
+
+
 def _weight_files(path: Path) -> list[Path]:
     return (
         list(gguf_parts(path))
@@ -130,10 +140,18 @@ def _weight_files(path: Path) -> list[Path]:
     )
 
 
-def _ends(path: Path) -> str | None:
-    """The tokens of a GGUF file that end a text."""
+def _ends(path: Path, *, own_tokenizer: bool) -> str | None:
+    """The tokens of a GGUF file that end a text.
+
+    Raises:
+        TokenizerError: its tokenizer is of no kind that is read, or has another vocabulary.
+    """
     if path.suffix != ".gguf":
         return None
+    from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
+
+    if own_tokenizer:
+        check_gguf_tokenizer(path)
     found = ends_of_text(open_gguf(path))
     return ", ".join(f"{text} ({token})" for token, text in found.items()) or "none"
 

@@ -153,9 +153,9 @@ class DrafterConfig:
     out. Not of one drafter: `auto`, look-ups and what ships for the target compete, beside no other
     key of a drafter but `num_speculative_tokens`; or what `drafters` lists."""
     model: str | None = None
-    """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
-    ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
-    (custom_class)."""
+    """The drafter's weights: packaged name, local folder or GGUF file, or Hugging Face id (left
+    out: the one that ships for the target, if one does); the dotted path of a `Proposer`,
+    `package.module.Class` (custom_class)."""
     revision: str | None = None
     """Branch, tag or commit of the draft's Hugging Face id."""
     name: str | None = None

@@ -9,7 +9,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
-from foretoken.checkpoint import PACKAGED, packaged_model
+from foretoken.checkpoint import PACKAGED, local_gguf, packaged_model
 from foretoken.config.methods import (
     DraftingMethod,
     method_of_config,
@@ -17,6 +17,7 @@ from foretoken.config.methods import (
 )
 from foretoken.errors import ModelError
 from foretoken.shape.fields import read_json
+from foretoken.shape.gguf import gguf_head_marks
 
 _MOST_HEADER = 100_000_000
 """As safetensors itself allows."""
@@ -25,7 +26,11 @@ _MOST_HEADER = 100_000_000
 def head_method(model: str) -> str | None:
     """The method of a packaged or local head; None for everything else."""
     try:
-        folder = packaged_model(model) if model in PACKAGED else Path(model)
+        folder = packaged_model(model) if model in PACKAGED else Path(model).expanduser()
+        file = local_gguf(folder)
+        if file is not None:
+            marked = method_of_config(gguf_head_marks(file))
+            return None if marked is None else marked.name
         found = method_of_config(read_json(folder / "config.json")) or _method_of_file(folder)
     except ModelError:
         return None

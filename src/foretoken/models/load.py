@@ -22,7 +22,7 @@ from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
 from foretoken.shape.families import find_family
-from foretoken.shape.gguf import forget_gguf
+from foretoken.shape.gguf import about_gguf, forget_gguf
 
 
 @torch.inference_mode()
@@ -36,7 +36,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     """
     shape = ModelShape.from_config(folder)
     options = replace(options, quantization=_rounding(options.quantization, shape))
-    with lean_heap():
+    with lean_heap(), about_gguf(folder):
         if not shape.is_own:
             return load_with_transformers(folder, shape, options)
         cache = _packed_cache(folder, shape, options)

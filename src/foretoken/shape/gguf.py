@@ -7,15 +7,23 @@ tensors there are. A model in several files is read as one.
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import CheckpointError
+from foretoken.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    UnsupportedModelError,
+    about_file,
+)
 from foretoken.shape.block_kinds import BLOCK_KINDS
-from foretoken.shape.gguf_architectures import architecture_of
+from foretoken.shape.gguf_architectures import architecture_of, head_names, head_of, stored_field
 from foretoken.shape.gguf_ends import ends_of_text
-from foretoken.shape.gguf_file import GgufTable, GgufTensor, read_gguf
+from foretoken.shape.gguf_file import GgufTable, GgufTensor, Strings, read_gguf
 from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
@@ -43,6 +51,25 @@ def open_gguf(path: Path) -> GgufTable:
         return _open(parts, tuple(part.stat().st_mtime_ns for part in parts))
     except OSError as error:
         raise CheckpointError(path.name, str(path), f"a complete GGUF file ({error})") from error
+
+
+@contextmanager
+def about_gguf(path: Path) -> Iterator[None]:
+    """Within, errors name the file at `path`, if it is a GGUF file, and its fields as they stand
+    there: readers of a config.json know them under other names."""
+    if path.suffix != ".gguf":
+        yield
+        return
+    with about_file(path.name):
+        try:
+            yield
+        except (ModelError, ConfigError) as error:
+            field = error.field.removeprefix("config.json ")
+            plain = error.allowed.replace("from config.json", "from its metadata")
+            if (field, plain) == (error.field, error.allowed):
+                raise
+            field = field if field == error.field else stored_field(field)
+            raise type(error)(field, error.given, plain) from error
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
@@ -106,6 +133,11 @@ def gguf_config(path: Path) -> dict[str, Any]:
         CheckpointError: metadata are missing.
     """
     table = open_gguf(path)
+    with about_gguf(path):
+        return _model_config(table)
+
+
+def _model_config(table: GgufTable) -> dict[str, Any]:
     found = architecture_of(table).config(table)
     tensors = table.tensors
     if "token_embd.weight" not in tensors:
@@ -122,6 +154,49 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
     }
+
+
+def gguf_head_marks(path: Path) -> dict[str, Any]:
+    """What config.json would say the drafting head in this file is; empty: it holds none.
+
+    Raises:
+        CheckpointError: no GGUF file, one that is broken or cut short, or a part is missing.
+    """
+    table = open_gguf(path)
+    row = head_of(table)
+    return {} if row is None else row.marks(table)
+
+
+def gguf_head_config(path: Path) -> dict[str, Any]:
+    """What config.json would say of the drafting head in this file.
+
+    Raises:
+        UnsupportedModelError: no head, or one with positions or features that are not run.
+        CheckpointError: metadata or tensors are missing or of another kind.
+    """
+    table = open_gguf(path)
+    with about_gguf(path):
+        return _head_config(table)
+
+
+def _head_config(table: GgufTable) -> dict[str, Any]:
+    row = head_of(table)
+    if row is None:
+        given = table.get("general.architecture", str)
+        raise UnsupportedModelError("general.architecture", given, f"a head: {head_names()}")
+    config = {**row.config(table), **row.marks(table)}
+    layers = config["num_hidden_layers"]
+    for name in row.needed:
+        _, in_layer, plain = name.rpartition("blk.")
+        for layer in range(layers if in_layer else 1):
+            wanted = f"blk.{layer}.{plain}.weight" if in_layer else f"{name}.weight"
+            if wanted not in table.tensors:
+                allowed = f"all that a {row.name} head of {layers} layers has"
+                raise CheckpointError("missing tensor", wanted, allowed)
+    words = table.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(words, Strings):
+        config["vocab_size"] = words.size
+    return config
 
 
 def gguf_scheme(path: Path) -> StoredScheme:

@@ -2,9 +2,11 @@
 
 A row has the names of tensors that differ, and what follows from the metadata and from what is in
 no file: llama.cpp has that in its code, and readers have to know it. Norms that are stored less 1
-elsewhere have the 1 in these files. Torch-free.
+elsewhere have the 1 in these files. Drafting heads are rows of a table beside that of the models.
+Torch-free.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ import numpy as np
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import ModelFamily, families, find_family
+from foretoken.shape.fields import MOST_LAYERS
 from foretoken.shape.gguf_file import GgufTable, Strings
 from foretoken.shape.gguf_positions import rope_scaling
 
@@ -88,6 +91,14 @@ class GgufArchitecture:
     """Whether the rows of q and k lie in the order of interleaved rotary positions."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Tensors of a layer that have other names than Llama's: here -> in Hugging Face's files."""
+    tops: Mapping[str, str] = field(default_factory=dict)
+    """The same of those outside of the layers."""
+    needed: tuple[str, ...] = ()
+    """Of a drafting head: tensors that a file must have, those of a layer without its number."""
+    marks: Callable[[GgufTable], Fields] = lambda table: {}
+    """Of a drafting head: what its config.json would say that it is."""
+    reads: tuple[str, ...] = ()
+    """Metadata that `fields` reads, which other rows have not."""
     fields: Callable[[GgufTable, Fields], Fields] = lambda table, sizes: {}
     """From the file and what was read of it already to more fields of a config.json."""
 
@@ -99,11 +110,14 @@ class GgufArchitecture:
             CheckpointError: metadata that differ between layers, or are of another kind.
         """
         table = _same_everywhere(table, self.name)
-        _check_neutral(table, self.name)
+        _check_neutral(table, self.name, self.reads)
         found = {
             name: table.get(f"{self.name}.{key}", float if name in _REALS else int)
             for name, key in _SIZES.items()
         }
+        layers = found["num_hidden_layers"]
+        if layers is None or not 0 < layers <= MOST_LAYERS:
+            raise CheckpointError(f"{self.name}.block_count", layers, f"1 to {MOST_LAYERS}")
         found |= _heads(table, self.name, found)
         found["sliding_window"] = found["sliding_window"] or None
         found["model_type"] = self.model_type
@@ -114,8 +128,9 @@ class GgufArchitecture:
     def tensor_name(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
         stem, _, kind = name.rpartition(".")
-        if stem in _TOP:
-            return f"{_TOP[stem]}.{kind}"
+        top = self.tops.get(stem, _TOP.get(stem))
+        if top is not None:
+            return f"{top}.{kind}"
         layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
         own = None if layer is None else self.names.get(layer[2], _LAYER.get(layer[2]))
         return name if layer is None or own is None else f"model.layers.{layer[1]}.{own}.{kind}"
@@ -132,11 +147,31 @@ def architecture_of(table: GgufTable) -> GgufArchitecture:
         given = "clip: what turns pictures or sounds into tokens of a model"
         allowed = "the file of the language model, which lies beside it"
         raise UnsupportedModelError("general.architecture", given, allowed)
+    if name in _HEADS:
+        given = f"{name}, a drafting head for another model"
+        allowed = "a language model; the head drafts for one as the model of a speculative_config: "
+        allowed += json.dumps({"model": table.path.name})
+        raise UnsupportedModelError("general.architecture", given, allowed)
     rows = {**_others(), **_BY_NAME}
     if name not in rows:
         allowed = f"{', '.join(rows)} in GGUF, or the safetensors of this model"
         raise UnsupportedModelError("general.architecture", name, allowed)
     return rows[name]
+
+
+def head_of(table: GgufTable) -> GgufArchitecture | None:
+    """The row of a file with a drafting head; None: it holds something else."""
+    return _HEADS.get(table.get("general.architecture", str))
+
+
+def head_names() -> str:
+    """The architectures of drafting heads, for messages."""
+    return ", ".join(_HEADS)
+
+
+def stored_field(name: str) -> str:
+    """What the metadata call a field of config.json, after the architecture's name."""
+    return _SIZES.get(name, name)
 
 
 def norm_offset(model_type: str) -> float:
@@ -170,10 +205,12 @@ def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
     return replace(table, metadata={**table.metadata, **changed})
 
 
-def _check_neutral(table: GgufTable, arch: str) -> None:
+def _check_neutral(table: GgufTable, arch: str, reads: tuple[str, ...]) -> None:
     if table.get(f"{arch}.expert_count", int, 0):
         raise UnsupportedModelError("expert_count", arch, "no mixture of experts")
     for key, neutral in _NEUTRAL.items():
+        if key in reads:
+            continue
         given = table.get(f"{arch}.{key}", type(neutral), neutral)
         if given != neutral:
             raise UnsupportedModelError(f"{arch}.{key}", given, f"{neutral}, or none")
@@ -291,3 +328,122 @@ _ROWS = (
     GgufArchitecture(name="phi3", model_type="phi3", names=_FUSED),
 )
 _BY_NAME = {row.name: row for row in _ROWS}
+
+
+def _eagle3(table: GgufTable, sizes: Fields) -> Fields:
+    """EAGLE-3's fields; layers are named by their inputs, as in its own config.json."""
+    _refuse_partial(sizes)
+    inputs = _target_layers(table, "eagle3")
+    return {
+        "eagle_aux_hidden_state_layer_ids": inputs,
+        "target_hidden_size": _target_width(table, "eagle3", inputs),
+        "norm_before_residual": table.get("eagle3.norm_before_residual", bool, False),
+        "attention_bias": "blk.0.attn_q.bias" in table.tensors,
+    }
+
+
+def _dflash(table: GgufTable, sizes: Fields) -> Fields:
+    """A block head's fields. llama.cpp names layers by their inputs, one more than the authors."""
+    _refuse_partial(sizes)
+    inputs, layers = _target_layers(table, "dflash"), sizes["num_hidden_layers"] or 0
+    short = table.tensors.get("markov_w1.weight")
+    mask = table.get("dflash.mask_token_id", int)
+    return {
+        "aux_hidden_state_layer_ids": inputs,
+        "target_hidden_size": _target_width(table, "dflash", inputs),
+        "block_size": table.get("dflash.block_size", int),
+        "mask_token_id": table.get("tokenizer.ggml.mask_token_id", int, mask),
+        "markov_rank": None if short is None else short.shape[0],
+        "is_causal": table.get("dflash.attention.causal", bool),
+        "layer_types": _head_layer_types(table, sizes, layers),
+        "final_logit_softcapping": table.get("dflash.final_logit_softcapping", float) or None,
+        "attention_bias": "blk.0.attn_q.bias" in table.tensors,
+        "hidden_act": "silu",
+    }
+
+
+def _dflash_marks(table: GgufTable) -> Fields:
+    """DSpark and DFlash2 are of this architecture too; their tensors say so."""
+    named = "DFlashDraftModel"
+    if "markov_w1.weight" in table.tensors:
+        named = "Qwen3DSparkModel"
+    if "selector_hidden.weight" in table.tensors:
+        named = "DFlash2DraftModel"
+    return {"architectures": [named]}
+
+
+def _head_layer_types(table: GgufTable, sizes: Fields, layers: int) -> list[str] | None:
+    """Which layers of a block head have a window, which is said of all or of each."""
+    name = "dflash.attention.sliding_window_pattern"
+    given = table.metadata.get(name)
+    if sizes["sliding_window"] is None or not isinstance(given, bool):
+        if sizes["sliding_window"] is not None and given is None:
+            raise CheckpointError(name, None, f"a list of {layers}, or one value for all")
+        return _layer_types(table, "dflash", sizes, period=0)
+    return ["sliding_attention" if given else "full_attention"] * layers
+
+
+def _refuse_partial(sizes: Fields) -> None:
+    """Heads turn all of their dimensions."""
+    if sizes["partial_rotary_factor"] is not None:
+        given = f"{sizes['partial_rotary_factor']:.2f} of a head"
+        raise UnsupportedModelError("rope.dimension_count", given, f"{sizes['head_dim']}, all")
+
+
+def _target_layers(table: GgufTable, arch: str) -> list[int]:
+    """The layers of the target whose inputs a head reads; older files have another word."""
+    name = f"{arch}.target_layers"
+    given = table.metadata.get(name, table.metadata.get(f"{arch}.extract_layers"))
+    whole = isinstance(given, np.ndarray) and np.issubdtype(given.dtype, np.integer)
+    if not whole or not 0 < given.size <= MOST_LAYERS:
+        shown = f"a list of {given.size}" if isinstance(given, np.ndarray | Strings) else given
+        raise CheckpointError(name, shown, "a list of the target's layers")
+    return [int(one) for one in given]
+
+
+def _target_width(table: GgufTable, arch: str, inputs: list[int]) -> int:
+    """The hidden size of the target, by what the file says or by the matrix that reads it."""
+    said = table.get(f"{arch}.target_hidden_size", int)
+    mixer = table.tensors.get("fc.weight")
+    columns = 0 if mixer is None else mixer.shape[0]
+    width: int = said or columns // len(inputs)
+    if columns != width * len(inputs):
+        allowed = f"{len(inputs)} target layers of {width}, {width * len(inputs)} columns"
+        raise CheckpointError("fc.weight", f"{columns} columns", allowed)
+    return width
+
+
+_LAYER_OF_A_HEAD = (
+    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up",
+    "ffn_down",
+)  # fmt: skip
+_HEAD_ROWS = (
+    GgufArchitecture(
+        name="eagle3",
+        model_type="llama",
+        turns_heads=True,
+        names={"attn_norm_2": "hidden_norm"},
+        tops={"enc.output_norm": "input_norm"},
+        needed=("fc", "output_norm", "output", *(f"blk.{one}" for one in _LAYER_OF_A_HEAD)),
+        marks=lambda table: {"speculators_model_type": "eagle3"},
+        fields=_eagle3,
+    ),
+    GgufArchitecture(
+        name="dflash",
+        model_type="qwen3",
+        tops={
+            "enc.output_norm": "hidden_norm",
+            "markov_w1": "markov_head.markov_w1",
+            "markov_w2": "markov_head.markov_w2",
+            "conf_proj": "confidence_head.proj",
+        },
+        needed=(
+            *("fc", "output_norm", "enc.output_norm", "blk.attn_q_norm", "blk.attn_k_norm"),
+            *(f"blk.{one}" for one in _LAYER_OF_A_HEAD),
+        ),
+        marks=_dflash_marks,
+        reads=("attention.causal",),
+        fields=_dflash,
+    ),
+)
+_HEADS = {row.name: row for row in _HEAD_ROWS}

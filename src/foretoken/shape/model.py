@@ -16,7 +16,7 @@ from foretoken.shape.fields import (
     read_json,
     size,
 )
-from foretoken.shape.gguf import gguf_config, gguf_scheme
+from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
@@ -88,7 +88,8 @@ class ModelShape:
             UnsupportedModelError: a model type or feature that is not run.
         """
         if folder.suffix == ".gguf":
-            return cls._from_dict(folder, gguf_config(folder), stored=gguf_scheme(folder))
+            with about_gguf(folder):
+                return cls._from_dict(folder, gguf_config(folder), stored=gguf_scheme(folder))
         file = folder / "config.json"
         if not file.is_file():
             raise ModelNotFoundError("model", str(folder), "a folder with a config.json")

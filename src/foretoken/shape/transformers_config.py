@@ -4,6 +4,7 @@ Only dense decoders with plain causal attention are let through; what else there
 here by what its config says, and at load by what its modules do (models/through_transformers).
 """
 
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,9 @@ def _read(folder: Path, kind: object, allowed: str) -> dict[str, Any]:
 
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsupportedModelError("model_type", kind, allowed)
+    if not _takes_attention(str(kind)):
+        given = f"{kind}, whose modules know no other attention than their own"
+        raise UnsupportedModelError("model_type", given, allowed)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
@@ -90,6 +94,24 @@ def _read(folder: Path, kind: object, allowed: str) -> dict[str, Any]:
     names = config.attribute_map
     common = {name: getattr(config, name, None) for name in names}
     return {**config.to_dict(), **common}
+
+
+def _takes_attention(kind: str) -> bool:
+    """Whether the modules of an architecture let another function attend, as they must here.
+
+    That is an attribute of a class, which is looked for in its source: to import it would take
+    PyTorch, and this is asked before a model is loaded. Of what has no source here it is not known
+    before that, and taken to be so.
+    """
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    module = model_type_to_module_name(kind)
+    found = importlib.util.find_spec(f"transformers.models.{module}")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / f"modeling_{module}.py"
+        if file.is_file():
+            return "_supports_attention_backend = True" in file.read_text(encoding="utf-8")
+    return True
 
 
 def _refuse(config: Config, kind: object, allowed: str) -> None:

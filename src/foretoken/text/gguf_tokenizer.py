@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from foretoken.errors import TokenizerError
-from foretoken.shape.gguf import open_gguf
+from foretoken.shape.gguf import about_gguf, open_gguf
 from foretoken.shape.gguf_ends import (
     BYTE,
     CONTROL,
@@ -31,7 +31,7 @@ from foretoken.shape.gguf_ends import (
 )
 from foretoken.shape.gguf_file import GgufTable, Strings
 from foretoken.text.chat_template import ChatTemplate
-from foretoken.text.pre_tokenizers import WORD_RULES
+from foretoken.text.pre_tokenizers import WORD_RULES, WordRule
 from foretoken.text.score_merges import Pieces, merges_of_scores
 
 _MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
@@ -93,15 +93,34 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         CheckpointError: no GGUF file, one that is broken, or a field of the wrong kind.
     """
     table = open_gguf(path)
+    with about_gguf(path):
+        return _read(table)
+
+
+def check_gguf_tokenizer(path: Path) -> None:
+    """Raise what `read_gguf_tokenizer` would say of the kind of a file's tokenizer and of the
+    number of its tokens; no token is looked at."""
+    table = open_gguf(path)
+    with about_gguf(path):
+        _kind_of(table)
+        _strings_of(table)
+
+
+def _kind_of(table: GgufTable) -> tuple[str, WordRule | None]:
+    """The model of a tokenizer, and how it cuts texts into words, if it does."""
     kind = table.get(_MODEL, str)
     if kind not in _KINDS:
         raise TokenizerError(_MODEL, kind, ", ".join(_KINDS))
-    words = None
-    if kind == "gpt2":
-        name = table.get(_PRE, str)
-        if name not in WORD_RULES:
-            raise TokenizerError(_PRE, name, ", ".join(WORD_RULES))
-        words = WORD_RULES[name]
+    if kind != "gpt2":
+        return kind, None
+    name = table.get(_PRE, str)
+    if name not in WORD_RULES:
+        raise TokenizerError(_PRE, name, ", ".join(WORD_RULES))
+    return kind, WORD_RULES[name]
+
+
+def _read(table: GgufTable) -> GgufTokenizer:
+    kind, words = _kind_of(table)
     found = _vocabulary(table, {} if words else _SENTENCEPIECE_IDS)
     tokenizer = _KINDS[kind](table, found)
     _add_tokens(tokenizer, found)
@@ -113,8 +132,9 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     return GgufTokenizer(tokenizer, _chat(table, found), found.ids["bos"], found.ids["eos"])
 
 
-def _vocabulary(table: GgufTable, defaults: Mapping[str, int]) -> _Vocabulary:
-    strings = table.get(TOKENS, Strings)
+def _strings_of(table: GgufTable) -> Strings:
+    """The texts of all tokens, as many as the embedding has rows."""
+    strings: Strings | None = table.get(TOKENS, Strings)
     if strings is None or not strings.size:
         raise TokenizerError(TOKENS, None if strings is None else [], "a list of tokens")
     _check_bytes(strings, _MOST_BYTES)
@@ -122,6 +142,11 @@ def _vocabulary(table: GgufTable, defaults: Mapping[str, int]) -> _Vocabulary:
     if embedding is not None and embedding.shape[-1] != strings.size:
         allowed = f"{embedding.shape[-1]:,}, the rows of token_embd.weight"
         raise TokenizerError(TOKENS, f"{strings.size:,} tokens", allowed)
+    return strings
+
+
+def _vocabulary(table: GgufTable, defaults: Mapping[str, int]) -> _Vocabulary:
+    strings = _strings_of(table)
     known = {name: token for name, token in defaults.items() if token < strings.size}
     ids = {name: id_of(table, name, known.get(name)) for name in (*_ENDS, "bos", "unknown")}
     padding = table.get("tokenizer.ggml.padding_token_id", int)  # in some files it is no token

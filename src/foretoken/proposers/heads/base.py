@@ -23,12 +23,13 @@ from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
-from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.linears import HeadLinears, keep_stored
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.shape.gguf import about_gguf
 from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
 
 
@@ -200,12 +201,17 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
         ModelError: its folder is missing, broken or of no kind that is run.
     """
     assert config.model is not None, "checked by DrafterConfig"
-    folder = read_head(find_model(config.model, revision=config.revision))
+    path = find_model(config.model, revision=config.revision)
+    folder = read_head(path)
     method = method_of(folder)
     if method != kind.method:
         where = "speculative_config.method"
         raise ConfigError(where, config.method, f"{method}, which {config.model} is")
-    head = kind.load(folder, target.shape)
+    with about_gguf(path):
+        if path.suffix == ".gguf" and "vocab_size" in folder.config:
+            check_fits("vocabulary", folder.config["vocab_size"], target.shape.vocab_size)
+        head = kind.load(folder, target.shape)
+        keep_stored(head, folder.stored)
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)

@@ -1,11 +1,13 @@
 """Reads a head's folder strictly: config.json, every tensor in its place, and the method it is of.
 
+A GGUF file is read as the folder that it was made of, and its matrices as they lie there, too.
 Knows files, names and shapes; what the names mean is the business of each method.
 """
 
+import logging
 import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,14 @@ from foretoken.errors import (
     NotYetError,
     UnsupportedModelError,
 )
+from foretoken.quant import Weights
 from foretoken.quant.finite import check_finite
+from foretoken.quant.formats import GgufFile
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import read_json
+from foretoken.shape.gguf import forget_gguf, gguf_head_config
+
+logger = logging.getLogger("foretoken")
 
 WEIGHTS = (
     "model.safetensors",
@@ -42,15 +49,23 @@ class HeadFolder:
     path: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    stored: dict[str, Weights] = field(default_factory=dict)
+    """Of a GGUF file: matrices as they lie there, by names without `model.`"""
 
 
 def read_head(folder: Path) -> HeadFolder:
     """The config and the tensors of `folder`; `.bin` and `.pt` by weights-only loading.
 
+    Args:
+        folder: of the files, or a GGUF file.
+
     Raises:
         ModelNotFoundError: no config.json.
         CheckpointError: invalid JSON, no weights, or a file that cannot be read.
+        UnsupportedModelError: a GGUF file without a head, or with positions that are not run.
     """
+    if folder.suffix == ".gguf":
+        return _read_gguf(folder)
     file = folder / "config.json"
     if not file.is_file():
         raise ModelNotFoundError("speculative_config.model", str(folder), "a config.json in it")
@@ -62,6 +77,27 @@ def read_head(folder: Path) -> HeadFolder:
         if (folder / f"{name}.index.json").is_file():
             return HeadFolder(folder, config, _read_shards(folder, name))
     raise CheckpointError("weights", str(folder), " or ".join(WEIGHTS))
+
+
+def _read_gguf(path: Path) -> HeadFolder:
+    """The head in a file of llama.cpp, which stores target ids where folders have offsets."""
+    config = gguf_head_config(path)
+    check_kinds(config, path.name)
+    file = GgufFile(path, torch.bfloat16, head=True)
+    tensors = {name: file.get_tensor(name) for name in file.keys()}
+    ids = tensors.get("d2t")
+    if ids is not None:
+        tensors["d2t"] = ids.flatten() - torch.arange(ids.numel())
+    judge = "confidence_head.proj"
+    if f"{judge}.weight" in tensors:
+        tensors.setdefault(f"{judge}.bias", torch.zeros(1))
+    matrices = {name: file.integers(name) for name in tensors}
+    stored = {name.removeprefix("model."): one for name, one in matrices.items() if one is not None}
+    others = sorted(file.block_kinds({name for name, one in matrices.items() if one is None}))
+    if others:
+        logger.info("%s: %s is multiplied out, it has no kernel", path.name, ", ".join(others))
+    forget_gguf()
+    return HeadFolder(path, config, tensors, stored)
 
 
 def method_of(folder: HeadFolder) -> str:

@@ -60,6 +60,15 @@ def read_layer_shape(config: Mapping[str, Any], target: TargetFacts, layers: int
     )
 
 
+def group_major(rows: Tensor, shape: HeadShape) -> Tensor:
+    """Query heads, each with any number of rows, in the order that attention wants
+    (ops/attention/base)."""
+    keys = shape.num_key_value_heads
+    heads = rows.unflatten(0, (keys, shape.num_attention_heads // keys, -1))
+    reordered: Tensor = heads.transpose(0, 1).flatten(0, 2)
+    return reordered
+
+
 def num_layers(names: Iterable[str]) -> int:
     """How many decoder layers the file holds, whatever its config says."""
     found = {int(m.group(1)) for m in (re.match(r"layers\.(\d+)\.", n) for n in names) if m}

@@ -16,29 +16,39 @@ from foretoken.extras import OptionalPackages
 from foretoken.quant.arrange import Weights, change_rows
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.formats.gguf_blocks import decode
-from foretoken.shape.gguf import gguf_config, open_gguf
-from foretoken.shape.gguf_architectures import architecture_of, norm_offset
+from foretoken.shape.gguf import gguf_config, gguf_head_config, open_gguf
+from foretoken.shape.gguf_architectures import architecture_of, head_of, norm_offset
 from foretoken.shape.gguf_file import GgufTensor
 from foretoken.shape.gguf_positions import POSITION_TENSORS
 
 _PIECE = 1 << 20
 """Numbers that are multiplied out at once."""
 _PLAIN = ("F32", "F16", "BF16", "F64")
+_WHOLE = ("I8", "I16", "I32", "I64")
 
 
 @final
 class GgufFile:
     """A weight file as `models.checkpoint` wants it."""
 
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, path: Path, dtype: torch.dtype = torch.float32, *, head: bool = False
+    ) -> None:
         """Map the file; what is multiplied out is so in float32, and given in `dtype`.
 
+        Args:
+            path: of the file, or of the first part.
+            dtype: of matrices.
+            head: whether it holds a drafting head, whose floats stay as they are stored.
+
         Raises:
-            ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
+            ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`, or
+                `gguf_head_config`.
         """
-        self._dtype = dtype
-        config, table = gguf_config(path), open_gguf(path)
-        row = architecture_of(table)
+        self._dtype, self._keeps_floats = dtype, head
+        config = gguf_head_config(path) if head else gguf_config(path)
+        table = open_gguf(path)
+        row = (head_of(table) if head else None) or architecture_of(table)
         self._tensors = {
             row.tensor_name(name): tensor
             for name, tensor in table.tensors.items()
@@ -55,8 +65,15 @@ class GgufFile:
         """Names."""
         return self._tensors.keys()
 
+    def block_kinds(self, names: Iterable[str]) -> set[str]:
+        """ggml's names of the types of those of these tensors that are in blocks."""
+        found = {self._tensors[name].kind for name in names}
+        return found - {*_PLAIN, *_WHOLE}
+
     def get_tensor(self, name: str) -> Tensor:
         """One of them; matrices in pieces of rows, so that no float32 copy is ever there."""
+        if self._tensors[name].kind in _WHOLE:
+            return torch.from_numpy(self._tensors[name].data).long()
         floats = self._floats(self._tensors[name])
         if self._norm_offset and name.endswith("norm.weight"):
             floats = floats - self._norm_offset
@@ -68,7 +85,9 @@ class GgufFile:
         rows = torch.from_numpy(tensor.data)
         if tensor.kind in _PLAIN:
             floats = rows.view(torch.bfloat16) if tensor.kind == "BF16" else rows
-            return floats.float() if floats.ndim == 1 else floats.to(self._dtype)
+            if floats.ndim == 1:
+                return floats.float()
+            return floats if self._keeps_floats else floats.to(self._dtype)
         found = decode(tensor.kind, rows)
         if found is None:
             return self._multiplied_out(tensor)
@@ -101,7 +120,7 @@ class GgufFile:
         return None if found is None else self._in_order(name, found)
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
-        heads = self._heads.get(name.split(".")[-2])
+        heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
         if heads is None:
             return weights
 

@@ -36,7 +36,7 @@ from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockAttention, BlockLayer, BlockView
 from foretoken.proposers.heads.linears import HeadLinears, ServedLinear, kernel_of
-from foretoken.proposers.heads.parts import HeadNorm
+from foretoken.proposers.heads.parts import HeadNorm, group_major
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
@@ -97,7 +97,7 @@ def compile_blocks(net: BlockHead, site: BlockSite) -> "CompiledBlocks | None":
     _serve_tops(net, site.linears)
     pack = _Packing(net, site.linears)
     layers = [pack.layer(one, kinds.views.index(view)) for one, view in net.viewed_layers]
-    mixer = site.linears(net.fc.weight.detach())
+    mixer = site.linears.of([net.fc])
     if not isinstance(mixer, KernelLinear) or not pack.all_kernels(like.dtype):
         return None
     return CompiledBlocks(net, site, kinds, _Packed(mixer, layers, pack.kept))
@@ -128,18 +128,14 @@ class _Packing:
         )
 
     def layer(self, layer: BlockLayer, kind: int) -> FtBlockLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        attention, mlp, make = layer.self_attn, layer.mlp, self._make
+        head_dim, q, kv = self._layer.head_dim, attention.q_proj, _keys_values(attention)
         return FtBlockLayer(
-            q=self._pack(self._group_major(attention.q_proj.weight), self._query_bias(attention)),
-            kv=self._pack(*_keys_values(attention)),
-            out=self._pack(
-                self._group_major(attention.o_proj.weight.T).T.contiguous(),
-                attention.o_proj.bias,
-                adds_residual=True,
-            ),
-            gate_up=self._pack(gate_up),
-            down=self._pack(mlp.down_proj.weight, adds_residual=True),
+            q=self._keep(make.of([q], self._query_bias(attention), first=self._group_major)),
+            kv=self._keep(make.of(*kv)),
+            out=self._keep(make.back(attention.o_proj, self._group_major, head_dim)),
+            gate_up=self._keep(make.of([mlp.gate_proj, mlp.up_proj])),
+            down=self._keep(make.of([mlp.down_proj], adds_residual=True)),
             attention_norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.post_attention_layernorm),
             query_norm=self._norm(attention.q_norm),
@@ -147,11 +143,7 @@ class _Packing:
             kind=kind,
         )
 
-    def _pack(
-        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, adds_residual: bool = False
-    ) -> int | None:
-        bias_N = None if bias_N is None else bias_N.detach()
-        linear = self._make(weight_NK.detach(), bias_N, adds_residual=adds_residual)
+    def _keep(self, linear: Linear) -> int | None:
         self.kept.append(linear)
         return linear.address if isinstance(linear, KernelLinear) else None
 
@@ -161,18 +153,18 @@ class _Packing:
 
     def _query_bias(self, attention: BlockAttention) -> Tensor | None:
         bias_N: Tensor | None = attention.q_proj.bias
-        return None if bias_N is None else self._group_major(bias_N[:, None])[:, 0].contiguous()
+        if bias_N is None:
+            return None
+        return self._group_major(bias_N.detach()[:, None])[:, 0].contiguous()
 
     def _group_major(self, rows: Tensor) -> Tensor:
-        heads = (self._layer.num_key_value_heads, -1, self._layer.head_dim)
-        reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
-        return reordered
+        return group_major(rows, self._layer)
 
 
-def _keys_values(attention: BlockAttention) -> tuple[Tensor, Tensor | None]:
+def _keys_values(attention: BlockAttention) -> tuple[list[nn.Linear], Tensor | None]:
     k, v = attention.k_proj, attention.v_proj
-    bias_N = None if k.bias is None else torch.cat([k.bias, v.bias])
-    return torch.cat([k.weight, v.weight]), bias_N
+    bias_N = None if k.bias is None else torch.cat([k.bias, v.bias]).detach()
+    return [k, v], bias_N
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.head_runner import RunnerParts
 from foretoken.proposers.heads.linears import HeadLinears
-from foretoken.proposers.heads.parts import HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
 
 if TYPE_CHECKING:
     from foretoken.proposers.heads.eagle3.network import Eagle3
@@ -76,14 +76,14 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
     if layers is None:
         return None
-    mixer, mixed = make(net.fc.weight.detach()), None
+    mixer, mixed = make.of([net.fc]), None
     # Only a plain mixer can be part of the call into C.
     if isinstance(mixer, KernelLinear) and not net.norms_features:
         mixed = MixedFeatures(mixer, around.features)
     parts = RolloutParts(
         embedding=net.table,
         norm=build.norm(net.norm),
-        head=make(net.lm_head.weight.detach(), top=True),
+        head=make.of([net.lm_head], top=True),
         ids_N=net.target_ids.contiguous(),
         vocab_size=around.vocab_size,
         takes_beside=True,
@@ -117,31 +117,25 @@ class _Builder:
     def layer(self, module: Eagle3Layer) -> Layer:
         first = module.hidden_norm is not None
         stream = module.hidden_norm if module.hidden_norm is not None else module.input_layernorm
-        attention, mlp = module.self_attn, module.mlp
-        qkv = [self._group_major(attention.q_proj.weight), attention.k_proj.weight]
-        out_ND = self._group_major(attention.o_proj.weight.T).T.contiguous()
+        attention, mlp, make = module.self_attn, module.mlp, self.make
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         return Layer(
             kind=0,
             attention_norm=self.norm(stream),
             attention=AttentionBlock(
-                qkv=self._linear(torch.cat([*qkv, attention.v_proj.weight])),
-                out=self._linear(out_ND, adds_residual=True),
+                qkv=make.of(qkv, first=self._group_major),
+                out=make.back(attention.o_proj, self._group_major, self.shape.head_dim),
                 geometry=self.geometry,
             ),
             mlp_norm=self.norm(module.post_attention_layernorm),
             mlp=GatedMLP(
-                gate_up=self._linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
-                down=self._linear(mlp.down_proj.weight, adds_residual=True),
+                gate_up=make.of([mlp.gate_proj, mlp.up_proj]),
+                down=make.of([mlp.down_proj], adds_residual=True),
                 activate=ACTIVATIONS["silu"],
             ),
             beside_norm=self.norm(module.input_layernorm) if first else None,
             from_norm=first and module.residual_normed,
         )
 
-    def _linear(self, weight_NK: Tensor, *, adds_residual: bool = False) -> Linear:
-        return self.make(weight_NK.detach(), adds_residual=adds_residual)
-
     def _group_major(self, rows: Tensor) -> Tensor:
-        heads = (self.shape.num_key_value_heads, -1, self.shape.head_dim)
-        reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
-        return reordered
+        return group_major(rows, self.shape)

@@ -1,0 +1,180 @@
+"""Promise 1 on GGUF files: the same tokens with and without speculation, for targets, draft models
+and heads whose weights stay in the blocks of their files.
+
+The guarded bugs: a product whose last bits follow from the number of rows, in the kernels of one
+type; a head that reads another layer. There is no tolerance.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from foretoken import LLM
+from foretoken.checkpoint import packaged_model
+from foretoken.metrics import Counter
+from foretoken.shape.gguf import forget_gguf
+from tests.e2e.gguf_targets import MIXES, WIDTH, write_target
+from tests.e2e.heads import write_head
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.golden.gguf_files import write_gguf
+from tests.golden.gguf_heads import write_gguf_head
+from tests.marks import slow_but
+
+Kind = gguf.GGMLQuantizationType
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft": {"method": "draft_model", "num_speculative_tokens": 4},
+    "eagle3": {"num_speculative_tokens": 4},
+    "dflash": {"num_speculative_tokens": 4},
+    "dspark": {"num_speculative_tokens": 5},
+}
+"""Those of heads are told from their files."""
+HEADS = ("eagle3", "dspark")
+BOTH = ("greedy", "seeded")
+TOKENS = 40
+SHORTAGE = {**PRESSURES["shortage"], "kv_cache_memory_bytes": 130_000}
+"""Few pages, of which drafters have theirs."""
+
+
+class Files:
+    """A target and its drafters in GGUF files."""
+
+    def __init__(self, target: Path, drafters: dict[str, Path], tokenizer: str | None) -> None:
+        self._target, self._drafters, self._tokenizer = target, drafters, tokenizer
+
+    def open(self, method: str | None, **settings: Any) -> LLM:
+        """An engine with one of METHODS; None: with none."""
+        forget_gguf()
+        chosen = {"batch_invariant": True, "adaptive_speculation": False, **settings}
+        if method is not None:
+            config = dict(METHODS[method])
+            if method in self._drafters:
+                config["model"] = str(self._drafters[method])
+            chosen["speculative_config"] = config
+        return LLM(str(self._target), tokenizer=self._tokenizer, **chosen)
+
+
+def of_mix(folder: Path, mix: str) -> Files:
+    """Random ones, the target in one of MIXES; a draft model is right often, heads never are."""
+    target = write_target(folder / "target.gguf", mix)
+    drafters = {"draft": write_target(folder / "draft.gguf", mix, layers=1)}
+    for name, kind in (("eagle3", Kind.Q8_0), ("dflash", Kind.Q5_0), ("dspark", Kind.F16)):
+        head, path = write_head(folder / name, name, folder, WIDTH), folder / f"{name}.gguf"
+        drafters[name] = write_gguf_head(head, path, kind, target_hidden=WIDTH)
+    return Files(target, drafters, None)
+
+
+def packaged(folder: Path, kind: Kind) -> Files:
+    """The packaged ones, whose drafts are often right, in one type."""
+
+    def model(name: str) -> Path:
+        return write_gguf(packaged_model(name), "llama", path=folder / f"{name}.gguf", kind=kind)
+
+    drafters = {"draft": packaged_model("demo-draft")}
+    for name in ("eagle3", "dflash", "dspark"):
+        head, path = packaged_model(f"demo-{name}"), folder / f"{name}.gguf"
+        usual: dict[str, Any] = {"target_layers": [2, 12, 21]} if name == "eagle3" else {}
+        drafters[name] = write_gguf_head(head, path, kind, target_hidden=192, **usual)
+    return Files(model("demo"), drafters, str(packaged_model("demo")))
+
+
+def run(llm: LLM, parameters: str, count: int, tokens: int = TOKENS) -> list[Result]:
+    """All prompts at once."""
+    return generate(llm, make_prompts(count, 3), {"max_tokens": tokens, **PARAMETERS[parameters]})
+
+
+def tokens_of(results: list[Result]) -> int:
+    """How many there are."""
+    return sum(len(result.token_ids) for result in results)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Those of the most usual mix."""
+    return of_mix(tmp_path_factory.mktemp("mix"), "Q4_K_M")
+
+
+@pytest.fixture(scope="module")
+def plain(files: Files) -> dict[str, list[Result]]:
+    """Plain decoding, one request at a time."""
+    with files.open(None, **PRESSURES["one at a time"]) as llm:
+        return {parameters: run(llm, parameters, 12) for parameters in BOTH}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_short_of_pages_and_with_prefix_hits(
+    method: str, files: Files, plain: dict[str, list[Result]]
+) -> None:
+    """Greedy and seeded, twice, with preemption: identical, and something was drafted."""
+    with files.open(method, **SHORTAGE) as llm:
+        preemptions = 0
+        for parameters in (*BOTH, *BOTH):
+            found = run(llm, parameters, 12)
+            assert found == plain[parameters], parameters
+            preemptions += sum(result.num_preemptions for result in found)
+        drafted = value(llm, "num_draft_tokens")
+    assert drafted > 5 and preemptions > 0, (drafted, preemptions)
+
+
+@pytest.mark.parametrize("method", slow_but(METHODS, "eagle3"))
+def test_in_chunks(method: str, files: Files, plain: dict[str, list[Result]]) -> None:
+    """Prompts in chunks of 24 tokens, in batches with decoding."""
+    with files.open(method, **PRESSURES["chunks"]) as llm:
+        for parameters in BOTH:
+            assert run(llm, parameters, 12) == plain[parameters], parameters
+
+
+def value(llm: LLM, name: str) -> float:
+    """Of a counter."""
+    [found] = [one for one in llm.get_metrics() if one.name.endswith(name)]
+    assert isinstance(found, Counter)
+    return found.value
+
+
+TEXTS = (
+    "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n",
+    "Once there was a small house by the sea. In the small house",
+    "1, 2, 3, 4, 5, 6, 7, 8,",
+)
+
+
+@pytest.mark.parametrize("methods", slow_but([HEADS, tuple(METHODS)], HEADS))
+@pytest.mark.parametrize("kind", slow_but([Kind.Q5_0, Kind.Q4_1, Kind.Q8_0], Kind.Q5_0), ids=str)
+def test_drafts_that_are_right(kind: Kind, methods: tuple[str, ...], tmp_path: Path) -> None:
+    """The packaged target and its trained drafters: many drafts are accepted, none changes a
+    token. A head that read other layers, or rows in another order, would be right by chance."""
+    files = packaged(tmp_path, kind)
+
+    def texts(llm: LLM, parameters: str) -> list[Result]:
+        return generate(llm, list(TEXTS), {"max_tokens": 32, **PARAMETERS[parameters]})
+
+    with files.open(None, **PRESSURES["one at a time"]) as llm:
+        expected = {parameters: texts(llm, parameters) for parameters in BOTH}
+    for method in methods:
+        with files.open(method, max_num_seqs=8) as llm:
+            for parameters in BOTH:
+                assert texts(llm, parameters) == expected[parameters], (method, parameters)
+            drafted, accepted = (value(llm, f"num_{name}_tokens") for name in ("draft", "accepted"))
+        assert accepted > 0.15 * drafted > 10, (method, drafted, accepted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mix", MIXES)
+def test_twenty_thousand_tokens_of_each_mix(mix: str, tmp_path: Path) -> None:
+    """More than 100,000 tokens in all: every method, greedy and seeded, in one batch, in chunks and
+    short of pages, in the file's own type and in float32: identical."""
+    files, count, compared = of_mix(tmp_path, mix), 10, 0
+    for dtype in ("auto", "float32"):
+        with files.open(None, dtype=dtype, **PRESSURES["one at a time"]) as llm:
+            expected = {parameters: run(llm, parameters, count) for parameters in BOTH}
+        for method in METHODS:
+            for pressure in (PRESSURES["calm"], PRESSURES["chunks"], SHORTAGE):
+                with files.open(method, dtype=dtype, **pressure) as llm:
+                    for parameters in BOTH:
+                        found = run(llm, parameters, count)
+                        assert found == expected[parameters], (dtype, method, pressure, parameters)
+                        compared += tokens_of(found)
+    assert compared >= 20_000, compared
