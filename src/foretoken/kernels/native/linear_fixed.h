@@ -33,10 +33,10 @@ enum { X_PAIRS, X_SPLIT, X_BYTES };
 #define BLOCK_QUADS 0
 #elif defined(HALF_STEPS)
 #define BLOCK_QUADS 6
-enum { SPLIT_BITS = 4, SPLIT_ROWS = 1 };
+enum { MOST_SPLIT_BITS = 4, MOST_SPLIT = 1 };
 #else
 #define BLOCK_QUADS 8
-enum { SPLIT_BITS = 8, SPLIT_ROWS = 2 };
+enum { MOST_SPLIT_BITS = 8, MOST_SPLIT = 2 };
 #endif
 
 // Bits of a front's values.
@@ -49,7 +49,7 @@ static int x_kind_of(const ft_linear *layer, int64_t rows) {
     if (bits_of_front(layer->front) > BLOCK_QUADS) return X_PAIRS;
     if (layer->x_bits == 8) return X_BYTES;
     // More rows, or values whose products have to be widened often, are faster as pairs.
-    return rows <= SPLIT_ROWS && bits_of_front(layer->front) <= SPLIT_BITS ? X_SPLIT : X_PAIRS;
+    return rows <= MOST_SPLIT && bits_of_front(layer->front) <= MOST_SPLIT_BITS ? X_SPLIT : X_PAIRS;
 }
 #endif
 

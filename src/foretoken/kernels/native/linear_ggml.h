@@ -296,7 +296,7 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, cons
     if (rows == 1)                                                                              \
         block_panels(c, front, x_kind, 1, panels);                                              \
     else                                                                                        \
-        block_panels(c, front, x_kind, SPLIT_ROWS, panels);
+        block_panels(c, front, x_kind, MOST_SPLIT, panels);
 #define BLOCK_KERNEL(name, front, x_kind, copies)                                               \
     static void name(const chunk *c, int rows, int panels) { copies(front, x_kind) }            \
     static void name##_tile(const chunk *c, int rows) { name(c, rows, FT_TILE); }               \
