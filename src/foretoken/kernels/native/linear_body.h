@@ -341,6 +341,7 @@ static walk walk_of_blocks(const ft_linear *layer, int64_t rows) {
     if (x_kind_of(layer, rows) == X_BYTES) found = quads[layer->front];
     if (x_kind_of(layer, rows) == X_SPLIT) found = splits[layer->front];
 #endif
+    (void)rows;
     return found;
 }
 
