@@ -327,7 +327,7 @@ static int few_rows_of(int bits) {
 #endif
 
 // Blocks: by their front, and whether rows of 8 bits are multiplied as quads.
-static walk walk_of_blocks(const ft_linear *layer) {
+static walk walk_of_blocks(const ft_linear *layer, int64_t rows) {
 #define OF_BLOCKS(name, bytes) \
     {BLOCK_CHUNK, name##_tile, name##_panel, MOST_FIXED_ROWS, FT_STEP, bytes, 0, 0, 0}
 #define PAIRS_OF_BLOCKS(name) OF_BLOCKS(name##_pairs, 2),
@@ -336,13 +336,17 @@ static walk walk_of_blocks(const ft_linear *layer) {
 #if BLOCK_QUADS
 #define QUADS_OF_BLOCKS(name) OF_BLOCKS(name##_quads, 1),
     static const walk quads[FT_FRONTS] = {EVERY_FRONT(QUADS_OF_BLOCKS)};
-    if (layer->x_bits == 8 && bits_of_front(layer->front) <= BLOCK_QUADS) found = quads[layer->front];
+#define SPLITS_OF_BLOCKS(name) [name] = OF_BLOCKS(name##_split, 2),
+    static const walk splits[FT_FRONTS] = {SPLIT_FRONTS(SPLITS_OF_BLOCKS)};
+    if (x_kind_of(layer, rows) == X_BYTES) found = quads[layer->front];
+    if (x_kind_of(layer, rows) == X_SPLIT) found = splits[layer->front];
 #endif
+    (void)rows;
     return found;
 }
 
 static walk walk_of(const ft_linear *layer, int64_t rows) {
-    if (layer->weight_type == FT_WEIGHT_BLOCKS) return walk_of_blocks(layer);
+    if (layer->weight_type == FT_WEIGHT_BLOCKS) return walk_of_blocks(layer, rows);
 #if defined(TILES)
     const walk
         pairs = {TILE_CHUNK, pair_steps_tile, pair_steps_panel, 2 * TILE_ROWS, 2, 2, 0, 0, TILE_ROWS},

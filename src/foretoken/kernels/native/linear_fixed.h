@@ -6,6 +6,7 @@
 // in registers, once for all rows of a group. With activations of 8 bits they are multiplied as quads
 // of 8 where the instruction set does that exactly (QUAD_BITS), else as pairs: the sums are the same.
 // So are those of quads that are split into pairs, which few rows alone with their weights do (FEW_ROWS).
+#include "ggml.h"
 #include "vec_whole.h"
 
 enum { MOST_FIXED = 32639, MOST_OF_8 = 127 };
@@ -25,7 +26,34 @@ static int goes_through_tiles(const ft_linear *layer, int64_t rows) {
 }
 #endif
 
-#if defined(TILES) || defined(DOTS)
+// How the activations of blocks lie: a row's four as two pairs, as four upper and four lower bytes, or as
+// four bytes. BLOCK_QUADS: bits of values whose products as quads are exact.
+enum { X_PAIRS, X_SPLIT, X_BYTES };
+#if defined(NEON) || !QUAD_BITS
+#define BLOCK_QUADS 0
+#elif defined(HALF_STEPS)
+#define BLOCK_QUADS 6
+enum { MOST_SPLIT_BITS = 4, MOST_SPLIT = 1 };
+#else
+#define BLOCK_QUADS 8
+enum { MOST_SPLIT_BITS = 8, MOST_SPLIT = 2 };
+#endif
+
+// Bits of a front's values.
+ALWAYS int bits_of_front(const int front) {
+    return front == FT_BITS5 || front == FT_FP4 ? 5 : front == FT_BITS6 ? 6 : front == FT_IQ4 ? 8 : 4;
+}
+
+#if BLOCK_QUADS
+static int x_kind_of(const ft_linear *layer, int64_t rows) {
+    if (bits_of_front(layer->front) > BLOCK_QUADS) return X_PAIRS;
+    if (layer->x_bits == 8) return X_BYTES;
+    // More rows, or values whose products have to be widened often, are faster as pairs.
+    return rows <= MOST_SPLIT && bits_of_front(layer->front) <= MOST_SPLIT_BITS ? X_SPLIT : X_PAIRS;
+}
+#endif
+
+#if defined(TILES) || defined(DOTS) || BLOCK_QUADS
 // Of each `together` numbers of a block first the upper bytes, then the lower ones, both with a sign:
 // 256 upper + lower.
 ALWAYS void split_bytes(const int32_t *fixed, const int together, char *at) {
@@ -73,6 +101,12 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
 #if defined(TILES)
     if (goes_through_tiles(job->layer, job->rows->rows)) {
         split_bytes(fixed, FT_BLOCK, at);
+        return;
+    }
+#endif
+#if BLOCK_QUADS
+    if (job->layer->weight_type == FT_WEIGHT_BLOCKS && x_kind_of(job->layer, job->rows->rows) == X_SPLIT) {
+        split_bytes(fixed, 4, at);
         return;
     }
 #endif

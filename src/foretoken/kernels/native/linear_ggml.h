@@ -1,18 +1,15 @@
 // Matrices of block types (ggml.h) for linear_body.h: one loop for all of them.
 //
 // Four values of an output are a quad of bytes, made in registers from nibbles, higher bits and tables.
-// Activations of 16 bits are multiplied with its halves as pairs, those of 8 with the quad itself where
-// that is exact. Whole sums of a group go to memory, and there they get their scales: what ends a group
-// is the same for all fronts.
-#include "ggml.h"
+// Where products of quads are exact, activations of 8 bits are multiplied with them, and those of 16 bits,
+// if rows are few, as two bytes, the upper ones and the lower ones; elsewhere its halves are widened to
+// pairs. A group's scales are made once for all rows, whose sums of groups stay in registers where there are
+// enough.
 
 enum {
     BLOCK_CHUNK = 16,  // steps: whole units of 256 inputs
     BLOCK_FETCH = 8    // how many steps ahead values are fetched
 };
-
-// Whole sums of a group, of all rows.
-typedef int32_t group_totals[MOST_FIXED_ROWS][FT_PANEL];
 
 typedef struct {
     const char *values;       // of a step, in one panel
@@ -41,22 +38,16 @@ ALWAYS vi block_quad(const char *values, const int front, const vi table, const 
 }
 
 typedef vi block_sums[MOST_FIXED_ROWS][HALVES];
+typedef vf block_terms[MOST_FIXED_ROWS][HALVES];
 
-ALWAYS void begin_sums(const int rows, block_sums sum) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int h = 0; h < HALVES; h++) sum[r][h] = vi_set1(0);
-}
+// For every row and half of a panel.
+#define EACH_SUM(rows)                   \
+    UNROLL for (int r = 0; r < rows; r++) \
+        UNROLL for (int h = 0; h < HALVES; h++)
 
-ALWAYS void keep_sums(const int rows, block_sums sum, group_totals totals) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int h = 0; h < HALVES; h++) vi_store(totals[r] + h * W, sum[r][h]);
-}
-
-// Quads [first, first + count) as pairs of 16 bits.
-ALWAYS void sum_pairs(const block_step *s, const int front, const vi table, const int rows,
-                      const int first, const int count, group_totals totals) {
-    block_sums sum;
-    begin_sums(rows, sum);
+// Add the products of quads [first, first + count), as pairs of 16 bits.
+ALWAYS void add_block_pairs(const block_step *s, const int front, const vi table, const int rows,
+                            const int first, const int count, block_sums sum) {
     UNROLL for (int k = first; k < first + count; k++) {
         vi quad[HALVES];
         UNROLL for (int h = 0; h < HALVES; h++) quad[h] = block_quad(s->values, front, table, k, h);
@@ -70,22 +61,7 @@ ALWAYS void sum_pairs(const block_step *s, const int front, const vi table, cons
             }
         }
     }
-    keep_sums(rows, sum, totals);
 }
-
-// Bits of a front's values.
-ALWAYS int bits_of_front(const int front) {
-    return front == FT_BITS5 || front == FT_FP4 ? 5 : front == FT_BITS6 ? 6 : front == FT_IQ4 ? 8 : 4;
-}
-
-// Bits of values that quads take exactly.
-#if defined(NEON) || !QUAD_BITS
-#define BLOCK_QUADS 0
-#elif defined(HALF_STEPS)
-#define BLOCK_QUADS 6
-#else
-#define BLOCK_QUADS 8
-#endif
 
 #if BLOCK_QUADS
 #ifdef HALF_STEPS
@@ -96,16 +72,15 @@ ALWAYS int quads_of_16_bits(const int front) {
 }
 #endif
 
-// The same as quads of bytes.
-ALWAYS void sum_quads(const block_step *s, const int front, const vi table, const int rows,
-                      const int first, const int count, group_totals totals) {
-    block_sums sum;
-    begin_sums(rows, sum);
+// The same as quads of bytes. `sets`: 2 for activations of 16 bits, whose upper bytes have the first sums.
+ALWAYS void add_block_quads(const block_step *s, const int front, const int sets, const vi table, const int rows,
+                            const int first, const int count, block_sums sum[2]) {
 #ifdef HALF_STEPS
     const int at_once = quads_of_16_bits(front) < count ? quads_of_16_bits(front) : count;
     UNROLL for (int begin = first; begin < first + count; begin += at_once) {
-        block_sums narrow;
-        begin_sums(rows, narrow);
+        block_sums narrow[2];
+        UNROLL for (int set = 0; set < sets; set++)
+            EACH_SUM(rows) narrow[set][r][h] = vi_set1(0);
 #else
     const int at_once = count;
     {
@@ -115,91 +90,99 @@ ALWAYS void sum_quads(const block_step *s, const int front, const vi table, cons
         UNROLL for (int k = begin; k < begin + at_once; k++) {
             vi quad[HALVES];
             UNROLL for (int h = 0; h < HALVES; h++) quad[h] = block_quad(s->values, front, table, k, h);
-            UNROLL for (int r = 0; r < rows; r++) {
-                const vi four = vi_set1(pair_at(s->x + r * s->x_stride + k * 4));
-                UNROLL for (int h = 0; h < HALVES; h++) vi_add_quads(&narrow[r][h], quad[h], four);
-            }
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int set = 0; set < sets; set++) {
+                    const vi four = vi_set1(pair_at(s->x + r * s->x_stride + (sets * k + set) * 4));
+                    UNROLL for (int h = 0; h < HALVES; h++) vi_add_quads(&narrow[set][r][h], quad[h], four);
+                }
         }
 #ifdef HALF_STEPS
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int h = 0; h < HALVES; h++) sum[r][h] = added_up(sum[r][h], narrow[r][h]);
+        UNROLL for (int set = 0; set < sets; set++)
+            EACH_SUM(rows) sum[set][r][h] = added_up(sum[set][r][h], narrow[set][r][h]);
 #else
 #undef narrow
 #endif
     }
-    keep_sums(rows, sum, totals);
 }
 #endif
 
-// What ends the groups of 128 inputs, whose activations share a scale: at most four steps.
+ALWAYS int x_bytes_of(const int x_kind) { return x_kind == X_BYTES ? 1 : 2; }
+
+// Whole sums of a group, from what they start with.
+ALWAYS void sum_block(const block_step *s, const int front, const int x_kind, const vi table, const int rows,
+                      const int first, const int count, block_sums sum) {
+#if BLOCK_QUADS
+    if (x_kind != X_PAIRS) {
+        const int sets = x_kind == X_SPLIT ? 2 : 1, last = sets - 1;
+        block_sums found[2];
+        EACH_SUM(rows) {
+            if (last) found[0][r][h] = vi_set1(0);
+            found[last][r][h] = sum[r][h];
+        }
+        add_block_quads(s, front, sets, table, rows, first, count, found);
+        EACH_SUM(rows) sum[r][h] = last ? vi_add(vi_times_256(found[0][r][h]), found[1][r][h]) : found[0][r][h];
+        return;
+    }
+#endif
+    (void)x_kind;
+    add_block_pairs(s, front, table, rows, first, count, sum);
+}
+
+// Scales of a group, of one half.
+ALWAYS vf block_scales(const char *at, const int form, const int h) {
+    if (form == FT_HALVES) return vf_load_half((const uint16_t *)at + h * W);
+    if (form == FT_POWERS) return vf_of_powers((const uint8_t *)at + h * W);
+    return vf_of_vi(vi_load_bytes(at + h * W));
+}
+
+// What ends the groups of up to 128 inputs, whose activations share a scale: at most four steps.
 typedef struct {
     const char *numbers, *upper;  // of the first step, in one panel
     const int32_t *x_sum;         // of the first group in the first row
     const float *x_scale;
     float *sums;                  // of the panel in the first row
     int64_t parts, blocks;
-    int middle, number_bytes;     // of a step's numbers
-    int groups, each;             // groups in all, and of a step
+    int groups;
 } block_end;
 
 enum { MOST_ENDS = FT_BLOCK / 16 };  // groups of 128 inputs
-typedef void (*end_function)(const block_end *e, int rows, group_totals *totals);
+typedef void (*end_function)(const block_end *e, int rows, block_terms sums);
 
-// Row by row: whole sums times their scales, in order; the sum of these times what all of them share.
-// Minima that are bytes are summed up as whole numbers.
-ALWAYS void end_groups(const block_end *e, const int form, const int minima, int rows, group_totals *totals) {
-    vf scale[MOST_ENDS][HALVES], minimum[MOST_ENDS][HALVES];
+// Row by row: the sum of groups' whole sums times their scales, times what all of them share, less their
+// minima. Minima that are bytes are summed up as whole numbers.
+ALWAYS void end_groups(const block_end *e, const int form, const int minima, int rows, block_terms sums) {
+    vf minimum[MOST_ENDS][HALVES], upper[HALVES], upper_minimum[HALVES];
     vi least[MOST_ENDS][HALVES];
     const int width = form == FT_HALVES ? 2 * FT_PANEL : FT_PANEL;
-    for (int group = 0; group < e->groups; group++) {
-        const char *at = e->numbers + group / e->each * e->number_bytes;
-        at += group % e->each * width * (minima ? 2 : 1);
-        UNROLL for (int h = 0; h < HALVES; h++) {
-            if (form == FT_HALVES) {
-                scale[group][h] = vf_load_half((const uint16_t *)at + h * W);
-                if (minima) minimum[group][h] = vf_load_half((const uint16_t *)(at + width) + h * W);
-            } else if (form == FT_POWERS) {
-                scale[group][h] = vf_of_powers((const uint8_t *)at + h * W);
-            } else {
-                scale[group][h] = vf_of_vi(vi_load_bytes(at + h * W));
-                if (minima) least[group][h] = vi_load_bytes(at + width + h * W);
-            }
-        }
+    for (int group = 0; minima && group < e->groups; group++) {
+        const char *const at = e->numbers + group * 2 * width + width;
+        UNROLL for (int h = 0; h < HALVES; h++)
+            if (form == FT_HALVES)
+                minimum[group][h] = vf_load_half((const uint16_t *)at + h * W);
+            else
+                least[group][h] = vi_load_bytes(at + h * W);
     }
-    vf upper[HALVES], upper_minimum[HALVES];
-    if (form == FT_BYTES) UNROLL for (int h = 0; h < HALVES; h++) {
-            upper[h] = vf_load_half((const uint16_t *)e->upper + h * W);
-            if (minima) upper_minimum[h] = vf_load_half((const uint16_t *)e->upper + FT_PANEL + h * W);
-        }
+    UNROLL for (int h = 0; form == FT_BYTES && h < HALVES; h++) {
+        upper[h] = vf_load_half((const uint16_t *)e->upper + h * W);
+        if (minima) upper_minimum[h] = vf_load_half((const uint16_t *)e->upper + FT_PANEL + h * W);
+    }
     for (int r = 0; r < rows; r++) {
         const int32_t *const excess = e->x_sum + r * e->parts;
-        vf sum[HALVES], lack[HALVES];
-        vi lacking[HALVES];
-        UNROLL for (int h = 0; h < HALVES; h++) {
-            sum[h] = lack[h] = vf_set1(0);
-            lacking[h] = vi_set1(0);
-        }
-        for (int group = 0; group < e->groups; group++) {
-            const int32_t start = minima ? 0 : (int32_t)(0u - (uint32_t)excess[group] * (uint32_t)e->middle);
-            UNROLL for (int h = 0; h < HALVES; h++) {
-                vi whole = vi_load(totals[group][r] + h * W);
-                if (!minima) whole = vi_add(whole, vi_set1(start));
-                sum[h] = vf_add(sum[h], vf_mul(vf_of_vi(whole), scale[group][h]));
-                if (minima && form == FT_BYTES)
-                    lacking[h] = vi_add(lacking[h], vi_mul(least[group][h], vi_set1(excess[group])));
-                else if (minima)
-                    lack[h] = vf_add(lack[h], vf_mul(minimum[group][h], vf_set1((float)excess[group])));
-            }
-        }
         const vf x_scale = vf_set1(e->x_scale[r * e->blocks]);
         UNROLL for (int h = 0; h < HALVES; h++) {
-            vf term = vf_mul(sum[h], x_scale);
+            vf term = vf_mul(sums[r][h], x_scale);
             if (form == FT_BYTES) term = vf_mul(term, upper[h]);
             if (minima) {
-                vf less = form == FT_BYTES ? vf_of_vi(lacking[h]) : lack[h];
-                less = vf_mul(less, x_scale);
-                if (form == FT_BYTES) less = vf_mul(less, upper_minimum[h]);
-                term = vf_sub(term, less);
+                vf lack = vf_set1(0);
+                vi lacking = vi_set1(0);
+                for (int group = 0; group < e->groups; group++)
+                    if (form == FT_BYTES)
+                        lacking = vi_add(lacking, vi_mul(least[group][h], vi_set1(excess[group])));
+                    else
+                        lack = vf_add(lack, vf_mul(minimum[group][h], vf_set1((float)excess[group])));
+                lack = vf_mul(form == FT_BYTES ? vf_of_vi(lacking) : lack, x_scale);
+                if (form == FT_BYTES) lack = vf_mul(lack, upper_minimum[h]);
+                term = vf_sub(term, lack);
             }
             float *const total = e->sums + r * SUM_STRIDE + h * W;
             vf_store(total, vf_add(vf_load(total), term));
@@ -207,10 +190,8 @@ ALWAYS void end_groups(const block_end *e, const int form, const int minima, int
     }
 }
 
-#define ENDING(name, form, minima)                                                    \
-    static void name(const block_end *e, int rows, group_totals *totals) {            \
-        end_groups(e, form, minima, rows, totals);                                    \
-    }
+#define ENDING(name, form, minima) \
+    static void name(const block_end *e, int rows, block_terms sums) { end_groups(e, form, minima, rows, sums); }
 ENDING(end_halves, FT_HALVES, 0)
 ENDING(end_halves_minima, FT_HALVES, 1)
 ENDING(end_bytes, FT_BYTES, 0)
@@ -223,55 +204,74 @@ static end_function end_of_form(int form) {
     return form & FT_MINIMA ? end_bytes_minima : end_bytes;
 }
 
-// The products of a step, as pairs or, of `x_bits` 8, as quads.
-ALWAYS void sum_block(const block_step *s, const int front, const int x_bits, const vi table, const int rows,
-                      const int first, const int count, group_totals totals) {
-#if BLOCK_QUADS
-    if (x_bits == 8) {
-        sum_quads(s, front, table, rows, first, count, totals);
-        return;
+// What whole sums start from, of a chunk's groups: without minima values have a middle.
+typedef int32_t block_starts[MOST_FIXED_ROWS][BLOCK_CHUNK * 2];
+
+static void find_starts(const chunk *c, int middle, int rows, int groups, block_starts start) {
+    for (int r = 0; r < rows; r++)
+        for (int group = 0; group < groups; group++)
+            start[r][group] = (int32_t)(0u - (uint32_t)c->x_sum[r * c->parts + group] * (uint32_t)middle);
+}
+
+// A panel's `count` steps from group `group` of the chunk on: what groups' whole sums come to.
+ALWAYS void sum_steps(block_step s, const char *numbers, const int front, const int x_kind, const int form,
+                      const vi table, const int rows, int count, int group, int width, const block_starts start,
+                      block_terms sum) {
+    const int each = FT_STEP / ft_front_group(front), quads = 8 / each;
+    EACH_SUM(rows) sum[r][h] = vf_set1(0);
+    _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) {
+        UNROLL for (int part = 0; part < each; part++) {
+            block_sums whole;
+            EACH_SUM(rows) whole[r][h] = vi_set1(start[r][group]);
+            sum_block(&s, front, x_kind, table, rows, part * quads, quads, whole);
+            vf scale[HALVES];
+            UNROLL for (int h = 0; h < HALVES; h++) scale[h] = block_scales(numbers, form, h);
+            EACH_SUM(rows) sum[r][h] = vf_add(sum[r][h], vf_mul(vf_of_vi(whole[r][h]), scale[h]));
+            numbers += width;
+            group++;
+        }
+        s.values += ft_front_bytes(front);
+        s.x += FT_STEP * x_bytes_of(x_kind);
     }
-#endif
-    (void)x_bits;
-    sum_pairs(s, front, table, rows, first, count, totals);
 }
 
 // Panels of a chunk, one after the other.
-ALWAYS void block_panels(const chunk *c, const int front, const int x_bits, const int rows, int panels) {
+ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, const int rows, int panels) {
     const ft_linear *const layer = c->layer;
     const int step_bytes = ft_front_bytes(front), form = layer->form;
     const int number_bytes = ft_number_bytes(front, form), upper_bytes = ft_upper_bytes(form);
-    const int each = FT_STEP / ft_front_group(front);
+    const int each = FT_STEP / ft_front_group(front), width = number_bytes / each;
     // What ends together has one scale of activations, and upper numbers of its own.
     const int at_once = (layer->unit < FT_BLOCK && upper_bytes ? layer->unit : FT_BLOCK) / FT_STEP;
     const end_function end = end_of_form(form);
     const vi table = vi_table(ft_tables[front]);
-    group_totals totals[MOST_ENDS];
+    block_starts start;
+    find_starts(c, ft_middle(front, form), rows, c->steps * each, start);
     for (int panel = 0; panel < panels; panel++) {
         block_step s = {c->weight + panel * c->panel_stride, c->x, c->x_stride};
         block_end e = {.numbers = c->scale + panel * c->group_stride,
                        .x_sum = c->x_sum,
                        .sums = c->sums + panel * FT_PANEL,
                        .parts = c->parts,
-                       .blocks = c->blocks,
-                       .middle = ft_middle(front, form),
-                       .number_bytes = number_bytes,
-                       .each = each};
+                       .blocks = c->blocks};
         const char *const upper = c->zero + panel * c->upper_stride, *fetch = c->fetch[panel];
         for (int first = 0; first < c->steps; first += at_once) {
             const int count = c->steps - first < at_once ? c->steps - first : at_once;
-            _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) {
-                UNROLL for (int line = 0; line < step_bytes; line += 64) __builtin_prefetch(fetch + line, 0, 3);
-                fetch += step_bytes;
-                sum_block(&s, front, x_bits, table, rows, 0, 8 / each, totals[each * i]);
-                if (each == 2) sum_block(&s, front, x_bits, table, rows, 4, 4, totals[2 * i + 1]);
-                s.values += step_bytes;
-                s.x += FT_STEP * x_bits / 8;
-            }
+            for (int line = 0; line < count * step_bytes; line += 64) __builtin_prefetch(fetch + line, 0, 3);
+            fetch += count * step_bytes;
             e.groups = count * each;
             e.upper = upper + first * FT_STEP / layer->unit * upper_bytes;
             e.x_scale = c->x_scale + first * FT_STEP / FT_BLOCK;
-            end(&e, rows, totals);
+            block_terms sum;
+            if (front == FT_BITS6 || front == FT_SHORT4 || (front != FT_FP4 && (form & 3) == FT_BYTES))
+                sum_steps(s, e.numbers, front, x_kind, FT_BYTES, table, rows, count, first * each, width, start,
+                          sum);
+            else
+                sum_steps(s, e.numbers, front, x_kind, front == FT_FP4 ? FT_POWERS : FT_HALVES, table, rows, count,
+                          first * each, width, start, sum);
+            end(&e, rows, sum);
+            s.values += count * step_bytes;
+            s.x += count * FT_STEP * x_bytes_of(x_kind);
             e.numbers += count * number_bytes;
             e.x_sum += e.groups;
         }
@@ -281,25 +281,37 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_bits, cons
 // A front's kernels. A tile and a panel run the same code, in copies for the numbers of rows where sums have
 // registers.
 #if W == 4
-#define ROW_COPIES(front, x_bits) block_panels(c, front, x_bits, rows, panels);
+#define ROW_COPIES(front, x_kind) block_panels(c, front, x_kind, rows, panels);
 #else
-#define ROW_COPY(front, x_bits, number) \
-    case number: block_panels(c, front, x_bits, CAP(number, MOST_FIXED_ROWS), panels); break;
-#define ROW_COPIES(front, x_bits)                                                           \
-    switch (rows) {                                                                         \
-        ROW_COPY(front, x_bits, 1) ROW_COPY(front, x_bits, 2) ROW_COPY(front, x_bits, 3)    \
-        ROW_COPY(front, x_bits, 4) ROW_COPY(front, x_bits, 5) ROW_COPY(front, x_bits, 6)    \
-        default: abort();                                                                   \
+#define ROW_COPY(front, x_kind, number) \
+    case number: block_panels(c, front, x_kind, CAP(number, MOST_FIXED_ROWS), panels); break;
+#define ROW_COPIES(front, x_kind)                                                               \
+    switch (rows) {                                                                             \
+        ROW_COPY(front, x_kind, 1) ROW_COPY(front, x_kind, 2) ROW_COPY(front, x_kind, 3)        \
+        ROW_COPY(front, x_kind, 4) ROW_COPY(front, x_kind, 5) ROW_COPY(front, x_kind, 6)        \
+        default: abort();                                                                       \
     }
 #endif
-#define BLOCK_KERNEL(name, front, x_bits)                                               \
-    static void name(const chunk *c, int rows, int panels) { ROW_COPIES(front, x_bits) } \
-    static void name##_tile(const chunk *c, int rows) { name(c, rows, FT_TILE); }       \
+#define FEW_COPIES(front, x_kind)                                                               \
+    if (rows == 1)                                                                              \
+        block_panels(c, front, x_kind, 1, panels);                                              \
+    else                                                                                        \
+        block_panels(c, front, x_kind, MOST_SPLIT, panels);
+#define BLOCK_KERNEL(name, front, x_kind, copies)                                               \
+    static void name(const chunk *c, int rows, int panels) { copies(front, x_kind) }            \
+    static void name##_tile(const chunk *c, int rows) { name(c, rows, FT_TILE); }               \
     static void name##_panel(const chunk *c, int rows) { name(c, rows, 1); }
 #define EVERY_FRONT(what) what(FT_BITS4) what(FT_BITS5) what(FT_BITS6) what(FT_IQ4) what(FT_FP4) what(FT_SHORT4)
-#define BLOCK_PAIRS(front) BLOCK_KERNEL(front##_pairs, front, 16)
+#define BLOCK_PAIRS(front) BLOCK_KERNEL(front##_pairs, front, X_PAIRS, ROW_COPIES)
 EVERY_FRONT(BLOCK_PAIRS)
 #if BLOCK_QUADS
-#define BLOCK_QUADRUPLES(front) BLOCK_KERNEL(front##_quads, front, 8)
+#ifdef HALF_STEPS
+#define SPLIT_FRONTS(what) what(FT_BITS4) what(FT_SHORT4)
+#else
+#define SPLIT_FRONTS EVERY_FRONT
+#endif
+#define BLOCK_SPLITS(front) BLOCK_KERNEL(front##_split, front, X_SPLIT, FEW_COPIES)
+SPLIT_FRONTS(BLOCK_SPLITS)
+#define BLOCK_QUADRUPLES(front) BLOCK_KERNEL(front##_quads, front, X_BYTES, ROW_COPIES)
 EVERY_FRONT(BLOCK_QUADRUPLES)
 #endif

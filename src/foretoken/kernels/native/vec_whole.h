@@ -32,6 +32,7 @@ static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+static inline vi vi_times_256(vi x) { return _mm512_slli_epi32(x, 8); }
 static inline vi vi_load_bytes(const void *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
 static inline void vi_store(void *p, vi x) { _mm512_storeu_si512(p, x); }
 /* A table of 16 bytes, and what it has for bytes below 16. */
@@ -83,6 +84,7 @@ static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+static inline vi vi_times_256(vi x) { return _mm256_slli_epi32(x, 8); }
 static inline vi vi_load_bytes(const void *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
 static inline void vi_store(void *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline vi vi_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
