@@ -185,7 +185,7 @@ def test_what_is_no_object(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [{"attention_bias": "x"}, {"id2label": 5}, {"dtype": "x"}])
 def test_what_transformers_cannot_read(fields: dict[str, Any], tmp_path: Path) -> None:
-    config = {**BASE, "model_type": "stablelm", "eos_token_id": 1, **fields}
+    config = {**BASE, "model_type": "starcoder2", "eos_token_id": 1, **fields}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"config\.json"):
         ModelShape.from_config(tmp_path)

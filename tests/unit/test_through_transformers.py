@@ -56,8 +56,8 @@ def write(folder: Path, config: Any) -> None:
     ("config", "named"),
     [
         (transformers.BertConfig(**SIZES, intermediate_size=48), "not causal"),
-        (transformers.BloomConfig(**SIZES, n_head=4, n_layer=2), "attention functions|max_pos"),
-        (transformers.FalconConfig(**SIZES), "attention functions"),
+        (transformers.BloomConfig(**SIZES, n_head=4, n_layer=2), "no other attention"),
+        (transformers.FalconConfig(**SIZES), "no other attention"),
         (
             transformers.PhiConfig(
                 **SIZES,
