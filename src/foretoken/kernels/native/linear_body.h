@@ -56,6 +56,7 @@ typedef struct {
     int64_t group_stride;      // numbers from panel to panel of these; of blocks bytes
     int64_t upper_stride;      // bytes from panel to panel of blocks' upper numbers
     int64_t scales_ahead;      // numbers from these to the ones that are brought nearer, or 0
+    const char *fetch_numbers[FT_TILE], *fetch_upper[FT_TILE];  // the same of blocks
     int halves;                // whether the numbers are float16
 } chunk;
 
@@ -229,7 +230,11 @@ static inline chunk part_of(const chunk *c, int panel) {
         if (part.scale) part.scale += number_bytes(c, panel * c->group_stride);
         if (part.zero) part.zero += number_bytes(c, panel * c->group_stride);
     }
-    for (int p = 0; p + panel < FT_TILE; p++) part.fetch[p] = c->fetch[p + panel];
+    for (int p = 0; p + panel < FT_TILE; p++) {
+        part.fetch[p] = c->fetch[p + panel];
+        part.fetch_numbers[p] = c->fetch_numbers[p + panel];
+        part.fetch_upper[p] = c->fetch_upper[p + panel];
+    }
     return part;
 }
 
@@ -561,7 +566,16 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
     const distance far = ahead(step, p->steps, p->next, p->fetch_steps);
     for (int i = 0; i < FT_TILE; i++)
         c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * p->step_bytes;
-    if (!layer->group || layer->weight_type == FT_WEIGHT_BLOCKS) return;
+    if (layer->weight_type == FT_WEIGHT_BLOCKS) {
+        const int64_t upper = far.steps * FT_STEP / layer->unit * ft_upper_bytes(layer->form);
+        for (int i = 0; i < FT_TILE; i++) {
+            c->fetch_numbers[i] = c->scale + (i + far.panels) * c->group_stride;
+            c->fetch_numbers[i] += far.steps * ft_number_bytes(layer->front, layer->form);
+            c->fetch_upper[i] = c->zero + (i + far.panels) * c->upper_stride + upper;
+        }
+        return;
+    }
+    if (!layer->group) return;
     const int64_t groups = far.steps * p->how.inputs_per_step / layer->group;
     c->scales_ahead = far.panels * c->group_stride + groups * FT_PANEL;
 }

@@ -8,7 +8,7 @@
 
 enum {
     BLOCK_CHUNK = 16,  // steps: whole units of 256 inputs
-    BLOCK_FETCH = 8    // how many steps ahead values are fetched
+    BLOCK_FETCH = 16   // how many steps ahead values are fetched
 };
 
 typedef struct {
@@ -235,6 +235,13 @@ ALWAYS void sum_steps(block_step s, const char *numbers, const int front, const 
     }
 }
 
+static inline void bring_nearer(const char *at, int bytes, int near) {
+    if (near)
+        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, 3);
+    else
+        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+}
+
 // Panels of a chunk, one after the other.
 ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, const int rows, int panels) {
     const ft_linear *const layer = c->layer;
@@ -255,9 +262,11 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, cons
                        .parts = c->parts,
                        .blocks = c->blocks};
         const char *const upper = c->zero + panel * c->upper_stride, *fetch = c->fetch[panel];
+        bring_nearer(c->fetch_numbers[panel], c->steps * number_bytes, c->fetch_near);
+        bring_nearer(c->fetch_upper[panel], c->steps * FT_STEP / layer->unit * upper_bytes, c->fetch_near);
         for (int first = 0; first < c->steps; first += at_once) {
             const int count = c->steps - first < at_once ? c->steps - first : at_once;
-            for (int line = 0; line < count * step_bytes; line += 64) __builtin_prefetch(fetch + line, 0, 3);
+            bring_nearer(fetch, count * step_bytes, c->fetch_near);
             fetch += count * step_bytes;
             e.groups = count * each;
             e.upper = upper + first * FT_STEP / layer->unit * upper_bytes;
