@@ -3,23 +3,31 @@
 // Four values of an output are a quad of bytes, made in registers from nibbles, higher bits and tables.
 // Where products of quads are exact, activations of 8 bits are multiplied with them, and those of 16 bits,
 // if rows are few, as two bytes, the upper ones and the lower ones; elsewhere its halves are widened to
-// pairs. A group's scales are made once for all rows, whose sums of groups stay in registers where there are
-// enough.
+// pairs. Panels are taken by twos where a vector is a whole one, so that a load of activations serves two.
+// A group's scales are made once for all rows, whose sums of groups stay in registers where there are enough.
 
 enum {
     BLOCK_CHUNK = 16,  // steps: whole units of 256 inputs
+    BLOCK_PANELS = W == 16 ? 2 : 1,  // at once
+    VECTORS = BLOCK_PANELS * HALVES,
     BLOCK_FETCH = 16   // how many steps ahead values are fetched
 };
 
 typedef struct {
-    const char *values;       // of a step, in one panel
+    const char *values;       // of a step, in the first panel
+    int64_t stride;           // bytes to the next panel's
     const char *x;            // the step in the first row
     int64_t x_stride;
 } block_step;
 
-// Quad number `k` of a step, of the outputs of half `h`.
-ALWAYS vi block_quad(const char *values, const int front, const vi table, const int k, const int h) {
-    const char *const at = values + h * W * 4;
+// Where vector `v` of panels has its numbers, of `bytes` each.
+ALWAYS const char *of_vector(const char *first, int64_t stride, const int v, const int bytes) {
+    return first + v / HALVES * stride + v % HALVES * W * bytes;
+}
+
+// Quad number `k` of a step, of the outputs of vector `v`.
+ALWAYS vi block_quad(const block_step *s, const int front, const vi table, const int k, const int v) {
+    const char *const at = of_vector(s->values, s->stride, v, 4);
     const vi packed = vi_load(at + k / 2 * STEP_BYTES), low = vi_set1(0x0f0f0f0f);
     const vi nibbles = vi_and(k % 2 ? vi_shift(packed, 4) : packed, low);
     if (front == FT_IQ4 || front == FT_FP4) return vi_look_up(table, nibbles);
@@ -37,27 +45,27 @@ ALWAYS vi block_quad(const char *values, const int front, const vi table, const 
     return nibbles;
 }
 
-typedef vi block_sums[MOST_FIXED_ROWS][HALVES];
-typedef vf block_terms[MOST_FIXED_ROWS][HALVES];
+typedef vi block_sums[MOST_FIXED_ROWS][VECTORS];
+typedef vf block_terms[MOST_FIXED_ROWS][VECTORS];
 
-// For every row and half of a panel.
+// For every row and vector of outputs.
 #define EACH_SUM(rows)                   \
     UNROLL for (int r = 0; r < rows; r++) \
-        UNROLL for (int h = 0; h < HALVES; h++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
 
 // Add the products of quads [first, first + count), as pairs of 16 bits.
 ALWAYS void add_block_pairs(const block_step *s, const int front, const vi table, const int rows,
                             const int first, const int count, block_sums sum) {
     UNROLL for (int k = first; k < first + count; k++) {
-        vi quad[HALVES];
-        UNROLL for (int h = 0; h < HALVES; h++) quad[h] = block_quad(s->values, front, table, k, h);
+        vi quad[VECTORS];
+        UNROLL for (int v = 0; v < VECTORS; v++) quad[v] = block_quad(s, front, table, k, v);
         UNROLL for (int part = 0; part < 2; part++) {
-            vi w[HALVES];
-            UNROLL for (int h = 0; h < HALVES; h++)
-                w[h] = part ? vi_shift(quad[h], 8) : vi_and(quad[h], vi_set1(0x00ff00ff));
+            vi w[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                w[v] = part ? vi_shift(quad[v], 8) : vi_and(quad[v], vi_set1(0x00ff00ff));
             UNROLL for (int r = 0; r < rows; r++) {
                 const vi pair = vi_set1(pair_at(s->x + r * s->x_stride + (2 * k + part) * 4));
-                UNROLL for (int h = 0; h < HALVES; h++) vi_add_products(&sum[r][h], w[h], pair);
+                UNROLL for (int v = 0; v < VECTORS; v++) vi_add_products(&sum[r][v], w[v], pair);
             }
         }
     }
@@ -80,7 +88,7 @@ ALWAYS void add_block_quads(const block_step *s, const int front, const int sets
     UNROLL for (int begin = first; begin < first + count; begin += at_once) {
         block_sums narrow[2];
         UNROLL for (int set = 0; set < sets; set++)
-            EACH_SUM(rows) narrow[set][r][h] = vi_set1(0);
+            EACH_SUM(rows) narrow[set][r][v] = vi_set1(0);
 #else
     const int at_once = count;
     {
@@ -88,17 +96,17 @@ ALWAYS void add_block_quads(const block_step *s, const int front, const int sets
 #define narrow sum
 #endif
         UNROLL for (int k = begin; k < begin + at_once; k++) {
-            vi quad[HALVES];
-            UNROLL for (int h = 0; h < HALVES; h++) quad[h] = block_quad(s->values, front, table, k, h);
+            vi quad[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++) quad[v] = block_quad(s, front, table, k, v);
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int set = 0; set < sets; set++) {
                     const vi four = vi_set1(pair_at(s->x + r * s->x_stride + (sets * k + set) * 4));
-                    UNROLL for (int h = 0; h < HALVES; h++) vi_add_quads(&narrow[set][r][h], quad[h], four);
+                    UNROLL for (int v = 0; v < VECTORS; v++) vi_add_quads(&narrow[set][r][v], quad[v], four);
                 }
         }
 #ifdef HALF_STEPS
         UNROLL for (int set = 0; set < sets; set++)
-            EACH_SUM(rows) sum[set][r][h] = added_up(sum[set][r][h], narrow[set][r][h]);
+            EACH_SUM(rows) sum[set][r][v] = added_up(sum[set][r][v], narrow[set][r][v]);
 #else
 #undef narrow
 #endif
@@ -116,11 +124,11 @@ ALWAYS void sum_block(const block_step *s, const int front, const int x_kind, co
         const int sets = x_kind == X_SPLIT ? 2 : 1, last = sets - 1;
         block_sums found[2];
         EACH_SUM(rows) {
-            if (last) found[0][r][h] = vi_set1(0);
-            found[last][r][h] = sum[r][h];
+            if (last) found[0][r][v] = vi_set1(0);
+            found[last][r][v] = sum[r][v];
         }
         add_block_quads(s, front, sets, table, rows, first, count, found);
-        EACH_SUM(rows) sum[r][h] = last ? vi_add(vi_times_256(found[0][r][h]), found[1][r][h]) : found[0][r][h];
+        EACH_SUM(rows) sum[r][v] = last ? vi_add(vi_times_256(found[0][r][v]), found[1][r][v]) : found[0][r][v];
         return;
     }
 #endif
@@ -128,19 +136,21 @@ ALWAYS void sum_block(const block_step *s, const int front, const int x_kind, co
     add_block_pairs(s, front, table, rows, first, count, sum);
 }
 
-// Scales of a group, of one half.
-ALWAYS vf block_scales(const char *at, const int form, const int h) {
-    if (form == FT_HALVES) return vf_load_half((const uint16_t *)at + h * W);
-    if (form == FT_POWERS) return vf_of_powers((const uint8_t *)at + h * W);
-    return vf_of_vi(vi_load_bytes(at + h * W));
+// Scales of a group, of one vector.
+ALWAYS vf block_scales(const char *numbers, int64_t stride, const int form, const int v) {
+    const char *const at = of_vector(numbers, stride, v, form == FT_HALVES ? 2 : 1);
+    if (form == FT_HALVES) return vf_load_half((const uint16_t *)at);
+    if (form == FT_POWERS) return vf_of_powers((const uint8_t *)at);
+    return vf_of_vi(vi_load_bytes(at));
 }
 
 // What ends the groups of up to 128 inputs, whose activations share a scale: at most four steps.
 typedef struct {
-    const char *numbers, *upper;  // of the first step, in one panel
+    const char *numbers, *upper;  // of the first step, in the first panel
+    int64_t stride, upper_stride; // bytes to the next panel's
     const int32_t *x_sum;         // of the first group in the first row
     const float *x_scale;
-    float *sums;                  // of the panel in the first row
+    float *sums[VECTORS];         // of vectors in the first row
     int64_t parts, blocks;
     int groups;
 } block_end;
@@ -151,40 +161,43 @@ typedef void (*end_function)(const block_end *e, int rows, block_terms sums);
 // Row by row: the sum of groups' whole sums times their scales, times what all of them share, less their
 // minima. Minima that are bytes are summed up as whole numbers.
 ALWAYS void end_groups(const block_end *e, const int form, const int minima, int rows, block_terms sums) {
-    vf minimum[MOST_ENDS][HALVES], upper[HALVES], upper_minimum[HALVES];
-    vi least[MOST_ENDS][HALVES];
+    vf minimum[MOST_ENDS][VECTORS], upper[VECTORS], upper_minimum[VECTORS];
+    vi least[MOST_ENDS][VECTORS];
     const int width = form == FT_HALVES ? 2 * FT_PANEL : FT_PANEL;
     for (int group = 0; minima && group < e->groups; group++) {
-        const char *const at = e->numbers + group * 2 * width + width;
-        UNROLL for (int h = 0; h < HALVES; h++)
+        const char *const least_of_group = e->numbers + group * 2 * width + width;
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            const char *const at = of_vector(least_of_group, e->stride, v, width / FT_PANEL);
             if (form == FT_HALVES)
-                minimum[group][h] = vf_load_half((const uint16_t *)at + h * W);
+                minimum[group][v] = vf_load_half((const uint16_t *)at);
             else
-                least[group][h] = vi_load_bytes(at + h * W);
+                least[group][v] = vi_load_bytes(at);
+        }
     }
-    UNROLL for (int h = 0; form == FT_BYTES && h < HALVES; h++) {
-        upper[h] = vf_load_half((const uint16_t *)e->upper + h * W);
-        if (minima) upper_minimum[h] = vf_load_half((const uint16_t *)e->upper + FT_PANEL + h * W);
+    UNROLL for (int v = 0; form == FT_BYTES && v < VECTORS; v++) {
+        const char *const at = of_vector(e->upper, e->upper_stride, v, 2);
+        upper[v] = vf_load_half((const uint16_t *)at);
+        if (minima) upper_minimum[v] = vf_load_half((const uint16_t *)at + FT_PANEL);
     }
     for (int r = 0; r < rows; r++) {
         const int32_t *const excess = e->x_sum + r * e->parts;
         const vf x_scale = vf_set1(e->x_scale[r * e->blocks]);
-        UNROLL for (int h = 0; h < HALVES; h++) {
-            vf term = vf_mul(sums[r][h], x_scale);
-            if (form == FT_BYTES) term = vf_mul(term, upper[h]);
+        UNROLL for (int v = 0; v < VECTORS; v++) {
+            vf term = vf_mul(sums[r][v], x_scale);
+            if (form == FT_BYTES) term = vf_mul(term, upper[v]);
             if (minima) {
                 vf lack = vf_set1(0);
                 vi lacking = vi_set1(0);
                 for (int group = 0; group < e->groups; group++)
                     if (form == FT_BYTES)
-                        lacking = vi_add(lacking, vi_mul(least[group][h], vi_set1(excess[group])));
+                        lacking = vi_add(lacking, vi_mul(least[group][v], vi_set1(excess[group])));
                     else
-                        lack = vf_add(lack, vf_mul(minimum[group][h], vf_set1((float)excess[group])));
+                        lack = vf_add(lack, vf_mul(minimum[group][v], vf_set1((float)excess[group])));
                 lack = vf_mul(form == FT_BYTES ? vf_of_vi(lacking) : lack, x_scale);
-                if (form == FT_BYTES) lack = vf_mul(lack, upper_minimum[h]);
+                if (form == FT_BYTES) lack = vf_mul(lack, upper_minimum[v]);
                 term = vf_sub(term, lack);
             }
-            float *const total = e->sums + r * SUM_STRIDE + h * W;
+            float *const total = e->sums[v] + r * SUM_STRIDE;
             vf_store(total, vf_add(vf_load(total), term));
         }
     }
@@ -213,20 +226,21 @@ static void find_starts(const chunk *c, int middle, int rows, int groups, block_
             start[r][group] = (int32_t)(0u - (uint32_t)c->x_sum[r * c->parts + group] * (uint32_t)middle);
 }
 
-// A panel's `count` steps from group `group` of the chunk on: what groups' whole sums come to.
-ALWAYS void sum_steps(block_step s, const char *numbers, const int front, const int x_kind, const int form,
+// `count` steps from group `group` of the chunk on: what groups' whole sums come to.
+ALWAYS void sum_steps(block_step s, const block_end *e, const int front, const int x_kind, const int form,
                       const vi table, const int rows, int count, int group, int width, const block_starts start,
                       block_terms sum) {
+    const char *numbers = e->numbers;
     const int each = FT_STEP / ft_front_group(front), quads = 8 / each;
-    EACH_SUM(rows) sum[r][h] = vf_set1(0);
+    EACH_SUM(rows) sum[r][v] = vf_set1(0);
     _Pragma("GCC unroll 1") for (int i = 0; i < count; i++) {
         UNROLL for (int part = 0; part < each; part++) {
             block_sums whole;
-            EACH_SUM(rows) whole[r][h] = vi_set1(start[r][group]);
+            EACH_SUM(rows) whole[r][v] = vi_set1(start[r][group]);
             sum_block(&s, front, x_kind, table, rows, part * quads, quads, whole);
-            vf scale[HALVES];
-            UNROLL for (int h = 0; h < HALVES; h++) scale[h] = block_scales(numbers, form, h);
-            EACH_SUM(rows) sum[r][h] = vf_add(sum[r][h], vf_mul(vf_of_vi(whole[r][h]), scale[h]));
+            vf scale[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++) scale[v] = block_scales(numbers, e->stride, form, v);
+            EACH_SUM(rows) sum[r][v] = vf_add(sum[r][v], vf_mul(vf_of_vi(whole[r][v]), scale[v]));
             numbers += width;
             group++;
         }
@@ -254,29 +268,38 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, cons
     const vi table = vi_table(ft_tables[front]);
     block_starts start;
     find_starts(c, ft_middle(front, form), rows, c->steps * each, start);
-    for (int panel = 0; panel < panels; panel++) {
-        block_step s = {c->weight + panel * c->panel_stride, c->x, c->x_stride};
+    float unwanted[MOST_FIXED_ROWS * SUM_STRIDE];
+    if (panels % BLOCK_PANELS) memset(unwanted, 0, sizeof unwanted);
+    for (int panel = 0; panel < panels; panel += BLOCK_PANELS) {
+        // A last one that is alone is taken twice, once for nothing.
+        const int pair = panels - panel < BLOCK_PANELS ? 0 : 1;
+        block_step s = {c->weight + panel * c->panel_stride, pair * c->panel_stride, c->x, c->x_stride};
         block_end e = {.numbers = c->scale + panel * c->group_stride,
+                       .stride = pair * c->group_stride,
+                       .upper_stride = pair * c->upper_stride,
                        .x_sum = c->x_sum,
-                       .sums = c->sums + panel * FT_PANEL,
                        .parts = c->parts,
                        .blocks = c->blocks};
-        const char *const upper = c->zero + panel * c->upper_stride, *fetch = c->fetch[panel];
-        bring_nearer(c->fetch_numbers[panel], c->steps * number_bytes, c->fetch_near);
-        bring_nearer(c->fetch_upper[panel], c->steps * FT_STEP / layer->unit * upper_bytes, c->fetch_near);
+        for (int v = 0; v < VECTORS; v++)
+            e.sums[v] = v / HALVES > pair ? unwanted : c->sums + panel * FT_PANEL + v * W;
+        const char *const upper = c->zero + panel * c->upper_stride;
+        const int near = c->fetch_near;
+        for (int p = panel; p <= panel + pair * (BLOCK_PANELS - 1); p++) {
+            bring_nearer(c->fetch_numbers[p], c->steps * number_bytes, near);
+            bring_nearer(c->fetch_upper[p], c->steps * FT_STEP / layer->unit * upper_bytes, near);
+        }
         for (int first = 0; first < c->steps; first += at_once) {
             const int count = c->steps - first < at_once ? c->steps - first : at_once;
-            bring_nearer(fetch, count * step_bytes, c->fetch_near);
-            fetch += count * step_bytes;
+            for (int p = panel; p <= panel + pair * (BLOCK_PANELS - 1); p++)
+                bring_nearer(c->fetch[p] + first * step_bytes, count * step_bytes, near);
             e.groups = count * each;
             e.upper = upper + first * FT_STEP / layer->unit * upper_bytes;
             e.x_scale = c->x_scale + first * FT_STEP / FT_BLOCK;
             block_terms sum;
             if (front == FT_BITS6 || front == FT_SHORT4 || (front != FT_FP4 && (form & 3) == FT_BYTES))
-                sum_steps(s, e.numbers, front, x_kind, FT_BYTES, table, rows, count, first * each, width, start,
-                          sum);
+                sum_steps(s, &e, front, x_kind, FT_BYTES, table, rows, count, first * each, width, start, sum);
             else
-                sum_steps(s, e.numbers, front, x_kind, front == FT_FP4 ? FT_POWERS : FT_HALVES, table, rows, count,
+                sum_steps(s, &e, front, x_kind, front == FT_FP4 ? FT_POWERS : FT_HALVES, table, rows, count,
                           first * each, width, start, sum);
             end(&e, rows, sum);
             s.values += count * step_bytes;
