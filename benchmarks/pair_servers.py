@@ -74,7 +74,13 @@ def our_settings(files: Files, slots: int = 1) -> list[Setting]:
         return Setting(engine=OURS, name=name, command=tuple(words), env=env, drafts=drafts,
                        body=body)  # fmt: skip
 
-    found = [setting("plain", "none"), setting("look-ups, control", '{"method": "auto"}')]
+    # The peer has 8-bit activations whatever it is told; ours are a choice.
+    eight = ("--activations", "int8")
+    found = [
+        setting("plain", "none"),
+        setting("plain, int8 activations", "none", *eight),
+        setting("look-ups, control", '{"method": "auto"}'),
+    ]
     if files.draft is not None:
         path = files.draft.as_posix()
         draft = f'{{"method": "draft_model", "model": "{path}"}}'
@@ -82,12 +88,14 @@ def our_settings(files: Files, slots: int = 1) -> list[Setting]:
         both = f'{{"method": "ngram"}}, {{"method": "suffix"}}, {draft}'
         together = f'{{"method": "auto", "drafters": [{both}]}}'
         found.append(setting("draft and look-ups, control", together))
+        found.append(setting("draft and look-ups, control, int8 activations", together, *eight))
         longest = draft.replace("}", f', "num_speculative_tokens": {max(LENGTHS)}}}')
-        found += [
-            setting(f"draft, k={k}", longest, "--no-adaptive-speculation",
-                    speculation={"num_speculative_tokens": k})
-            for k in LENGTHS
-        ]  # fmt: skip
+        for note, more in (("", ()), (", int8 activations", eight)):
+            found += [
+                setting(f"draft, k={k}{note}", longest, "--no-adaptive-speculation", *more,
+                        speculation={"num_speculative_tokens": k})
+                for k in LENGTHS
+            ]  # fmt: skip
     return found
 
 

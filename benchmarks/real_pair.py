@@ -88,11 +88,11 @@ def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting
                 asked = Running(url=server.url, setting=setting, process=server.process)
                 speed = median_speed(ask(asked, chats(prompts, bench.settings.search_tokens)))
             except (EndpointError, RuntimeError) as error:
-                print(f"  {setting.engine:10} {setting.name:34} {error}", flush=True)
+                print(f"  {setting.engine:10} {setting.name:46} {error}", flush=True)
                 command = None
                 continue
             found.append((speed, setting))
-            print(f"  {setting.engine:10} {setting.name:34} {speed:6.1f} tokens/s", flush=True)
+            print(f"  {setting.engine:10} {setting.name:46} {speed:6.1f} tokens/s", flush=True)
     return sorted(found, key=lambda one: -one[0])
 
 
@@ -126,7 +126,7 @@ def measure_speed(bench: Bench) -> None:
             report_speed(bench, temperature, asked, reads)
         bench.results["memory_gb"] = memory
         for name, (resident, anonymous) in memory.items():
-            print(f"{name:44} resident {resident:.2f} GB, anonymous {anonymous:.2f} GB")
+            print(f"{name:58} resident {resident:.2f} GB, anonymous {anonymous:.2f} GB")
 
 
 Answers = Mapping[str, list[list[RequestRecord]]]
@@ -167,7 +167,7 @@ def report_speed(bench: Bench, temperature: float, asked: Answers, reads: Sequen
         }  # fmt: skip
         by_kind = "  ".join(f"{kind} {speed:.1f}" for kind, speed in kinds.items())
         share = f"accepted {drafts['accepted_share']:.0%}"
-        print(f"{name:44} {statistics.median(speeds[name]):6.1f} tokens/s   {by_kind}   {share}   "
+        print(f"{name:58} {statistics.median(speeds[name]):6.1f} tokens/s   {by_kind}   {share}   "
               f"first token {first_ms:.0f} ms")  # fmt: skip
     bench.results[f"speed at temperature {temperature}"] = {"read_gb_per_s": read, **kept}
     ours = {name: speeds[name] for name in speeds if name.startswith(OURS)}
