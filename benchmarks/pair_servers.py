@@ -116,7 +116,8 @@ def peer_settings(files: Files, slots: int = 1) -> list[Setting]:
     kinds = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
     found += [peer_setting(files, slots, kind, "own", "--spec-type", kind) for kind in kinds]
     if files.draft is not None:
-        draft = ("-md", str(files.draft), "-td", str(files.threads))
+        draft = ("--spec-type", "draft-simple", "-md", str(files.draft))
+        draft = (*draft, "-td", str(files.threads))
         for k in LENGTHS:
             words = (*draft, "--spec-draft-n-max", str(k))
             found.append(peer_setting(files, slots, f"draft, k={k}", "own", *words))
