@@ -39,6 +39,7 @@ SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64000000")
 START_S, BACK_S, END_S = 180.0, 120.0, 60.0
 LENGTH = 150
 ROUNDS, CLIENTS = 10, 32
+EPISODES = 3
 AS_IT_IS = ("-m", "foretoken")
 ON_NODES = (
     "import sys; from pathlib import Path; from foretoken import placement\n"
@@ -255,10 +256,10 @@ def test_a_replica_that_has_to_go_loses_no_stream(drain_s: int) -> None:
         while not ending.is_set():
             stream(url, COMPLETIONS, body)
 
-    options = ("--replicas", "1", "--max-replicas", "2", "--drain-s", str(drain_s))
-    with served(*options, *SMALL, program=("-c", IN_A_HURRY)) as (_, url):
-        before = all_at_once(url, asked, threading.Event())
+    def come_and_go() -> None:
+        """A second replica for a crowd, and then work for one alone until one of them is gone."""
         assert ready(url) == 1
+        ending.clear()
         with ThreadPoolExecutor(CLIENTS) as pool:
             busy = [pool.submit(keep_asking, body) for body in bodies(CLIENTS, length=1000)]
             try:
@@ -267,7 +268,6 @@ def test_a_replica_that_has_to_go_loses_no_stream(drain_s: int) -> None:
                 ending.set()
             for one in busy:
                 one.result()
-        # Few enough for one replica, and all the time, so that whoever goes has some of them.
         rounds = 0
         until = time.monotonic() + 2 * BACK_S
         while ready(url) == 2:
@@ -275,5 +275,14 @@ def test_a_replica_that_has_to_go_loses_no_stream(drain_s: int) -> None:
             check(asked, before, all_at_once(url, asked, threading.Event()))
             rounds += 1
         print(f"it went in round {rounds}; {restarts(url):.0f} streams went on elsewhere")
+
+    options = ("--replicas", "1", "--max-replicas", "2", "--drain-s", str(drain_s))
+    with served(*options, *SMALL, program=("-c", IN_A_HURRY)) as (_, url):
+        before = all_at_once(url, asked, threading.Event())
+        # On a busy machine the one that goes may have nothing to do just then.
+        for _ in range(EPISODES):
+            come_and_go()
+            if drain_s > 1 or restarts(url) > 0:
+                break
         assert (restarts(url) > 0) == (drain_s == 1)
         check(asked, before, all_at_once(url, asked, threading.Event()))
