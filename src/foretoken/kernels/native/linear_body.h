@@ -55,8 +55,8 @@ typedef struct {
     const char *scale, *zero;  // of the chunk's first group in the first panel, or null
     int64_t group_stride;      // numbers from panel to panel of these; of blocks bytes
     int64_t upper_stride;      // bytes from panel to panel of blocks' upper numbers
-    int64_t scales_ahead;      // numbers from these to the ones that are brought nearer, or 0
-    const char *fetch_numbers[FT_TILE], *fetch_upper[FT_TILE];  // the same of blocks
+    int64_t scales_ahead;      // numbers from these to the ones that are brought nearer, or 0; of blocks bytes
+    int64_t upper_ahead;       // the same of blocks' upper numbers
     int halves;                // whether the numbers are float16
 } chunk;
 
@@ -230,11 +230,7 @@ static inline chunk part_of(const chunk *c, int panel) {
         if (part.scale) part.scale += number_bytes(c, panel * c->group_stride);
         if (part.zero) part.zero += number_bytes(c, panel * c->group_stride);
     }
-    for (int p = 0; p + panel < FT_TILE; p++) {
-        part.fetch[p] = c->fetch[p + panel];
-        part.fetch_numbers[p] = c->fetch_numbers[p + panel];
-        part.fetch_upper[p] = c->fetch_upper[p + panel];
-    }
+    for (int p = 0; p + panel < FT_TILE; p++) part.fetch[p] = c->fetch[p + panel];
     return part;
 }
 
@@ -343,8 +339,9 @@ static walk walk_of_blocks(const ft_linear *layer, int64_t rows) {
     static const walk quads[FT_FRONTS] = {EVERY_FRONT(QUADS_OF_BLOCKS)};
 #define SPLITS_OF_BLOCKS(name) [name] = OF_BLOCKS(name##_split, 2),
     static const walk splits[FT_FRONTS] = {SPLIT_FRONTS(SPLITS_OF_BLOCKS)};
-    if (x_kind_of(layer, rows) == X_BYTES) found = quads[layer->front];
-    if (x_kind_of(layer, rows) == X_SPLIT) found = splits[layer->front];
+    const int x_kind = x_kind_of(layer, rows);
+    if (x_kind == X_BYTES) found = quads[layer->front];
+    if (x_kind == X_SPLIT) found = splits[layer->front];
 #endif
     (void)rows;
     return found;
@@ -567,12 +564,10 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
     for (int i = 0; i < FT_TILE; i++)
         c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * p->step_bytes;
     if (layer->weight_type == FT_WEIGHT_BLOCKS) {
-        const int64_t upper = far.steps * FT_STEP / layer->unit * ft_upper_bytes(layer->form);
-        for (int i = 0; i < FT_TILE; i++) {
-            c->fetch_numbers[i] = c->scale + (i + far.panels) * c->group_stride;
-            c->fetch_numbers[i] += far.steps * ft_number_bytes(layer->front, layer->form);
-            c->fetch_upper[i] = c->zero + (i + far.panels) * c->upper_stride + upper;
-        }
+        c->scales_ahead = far.panels * c->group_stride;
+        c->scales_ahead += far.steps * ft_number_bytes(layer->front, layer->form);
+        c->upper_ahead = far.panels * c->upper_stride;
+        c->upper_ahead += far.steps * FT_STEP / layer->unit * ft_upper_bytes(layer->form);
         return;
     }
     if (!layer->group) return;

@@ -285,8 +285,9 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, cons
         const char *const upper = c->zero + panel * c->upper_stride;
         const int near = c->fetch_near;
         for (int p = panel; p <= panel + pair * (BLOCK_PANELS - 1); p++) {
-            bring_nearer(c->fetch_numbers[p], c->steps * number_bytes, near);
-            bring_nearer(c->fetch_upper[p], c->steps * FT_STEP / layer->unit * upper_bytes, near);
+            bring_nearer(c->scale + p * c->group_stride + c->scales_ahead, c->steps * number_bytes, near);
+            bring_nearer(c->zero + p * c->upper_stride + c->upper_ahead,
+                         c->steps * FT_STEP / layer->unit * upper_bytes, near);
         }
         for (int first = 0; first < c->steps; first += at_once) {
             const int count = c->steps - first < at_once ? c->steps - first : at_once;
@@ -325,7 +326,7 @@ ALWAYS void block_panels(const chunk *c, const int front, const int x_kind, cons
     }
 #endif
 #define FEW_COPIES(front, x_kind)                                                               \
-    if (rows == 1)                                                                              \
+    if (rows == 1 || MOST_SPLIT == 1)                                                           \
         block_panels(c, front, x_kind, 1, panels);                                              \
     else                                                                                        \
         block_panels(c, front, x_kind, MOST_SPLIT, panels);
