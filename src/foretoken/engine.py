@@ -254,16 +254,19 @@ class Engine:
                 self._release(output.request_id)
         return outputs
 
-    def rehearse(self, request: Request) -> None:
-        """Serve a request that nobody waits for, since first runs are slow. Nobody learns from its
-        steps: those that are served take longer, for all that is done around them."""
+    def rehearse(self, request: Request, most_s: float) -> None:
+        """Serve a request that nobody waits for, since first runs are slow, but no step more once
+        so many seconds have passed. Nobody learns from its steps: those that are served take
+        longer, for all that is done around them."""
         others = self.parts.scheduler.num_running + self.parts.scheduler.num_waiting
         assert not others, f"{others} requests would not be answered"
         self.add_request(request)
-        self._rehearses = True
+        self._rehearses, until = True, time.monotonic() + most_s
         try:
             while self.has_unfinished:
                 self.step()
+                if time.monotonic() > until:
+                    self.abort(request.request_id)
         finally:
             self._rehearses = False
         self.metrics.restart()

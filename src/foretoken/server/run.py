@@ -9,7 +9,6 @@ import gc
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from foretoken.server.observing.tracing import RequestSpans
 
 logger = logging.getLogger("foretoken")
-WARM_UP_REQUESTS, WARM_UP_TOKENS = 4, 6
 WARM_UP_S = 0.1
-"""Of each kind."""
+"""Of each kind of steps."""
 
 
 def serve(
@@ -79,18 +77,14 @@ def serve(
 
 
 def warm_up(engine: Engine) -> None:
-    """First runs are slow: plain steps, then steps as they will be, until some time has passed: a
-    large model's step is long, and its first ones are little slower than others."""
-    for policy in ({"enabled": False}, None):
-        began = time.monotonic()
-        for _ in range(WARM_UP_REQUESTS):
-            params = SamplingParams(
-                temperature=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True, speculation=policy
-            )
-            [request] = engine.make_requests("warm-up", [0], params)
-            engine.rehearse(request)
-            if time.monotonic() - began > WARM_UP_S:
-                break
+    """First runs are slow: plain steps, then steps as they will be. A large model's step is long,
+    and its first ones are little slower than others."""
+    for policy, count in (({"enabled": False}, 8), (None, 24)):
+        params = SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, speculation=policy
+        )
+        [request] = engine.make_requests("warm-up", [0], params)
+        engine.rehearse(request, WARM_UP_S)
 
 
 def spans_of(server: ServerConfig, model: str) -> "RequestSpans | None":
