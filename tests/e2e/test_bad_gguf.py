@@ -20,6 +20,7 @@ from foretoken.errors import CheckpointError, ForetokenError, PromptError
 from foretoken.shape.gguf import forget_gguf
 from tests.e2e.gguf_targets import WIDTH, write_target
 from tests.e2e.heads import write_head
+from tests.golden.gguf_files import write_value
 from tests.golden.gguf_heads import write_gguf_head
 
 Kind = gguf.GGMLQuantizationType
@@ -47,16 +48,7 @@ def rewritten(path: Path, to: Path, change: Change, arch: str = "llama") -> Path
     writer = gguf.GGUFWriter(to, arch)
     change(writer, metadata, tensors)
     for name, value in metadata.items():
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, bool | np.bool_):
-            writer.add_bool(name, bool(value))
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        else:
-            writer.add_uint32(name, value)
+        write_value(writer, name, value)
     for name, (data, kind) in tensors.items():
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()

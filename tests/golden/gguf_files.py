@@ -83,3 +83,17 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_value(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    """A value of the metadata, by its kind."""
+    if isinstance(value, list | tuple):
+        writer.add_array(name, value)
+    elif isinstance(value, bool | np.bool_):
+        writer.add_bool(name, bool(value))
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    elif isinstance(value, str):
+        writer.add_string(name, value)
+    else:
+        writer.add_uint32(name, value)

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from tests.golden.gguf_files import ggml_rows
+from tests.golden.gguf_files import ggml_rows, write_value
 
 Kind = gguf.GGMLQuantizationType
 TOPS = {
@@ -142,17 +142,3 @@ def inputs(config: dict[str, Any]) -> list[int]:
             return list(config[name])
     outputs = (config.get("dflash_config") or config).get("target_layer_ids", ())
     return [layer + 1 for layer in outputs]
-
-
-def write_value(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    """A value of the metadata, by its kind."""
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, float):
-        writer.add_float32(name, value)
-    elif isinstance(value, str):
-        writer.add_string(name, value)
-    else:
-        writer.add_uint32(name, value)

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from foretoken.shape.gguf import forget_gguf
+from tests.golden.gguf_files import write_value
 
 TEXTS: list[str] = [
     text
@@ -32,14 +33,8 @@ def write_gguf(path: Path, fields: Mapping[str, Any], rows: int | None = None) -
     writer.add_layer_norm_rms_eps(1e-5)
     for name, value in fields.items():
         key = f"tokenizer.{'' if 'chat' in name else 'ggml.'}{name}"
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
+        if value is not None:
+            write_value(writer, key, value)
     if rows is not None:
         writer.add_tensor("token_embd.weight", np.zeros((rows, 8), np.float32))
     writer.write_header_to_file()
