@@ -52,7 +52,6 @@ from foretoken.errors import EndpointError
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
 
-PARTS = ("speed", "prompts", "load", "starts")
 PROMPTS = (128, 2048)
 LETTERS_PER_TOKEN = 4
 TOGETHER = 12
@@ -281,6 +280,14 @@ def start_s(bench: Bench, setting: Setting) -> float:
         return time.perf_counter() - began
 
 
+PARTS = {
+    "speed": measure_speed,
+    "prompts": measure_prompts,
+    "load": measure_load,
+    "starts": measure_starts,
+}
+
+
 def main() -> None:
     """Run the parts that are asked for."""
     parser = make_parser(__doc__)
@@ -308,10 +315,7 @@ def main() -> None:
         bench = Bench(settings=settings, files=files, logs=Path(logs), probe=ReadProbe(threads))
         for part in settings.parts:
             print(f"\n{part}", flush=True)
-            {
-                "speed": measure_speed, "prompts": measure_prompts,
-                "load": measure_load, "starts": measure_starts,
-            }[part](bench)  # fmt: skip
+            PARTS[part](bench)
     finish("real_pair", where, settings, bench.results, bench.goals)
 
 
