@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from foretoken.checkpoint import packaged_model
 from foretoken.text.reach import token_reach
+from foretoken.text.tokenizer import Tokenizer as ModelTokenizer
 
 TEXTS = st.one_of(
     st.text(max_size=60),
@@ -48,7 +50,9 @@ def sentence_pieces() -> Tokenizer:
 
 
 def reach_of(raw: Tokenizer, **changes: Any) -> int | None:
-    return token_reach({**json.loads(raw.to_str()), **changes}, raw.get_vocab())
+    tokens = raw.get_vocab()
+    longest = max(map(len, tokens), default=0)
+    return token_reach({**json.loads(raw.to_str()), **changes}, tokens.__contains__, longest)
 
 
 BOUNDED = {
@@ -103,3 +107,17 @@ def test_tokens_that_take_spaces_along_and_truncation_have_no_bound() -> None:
     assert len(raw.encode(" " * 500 + "<mask>").ids) == 1
     assert reach_of(raw) is None
     assert reach_of(trained(), truncation={"max_length": 4}) is None
+
+
+def test_a_description_says_what_tokenizer_json_says() -> None:
+    """But for the vocabulary, which nobody asks for."""
+    tokenizer = ModelTokenizer(packaged_model("demo"))
+    whole, found = json.loads(tokenizer.to_json()), tokenizer.describe()
+    assert found["added_tokens"] and found.keys() >= {"normalizer", "pre_tokenizer", "decoder"}
+    for name, told in found.items():
+        known = whole[name]
+        if name == "model":
+            known = {key: known[key] for key in told}
+        if name == "added_tokens":
+            known = [{key: one[key] for key in told[0]} for one in known]
+        assert told == known

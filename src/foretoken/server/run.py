@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretoken")
 WARM_UP_S = 0.1
 """Of each kind of steps."""
+SHORT_PAUSES = 700
+"""New objects after which Python's collector looks at them, as it would by default."""
 
 
 def serve(
@@ -55,6 +57,7 @@ def serve(
         spans = spans_of(server, config.model)
         from foretoken.assembly import build_engine
 
+        gc.freeze()  # what is imported: neither that nor, below, what is loaded is looked at again
         engine = build_engine(config, others=others)
         warm_up(engine)
         if engine.parts.tokenizer is not None:
@@ -67,6 +70,7 @@ def serve(
         # for a quarter of a second in which no thread runs.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(SHORT_PAUSES)
         listening.listen()  # who reads the URL may connect at once
         with drained_by_signals(runner):
             for line in banner(state, listening):

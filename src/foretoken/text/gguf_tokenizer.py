@@ -52,6 +52,8 @@ class GgufTokenizer(NamedTuple):
     chat: ChatTemplate | None
     bos_token_id: int | None
     eos_token_id: int | None
+    longest: int
+    """Characters of the longest token."""
 
 
 class _Vocabulary(NamedTuple):
@@ -129,7 +131,8 @@ def _read(table: GgufTable) -> GgufTokenizer:
         begins = found.ids["bos"] is not None and (words is None or words.begins)
     ends = table.get("tokenizer.ggml.add_eos_token", bool, False)
     _frame(tokenizer, found, ("bos",) if begins else (), ("eos",) if ends else ())
-    return GgufTokenizer(tokenizer, _chat(table, found), found.ids["bos"], found.ids["eos"])
+    bos, eos = found.ids["bos"], found.ids["eos"]
+    return GgufTokenizer(tokenizer, _chat(table, found), bos, eos, max(map(len, found.texts)))
 
 
 def _strings_of(table: GgufTable) -> Strings:

@@ -5,7 +5,7 @@ Every part of the tokenizer must be one that is known to neither drop nor merge 
 bound; with any other there is no bound, and the text has to be encoded to be counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _COMPOSED = 4
@@ -17,14 +17,16 @@ _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Split"
 """What cuts a text into words and keeps all of it, unless its behavior is to remove."""
 
 
-def token_reach(description: Mapping[str, Any], vocabulary: Iterable[str]) -> int | None:
+def token_reach(
+    description: Mapping[str, Any], known: Callable[[str], bool], longest: int
+) -> int | None:
     """Most characters of a text that one token can cover; None if there is no proof of a bound.
 
     Args:
-        description: the content of tokenizer.json.
-        vocabulary: every token as it is written there, added tokens included.
+        description: the content of tokenizer.json; of its model the vocabulary is not needed.
+        known: whether a token, as it is written there, is in the vocabulary.
+        longest: characters of the longest token, added tokens included.
     """
-    tokens = frozenset(vocabulary)
     factor = 1
     for part in _parts(description.get("normalizer"), "normalizers"):
         found = _normalizer_factor(part)
@@ -39,9 +41,9 @@ def token_reach(description: Mapping[str, Any], vocabulary: Iterable[str]) -> in
     in_bytes = any(part["type"] == "ByteLevel" for part in cutters) or any(
         part["type"] == "ByteLevel" for part in _parts(description.get("normalizer"), "normalizers")
     )
-    if not tokens or not _spells_everything(description["model"], tokens, in_bytes):
+    if not longest or not _spells_everything(description["model"], known, in_bytes):
         return None
-    return factor * max(map(len, tokens))
+    return factor * longest
 
 
 def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterable[Mapping[str, Any]]:
@@ -66,14 +68,16 @@ def _keeps_all(part: Mapping[str, Any]) -> bool:
     return part["type"] in _PRE_TOKENIZERS and part.get("behavior") != "Removed"
 
 
-def _spells_everything(model: Mapping[str, Any], tokens: frozenset[str], in_bytes: bool) -> bool:
+def _spells_everything(
+    model: Mapping[str, Any], known: Callable[[str], bool], in_bytes: bool
+) -> bool:
     """Whether every character is in some token: none is dropped, or merged with others unknown."""
     if model.get("type") not in ("BPE", "Unigram"):
         return False
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in tokens for byte in range(256)):
+    if model.get("byte_fallback") and all(known(f"<0x{byte:02X}>") for byte in range(256)):
         return True
     if in_bytes and model["type"] == "BPE":
         from tokenizers.pre_tokenizers import ByteLevel
 
-        return all(letter in tokens for letter in ByteLevel.alphabet())
+        return all(known(letter) for letter in ByteLevel.alphabet())
     return bool(model["type"] == "BPE" and model.get("unk_token") and not model.get("fuse_unk"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
+from tokenizers import models
 
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
@@ -23,6 +24,9 @@ from foretoken.text.token_bytes import bytes_of_tokens
 
 __all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
+_PARTS = ("normalizer", "pre_tokenizer", "decoder")
+_OF_BPE = ("byte_fallback", "unk_token", "fuse_unk")
+_OF_ADDED = ("content", "special", "lstrip", "rstrip")
 _LONG = 2000
 """Characters of a text, or tokens, beyond which others may run while they are translated."""
 
@@ -47,7 +51,7 @@ class Tokenizer:
         """
         self.path = path
         parts = read_gguf_tokenizer(path) if path.suffix == ".gguf" else _of_folder(path)
-        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id = parts
+        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id, self._longest = parts
         self._tokenizer.no_truncation()  # some files carry what their training cut and padded to;
         self._tokenizer.no_padding()  # a prompt is neither cut nor padded, as in transformers
 
@@ -94,7 +98,8 @@ class Tokenizer:
     @cached_property
     def reach(self) -> int | None:
         """Most characters that one token can cover; None if no bound is proven."""
-        return token_reach(self.describe(), self.vocabulary())
+        longest = self._longest or max(map(len, self.vocabulary()), default=0)
+        return token_reach(self.describe(), self._knows, longest)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""
@@ -119,10 +124,25 @@ class Tokenizer:
     def _bytes_of(self) -> Callable[[str], bytes] | None:
         return bytes_of_tokens(self.describe())
 
+    def _knows(self, token: str) -> bool:
+        return self._tokenizer.token_to_id(token) is not None
+
     def describe(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
-        content: dict[str, Any] = json.loads(self._tokenizer.to_str())
-        return content
+        """The content of tokenizer.json; of a BPE without its vocabulary, since to write 150,000
+        tokens down and read them again takes half a second of a start."""
+        raw = self._tokenizer
+        if not isinstance(raw.model, models.BPE):
+            content: dict[str, Any] = json.loads(raw.to_str())
+            return content
+        return {
+            **{name: _content_of(getattr(raw, name)) for name in _PARTS},
+            "truncation": raw.truncation,
+            "added_tokens": [
+                {"id": token, **{name: getattr(one, name) for name in _OF_ADDED}}
+                for token, one in raw.get_added_tokens_decoder().items()
+            ],
+            "model": {"type": "BPE", **{name: getattr(raw.model, name) for name in _OF_BPE}},
+        }
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; other threads run meanwhile if they are many."""
@@ -208,6 +228,11 @@ class Tokenizer:
             self._chat.renderers.warm_up()
 
 
+def _content_of(part: Any) -> Any:
+    """What tokenizer.json says of a part; None if the tokenizer has none."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
 def _check_text(text: str) -> None:
     """Refuse what has no UTF-8: the library would raise an error of its own."""
     try:
@@ -219,12 +244,12 @@ def _check_text(text: str) -> None:
 
 def _of_folder(
     path: Path,
-) -> tuple[tokenizers.Tokenizer, ChatTemplate | None, int | None, int | None]:
+) -> tuple[tokenizers.Tokenizer, ChatTemplate | None, int | None, int | None, None]:
     """The tokenizer of a folder, its chat template, and the ids of BOS and EOS."""
     config = _read_json(path / "tokenizer_config.json")
     tokenizer, chat = _load(path, config)
     bos, eos = (_special(tokenizer, config.get(name)) for name in ("bos_token", "eos_token"))
-    return tokenizer, chat, bos, eos
+    return tokenizer, chat, bos, eos, None
 
 
 def _special(tokenizer: tokenizers.Tokenizer, token: Any) -> int | None:
