@@ -29,7 +29,7 @@ from foretoken.kernels.library import find_library
 from foretoken.models import held_file, load, packed_cache, packed_file
 from foretoken.models.held_file import Lease
 from foretoken.testing import write_tiny_llama
-from tests.packed import keep_packed
+from tests.packed import begin_behind, keep_packed, settle
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
 
@@ -82,6 +82,27 @@ def test_a_second_start_says_the_same(
     assert tokens(model) == first
     [line] = lines(said)
     assert "mapped" in line
+
+
+def test_nobody_waits_for_the_file(
+    model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens come while it is still written, and it is found once it is whole."""
+    go = threading.Event()
+    finish = packed_file.PackedWriter.finish
+    monkeypatch.setattr(packed_cache, "_begin_behind", begin_behind)
+
+    def held(writer: packed_file.PackedWriter, about: Any) -> int:
+        assert go.wait(60)
+        return finish(writer, about)
+
+    monkeypatch.setattr(packed_file.PackedWriter, "finish", held)
+    first = tokens(model)
+    assert not list(kept.glob("*.packed"))
+    go.set()
+    settle()
+    assert only_file(kept).suffix == ".packed"
+    assert tokens(model) == first
 
 
 def test_without_huge_pages_it_is_copied(
@@ -178,13 +199,6 @@ def test_a_file_that_changes_while_it_is_copied_is_not_believed(
     monkeypatch.setattr(Lease, "take", lambda _: None)
     assert tokens(model) == first
     assert "changed while it was read" in lines(said)[0]
-
-
-def settle() -> None:
-    """Wait for what nobody else waits for."""
-    for thread in threading.enumerate():
-        if thread.name == "packed-weights":
-            thread.join(60)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def write_packed(folder: Path, options: LoadOptions) -> Path | None:
         return None
     with lean_heap():
         _load(folder, shape, options, writing)
+    writing.wait()
     path = cache.beside / cache.name
     return path if path.is_file() else None
 

@@ -15,10 +15,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, final
@@ -37,6 +37,7 @@ from foretoken.models.packed_file import (
     PackedFile,
     PackedWriter,
     mark_on_disk,
+    yield_to_others,
 )
 from foretoken.shape import ModelShape
 
@@ -214,7 +215,7 @@ class PackedWriting:
         """`fd` holds the lock of `temporary`."""
         self._fd, self._temporary, self._target, self._model = fd, temporary, target, model
         self.writer = PackedWriter(fd)
-        self._is_kept = False
+        self._thread: threading.Thread | None = None
 
     @classmethod
     def open(cls, target: Path, model: str) -> "PackedWriting | None":
@@ -242,21 +243,34 @@ class PackedWriting:
         return cls(fd, temporary, target, model)
 
     def keep(self, about: Mapping[str, Any]) -> None:
-        """The file is whole with this; from now on it is found."""
+        """The file is whole with this; once it is written it is found. Nobody waits for that but
+        the end of the process, and `wait`."""
+        self._thread = _begin_behind(partial(self._finish, about))
+
+    def wait(self) -> None:
+        """Until a file that is kept is there, or could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _finish(self, about: Mapping[str, Any]) -> None:
         try:
             size = self.writer.finish(about)
             self._temporary.replace(self._target)
         except OSError as error:
             logger.warning("packed weights of %s are not kept: %s", self._model, error)
+            self._give_up()
             return
-        self._is_kept = True
-        logger.info(
-            "packed weights of %s are kept for the next start: %.1f GB in %s",
-            self._model,
-            size / 1e9,
-            self._target.parent,
-        )
+        self.writer.close()
+        os.close(self._fd)
+        kept = "packed weights of %s are kept for the next start: %.1f GB in %s"
+        logger.info(kept, self._model, size / 1e9, self._target.parent)
         _settle_later(self._target)
+
+    def _give_up(self) -> None:
+        self.writer.close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+        os.close(self._fd)
 
     def __enter__(self) -> Self:
         """The same."""
@@ -269,11 +283,20 @@ class PackedWriting:
         trace: TracebackType | None,
     ) -> None:
         """End; without `keep` nothing is left."""
-        self.writer.close()
-        if not self._is_kept:
-            with suppress(OSError):
-                self._temporary.unlink(missing_ok=True)
-        os.close(self._fd)
+        if self._thread is None:
+            self._give_up()
+
+
+def _begin_behind(work: Callable[[], None], *, daemon: bool = False) -> threading.Thread:
+    """Have this done by a thread that yields to all others."""
+
+    def run() -> None:
+        yield_to_others()
+        work()
+
+    thread = threading.Thread(target=run, name="packed-weights", daemon=daemon)
+    thread.start()
+    return thread
 
 
 def _settle_later(path: Path) -> None:
@@ -287,7 +310,7 @@ def _settle_later(path: Path) -> None:
         mark_on_disk(path)
         bring_back_in_huge_pages(path)
 
-    threading.Thread(target=settle, name="packed-weights", daemon=True).start()
+    _begin_behind(settle, daemon=True)
 
 
 def _remove_unlocked(temporary: Path) -> None:

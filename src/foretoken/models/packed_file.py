@@ -20,6 +20,8 @@ import json
 import mmap
 import os
 import struct
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +50,8 @@ _PIECE: Final = 32 << 20
 """Bytes that are read or written at once: whole huge pages."""
 _MOST_PARTS: Final = 512
 """Of a piece that are written in one call; Linux allows 1,024."""
+_LAST: Final = 19
+"""A priority as `nice` counts."""
 _MOST_CONTENTS: Final = 64 << 20
 _DTYPES: Final = {
     str(kind).removeprefix("torch."): kind
@@ -95,7 +99,9 @@ class PackedWriter:
         """Write to an empty file, whose name and end are the caller's affair."""
         self._stream, self._end = _Stream(fd), _PAGE
         self._written: list[Future[_Place]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="packed-weights")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="packed-weights", initializer=yield_to_others
+        )
 
     def add(self, tensor: Tensor) -> int:
         """Write this tensor of the CPU soon; it must stay as it is. Its number is returned."""
@@ -178,6 +184,12 @@ class _Stream:
             self._end += len(taken)
             if len(taken) == room:
                 self.flush()
+
+
+def yield_to_others() -> None:
+    """Have this thread run when no other wants to, for work that nobody waits for."""
+    if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
 
 
 def _boot() -> bytes:

@@ -51,7 +51,8 @@ class Tokenizer:
         """
         self.path = path
         parts = read_gguf_tokenizer(path) if path.suffix == ".gguf" else _of_folder(path)
-        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id, self._longest = parts
+        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id, longest = parts
+        self._longest: int | None = longest
         self._tokenizer.no_truncation()  # some files carry what their training cut and padded to;
         self._tokenizer.no_padding()  # a prompt is neither cut nor padded, as in transformers
 
