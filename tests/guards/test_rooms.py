@@ -15,7 +15,6 @@ TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",
-    "lab/analysis/whatif.py": "replays the two look-ups over recorded texts",
     "lab/commands/engines.py": "under which names other engines have a method",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
     "lab/lint/translate.py": "what vLLM concludes from the names of drafters",

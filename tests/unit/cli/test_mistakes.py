@@ -140,7 +140,8 @@ def answer(command: str, exit_code: int) -> str:
         ("decide good --set speedup.weight=mst", "did you mean 'must'"),
         ("report good --out prompts.txt", "--out: got 'prompts.txt'; allowed: a folder"),
         ("fit good", "RUN: got 'good'; allowed: a folder with requests.jsonl"),
-        ("whatif unfinished", "RUN: got 'unfinished'; .*--resume"),
+        ("whatif good", "COMMAND: got 'lab whatif'; allowed: .*decide RUN --k"),
+        ("decide good --k none", "--k: got 'none'; allowed: whole numbers above 0"),
         ("plan", "TARGET: got None; .*`foretoken lab plan qwen3-8b`"),
         ("plan demo -k 900", "-k: got 900; allowed: an integer from 0 to 128"),
         ("plan demo --method draft_model", "--draft: got None; .*another method"),
@@ -153,7 +154,7 @@ def answer(command: str, exit_code: int) -> str:
         ("record http://a --out good", "--out: got 'good'; allowed: a file to append to"),
         ("record http://a --port 99999", "--port: .*or 0 for any"),
         ("mock --port 99999", "--port: .*or 0 for any"),
-        ("watch http://a --baseline nowhere", "--baseline: got 'nowhere'"),
+        ("watch http://a", "COMMAND: got 'lab watch'; allowed: .*deploy/foretoken-rules.yml"),
     ],
 )  # fmt: skip
 def test_mistakes_in_the_lab(command: str, words: str) -> None:
@@ -199,7 +200,6 @@ def test_a_server_that_is_not_there(mock: str) -> None:
     again = f"lab bench --server {mock} --workload prompts.txt --out tried --blocks 1 --requests 1"
     assert CliRunner().invoke(app, shlex.split(again)).exit_code == 0
     assert _holds(answer(again, 2), "--out: got 'tried'; .*--resume")
-    assert _holds(answer("lab watch http://127.0.0.1:9", 5), "no metrics.*start the server first")
     other = f"lab bench --server {mock} --workload prompts.txt --set arm.model=mok --out x4"
     assert _holds(answer(other, 2), "model: got 'mok'; .*did you mean 'mock'")
 
