@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=5, alpha=0.9, draft_s=0.0002, seed=1)

@@ -18,14 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.lab.http.timed import now
-from foretoken.lab.mock.faults import hash_of
+from foretoken.lab.measure.traces import WORDS
 from foretoken.lab.stats.intervals import Floats
-
-WORDS = tuple(
-    " the of and to in is it you that he was for on are with as his they be at one have this from"
-    " or had by hot but some what there".split()
-)
-
+from tests.mock_server.faults import hash_of
 
 _NUMBERS = {word: number for number, word in enumerate(WORDS)}
 

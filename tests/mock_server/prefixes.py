@@ -3,7 +3,7 @@
 A token is a word here, a block a few of them. Knows no texts, only hashes of them.
 """
 
-from foretoken.lab.mock.faults import hash_of
+from tests.mock_server.faults import hash_of
 
 BLOCK = 8
 """Words of a block; only whole blocks are found again."""

@@ -2,33 +2,30 @@
 
 A Starlette application around a MockEngine: /v1/completions, /v1/chat/completions, /v1/models,
 /version, /health, vLLM-style /metrics and per-request numbers, and /mock/timings with when tokens
-really left. For tests, for `foretoken lab mock`, and to try the lab without a model. `serve` runs
-it, or any other application, until interrupted; `mock_running` in a thread while a block lasts.
+really left. For tests, and to try the lab without a model: `python -m tests.mock_server` serves it
+until interrupted, `mock_running` in a thread while a block lasts.
 """
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from foretoken.errors import ConfigError
+from foretoken.lab.http.listening import bind, serving
 from foretoken.lab.http.timed import now
-from foretoken.lab.mock.faults import MockFaults, strikes
-from foretoken.lab.mock.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
-from foretoken.lab.mock.prefixes import SeenPrefixes
-from foretoken.lab.mock.writing import MockAnswer, MockToken, MockWriter, prompt_of, temperature_of
-from foretoken.listening.http1 import Http1Protocol
+from tests.mock_server.faults import MockFaults, strikes
+from tests.mock_server.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
+from tests.mock_server.prefixes import SeenPrefixes
+from tests.mock_server.writing import MockAnswer, MockToken, MockWriter, prompt_of, temperature_of
 
 
 class MockServer:
@@ -270,74 +267,11 @@ def _error(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status)
 
 
-@final
-class _Connection(Http1Protocol):
-    """uvicorn's connection, which reads all that is HTTP/1."""
-
-    def refuse_head(self, why: str) -> None:
-        """Say it in plain text."""
-        self.send_400_response(why)
-
-
-@final
-class _Serving(uvicorn.Server):
-    """uvicorn's server with an end that leaves no connection open."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as uvicorn does, then cut clients whose requests had to be cancelled."""
-        await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        await asyncio.sleep(0)  # in which the transports give their sockets back
-
-
-def _server(app: ASGIApp) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http=_Connection,
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        log_level="critical",
-        timeout_graceful_shutdown=1,
-    )
-    return _Serving(config)
-
-
-def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A listening socket; port 0 takes any free one.
-
-    Raises:
-        ConfigError: the port is taken, or there is no such address here.
-    """
-    # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
-    # chunks of a stream wait for each other.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        allowed = f"a port that is free here, or 0 for any ({error})"
-        raise ConfigError("--port", f"{host}:{port}", allowed) from error
-    listener.listen(2048)
-    return listener
-
-
-def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve until interrupted."""
-    _server(app).run(sockets=[listener])
-
-
 @contextmanager
 def mock_running(app: ASGIApp) -> Iterator[str]:
     """Serve in a thread; gives the URL."""
     listener = bind(0)
-    server = _server(app)
+    server = serving(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

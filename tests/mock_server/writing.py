@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.lab.mock.faults import MockFaults, hash_of, strikes
-from foretoken.lab.mock.generator import WORDS, MockModel, log_chances
+from foretoken.lab.measure.traces import WORDS
 from foretoken.lab.stats.intervals import Floats
+from tests.mock_server.faults import MockFaults, hash_of, strikes
+from tests.mock_server.generator import MockModel, log_chances
 
 PLACEHOLDER = "<|placeholder|>"
 _CHARACTERS = 4

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.run_files import write_json
 from foretoken.training.llama_folder import read_llama
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab
 
 ARMS = "--baseline http://127.0.0.1:9 --candidate http://127.0.0.1:9 --workload prompts.txt"
@@ -153,7 +153,7 @@ def answer(command: str, exit_code: int) -> str:
         ("lint empty.txt", "INPUTS: got 'empty.txt'; .*vllm serve MODEL"),
         ("record http://a --out good", "--out: got 'good'; allowed: a file to append to"),
         ("record http://a --port 99999", "--port: .*or 0 for any"),
-        ("mock --port 99999", "--port: .*or 0 for any"),
+        ("mock --port 99999", "COMMAND: got 'lab mock'; allowed: .*`foretoken serve demo`"),
         ("watch http://a", "COMMAND: got 'lab watch'; allowed: .*deploy/foretoken-rules.yml"),
     ],
 )  # fmt: skip

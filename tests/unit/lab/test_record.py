@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming
 from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.proxy import Prompts, RecordConfig, RecordingProxy
 from foretoken.lab.records.run_files import LineWriter
 from foretoken.lab.records.secrets import redact_secrets, redact_word
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "my key is sk-abcdefghijklmnop1234", "max_tokens": 9,
