@@ -1,6 +1,7 @@
-"""`foretoken lab simulate`: what control would do on a machine that is not at hand."""
+"""`python -m benchmarks.simulate`: what control would do on a machine that is not at hand."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.lab.options import JsonOption, parse_whole
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ForetokenError
 
 if TYPE_CHECKING:
+    from benchmarks.simulate.machine import SimulatedMachine
+    from benchmarks.simulate.serving import SimulatedRun
+    from benchmarks.simulate.traffic import Traffic
     from foretoken.config.speculative import Schedule
-    from foretoken.lab.simulate.machine import SimulatedMachine
-    from foretoken.lab.simulate.serving import SimulatedRun
-    from foretoken.lab.simulate.traffic import Traffic
 
 _ANSWERS, _FEWEST = 5, 24
 """Answers for each client, and the fewest of all."""
@@ -55,9 +56,9 @@ def simulate(
     num_speculative_tokens_per_batch_size. Steps take what the data sheet of a device says, or what
     an engine learnt. Exit code 0: simulated; 2 and 3: wrong settings or an unknown model.
     """
-    from foretoken.lab.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
-    from foretoken.lab.simulate.serving import ServingLimits
-    from foretoken.lab.simulate.serving import simulate as run
+    from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
+    from benchmarks.simulate.serving import ServingLimits
+    from benchmarks.simulate.serving import simulate as run
 
     given = {
         "target": target, "draft": draft, "method": method, "quantization": quantization,
@@ -95,9 +96,9 @@ def _ranges(text: str) -> "Schedule":
 
 
 def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
+    from benchmarks.simulate.machine import machine_of_costs, planned_machine
     from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings
-    from foretoken.lab.simulate.machine import machine_of_costs, planned_machine
 
     if costs is None:
         settings = PlanSettings.from_mapping({"engine": "foretoken", **given})
@@ -118,7 +119,7 @@ def _traffics(
     machine: "SimulatedMachine",
     seed: int,
 ) -> list["Traffic"]:
-    from foretoken.lab.simulate.traffic import (
+    from benchmarks.simulate.traffic import (
         DraftChance,
         RequestClass,
         Traffic,
@@ -138,7 +139,7 @@ def _traffics(
 
 
 def _rows(traffic: "Traffic", runs: list["SimulatedRun"]) -> list[dict[str, Any]]:
-    from foretoken.lab.simulate.compare import compare
+    from benchmarks.simulate.compare import compare
 
     first = 0 if traffic.recorded else traffic.in_flight(0.0)
     return [
@@ -170,3 +171,10 @@ def _show(found: list[dict[str, Any]]) -> None:
             f"{one['drafting']:.0%}",
         )  # fmt: skip
     console().print(table)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(simulate)
+    except ForetokenError as error:
+        sys.exit(str(error))

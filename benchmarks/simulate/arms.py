@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, final
 
+from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -25,7 +26,6 @@ from foretoken.control.plan import (
     StepLoad,
     plan_no_drafts,
 )
-from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
 from foretoken.types import StepStats
 
 _TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from foretoken.lab.simulate.serving import ServedRequest, SimulatedRun
+from benchmarks.simulate.serving import ServedRequest, SimulatedRun
 
 
 @final

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.simulate.ab_draws import LAWS, AbLaw, SimulatedAb, simulate_ab, true_ratio
 from foretoken.lab.analysis.gains import time_gain
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import NOT_YET, SHIP, decide
 from foretoken.lab.records.results import AbSummary, ArmSummary, ClassGains, Equality, ServerInfo
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import RESTART_SD
-from foretoken.lab.stats.simulator import LAWS, AbLaw, SimulatedAb, simulate_ab, true_ratio
 from foretoken.lab.stats.steady import start_length
 
 METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p95")

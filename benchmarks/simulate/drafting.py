@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
+from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
+from benchmarks.simulate.traffic import SimulatedRequest
 from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.plan import DraftPlan, Feed
-from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
-from foretoken.lab.simulate.traffic import SimulatedRequest
 from foretoken.types import DraftingTime
 
 FORCED = "grammar"

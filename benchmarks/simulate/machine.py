@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import final
 
+from benchmarks.simulate.server import ServerCost
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
@@ -20,7 +21,6 @@ from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.priors.engine_costs import EngineCost
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
-from foretoken.lab.simulate.server import ServerCost
 
 HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
+from benchmarks.simulate.arms import SimulatedArm
+from benchmarks.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
+from benchmarks.simulate.machine import MachineNoise, SimulatedMachine
+from benchmarks.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
-from foretoken.lab.simulate.arms import SimulatedArm
-from foretoken.lab.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
-from foretoken.lab.simulate.machine import MachineNoise, SimulatedMachine
-from foretoken.lab.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.types import DraftingTime, Output, StepStats
 
 

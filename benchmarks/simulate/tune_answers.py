@@ -1,6 +1,6 @@
 """A server under test on a virtual clock: modelled steps, and all that spoils real measurements.
 
-Answers come from `lab.simulate`, which the engine's own scheduler runs. What is added to them: one
+Answers come from `serving.py`, which the engine's own scheduler runs. What is added to them: one
 start is faster or slower than another, the machine drifts, requests scatter with heavy tails and
 now and then one takes a multiple. The truth, without all of that, can be asked for.
 """
@@ -12,10 +12,10 @@ from typing import final
 
 import numpy as np
 
-from foretoken.lab.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
-from foretoken.lab.simulate.machine import SimulatedMachine
-from foretoken.lab.simulate.serving import ServedRequest, ServingLimits, simulate
-from foretoken.lab.simulate.traffic import RequestClass, Traffic
+from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
+from benchmarks.simulate.machine import SimulatedMachine
+from benchmarks.simulate.serving import ServedRequest, ServingLimits, simulate
+from benchmarks.simulate.traffic import RequestClass, Traffic
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import OFF, Setting
 from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load

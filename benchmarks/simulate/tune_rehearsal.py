@@ -14,20 +14,20 @@ from typing import Any, final
 
 import numpy as np
 
-from foretoken.lab.plan.priors.engine_costs import EngineCost
-from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.simulate.machine import (
+from benchmarks.simulate.machine import (
     LOOKUP_S,
     SimulatedDrafter,
     SimulatedMachine,
     TableCost,
     planned_machine,
 )
-from foretoken.lab.simulate.traffic import DraftChance, RequestClass
+from benchmarks.simulate.traffic import DraftChance, RequestClass
+from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
+from foretoken.lab.plan.priors.engine_costs import EngineCost
+from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.tune.choosing import best_setting
 from foretoken.lab.tune.search import Search, checked_gain, next_visit, spent_s, stand
 from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting
-from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, SimulatedServer
 from foretoken.lab.tune.visits import Visit
 
 LENGTHS = (1, 2, 3, 5, 8)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulate.drafting import SimulatedDrafting
 from foretoken.control.cost import StepShape
-from foretoken.lab.simulate.drafting import SimulatedDrafting
 from tests.outside import module_outside
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.lab.decide.rehearsal import (
+from benchmarks.simulate.ab_draws import LAWS, true_class_gain
+from benchmarks.simulate.decide_rehearsal import (
     Played,
     SimulatedExperiment,
     measure_coverage,
@@ -13,7 +14,6 @@ from foretoken.lab.decide.rehearsal import (
 )
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
-from foretoken.lab.stats.simulator import LAWS, true_class_gain
 
 LIMIT, ABOVE = 1.3, 1.6
 SPLIT = "one class loses"

@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.control.cost import LineCost
-from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.simulate.arms import ControlArm, FixedArm, SimulatedArm
-from foretoken.lab.simulate.compare import compare, ratio_after, window_ratios
-from foretoken.lab.simulate.machine import (
+from benchmarks.simulate.arms import ControlArm, FixedArm, SimulatedArm
+from benchmarks.simulate.compare import compare, ratio_after, window_ratios
+from benchmarks.simulate.machine import (
     SimulatedDrafter,
     SimulatedMachine,
     TableCost,
     planned_machine,
 )
-from foretoken.lab.simulate.serving import ServingLimits, SimulatedRun, simulate
-from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
+from benchmarks.simulate.serving import ServingLimits, SimulatedRun, simulate
+from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic
+from foretoken.control.cost import LineCost
+from foretoken.lab.plan.setup import PlanSettings
 
 pytestmark = pytest.mark.slow
 

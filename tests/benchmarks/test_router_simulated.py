@@ -14,7 +14,7 @@ from tests.outside import module_outside
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.lab.tune.rehearsal import Rehearsed, play, rehearsed_cases, summarize
-from foretoken.lab.tune.simulated import SimulatedAnswers
+from benchmarks.simulate.tune_answers import SimulatedAnswers
+from benchmarks.simulate.tune_rehearsal import Rehearsed, play, rehearsed_cases, summarize
 
 SEEDS = 20
 

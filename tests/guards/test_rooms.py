@@ -23,7 +23,6 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/candidates.py": "the look-up that every engine has",
     "lab/tune/engines.py": "what vLLM takes a model without a method for",
-    "lab/tune/rehearsal.py": "drafters of simulated servers",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

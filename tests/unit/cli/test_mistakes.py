@@ -154,6 +154,7 @@ def answer(command: str, exit_code: int) -> str:
         ("record http://a --out good", "--out: got 'good'; allowed: a file to append to"),
         ("record http://a --port 99999", "--port: .*or 0 for any"),
         ("mock --port 99999", "COMMAND: got 'lab mock'; allowed: .*`foretoken serve demo`"),
+        ("simulate demo", "COMMAND: got 'lab simulate'; allowed: .*`foretoken lab plan`"),
         ("watch http://a", "COMMAND: got 'lab watch'; allowed: .*deploy/foretoken-rules.yml"),
     ],
 )  # fmt: skip

@@ -26,8 +26,8 @@ def options(name: str) -> set[str]:
 
 def test_all_commands_are_here() -> None:
     assert set(COMMANDS) == {
-        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "fit", "simulate",
-        "decide", "verify", "report", "tune", "audit", "export",
+        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "fit", "decide", "verify",
+        "report", "tune", "audit", "export",
     }  # fmt: skip
 
 
@@ -45,8 +45,7 @@ def test_what_measures_takes_a_file_and_goes_on(name: str) -> None:
 
 @pytest.mark.slow
 def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
-    """Not only at import: PyTorch stays out while commands run too, but for `simulate`, which runs
-    the engine's own scheduler."""
+    """Not only at import: PyTorch stays out while commands run too."""
     write_run(tmp_path / "run", ab(1.6))
     write_json(tmp_path / "requests.json", {"prompt": "x", "min_p": 0.1})
     arms = ["--baseline", "http://127.0.0.1:9", "--candidate", "serve {port} {k} {rate}"]

@@ -27,7 +27,6 @@ from foretoken.cli.lab.plan import plan
 from foretoken.cli.lab.record import record
 from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
 from foretoken.cli.lab.report import report
-from foretoken.cli.lab.simulate import simulate
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.tuning.tune import EPILOG as TUNE_EPILOG
 from foretoken.cli.lab.tuning.tune import tune
@@ -35,6 +34,7 @@ from foretoken.errors import ConfigError
 
 GONE = {
     "mock": "a packaged model, `foretoken serve demo`; in the sources tests/mock_server",
+    "simulate": "`foretoken lab plan`, or in the sources `python -m benchmarks.simulate`",
     "watch": "a monitor of the server's metrics: Prometheus with deploy/foretoken-rules.yml",
     "whatif": "`foretoken lab decide RUN --k 1,2,4`, or measure it: `foretoken lab tune SERVER`",
 }
@@ -83,5 +83,5 @@ lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=REPORT_EPILOG)(report)
 lab_app.command(epilog=EXPORT_EPILOG)(export)
-for command in (sweep, dial, fit, simulate, verify, audit, record):
+for command in (sweep, dial, fit, verify, audit, record):
     lab_app.command()(command)
