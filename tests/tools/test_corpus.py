@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.heldout import (
+from tools.python_text.heldout import (
     EDITS,
     edit_document,
     edit_prompts,
@@ -14,7 +14,7 @@ from foretoken.training.python_text.heldout import (
     excerpt,
     heldout_prompts,
 )
-from foretoken.training.python_text.stdlib import (
+from tools.python_text.stdlib import (
     HELD_OUT,
     MOST_SHARED_LINES,
     Corpus,

@@ -2,8 +2,8 @@
 
 Owns where prompts begin and end, and the documents that show code and then the same code edited.
 Prompts end before a newline, never after it: a tokenizer joins a newline to the indentation that
-follows, so a prompt that ends with one is no natural text. No text of the standard library is
-stored: the prompts come from the reader's own interpreter. Invariants: every prompt lies inside a
+follows, so a prompt that ends with one is no natural text. The prompts come from the reader's own
+interpreter; those that ship with the package were cut once. Invariants: every prompt lies inside a
 held-out module; every edit is a function of the text and the random generator alone.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.training.python_text.stdlib import Prompt, SourceFile, held_out_files
+from tools.python_text.stdlib import Prompt, SourceFile, held_out_files
 
 CHARACTERS_PER_TOKEN = 3.4
 FUNCTION = re.compile(r"^(?: {4})?(?:async )?def \w+", re.MULTILINE)
