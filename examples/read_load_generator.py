@@ -1,15 +1,21 @@
-"""Results of other load generators as our records: AIPerf's profile_export.jsonl, guidellm's JSON.
+"""Results of AIPerf (profile_export.jsonl) or guidellm (its JSON), as a folder of `foretoken lab`.
+
+    python examples/read_load_generator.py profile_export.jsonl --out run --slo ttft=0.2
 
 What they do not store (chunk times, due arrivals) stays empty; a request counts as sent when it was
-due. Broken lines are skipped and counted.
+due. Broken entries are skipped and counted. `foretoken lab report run` draws the folder.
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.cli.lab.options import parse_levels
+from foretoken.cli.lab.run_tables import console, print_arms
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.read_answer import from_body
@@ -24,6 +30,25 @@ from foretoken.lab.records.run_files import (
 )
 
 _TOOLS = "AIPerf's profile_export.jsonl or guidellm's JSON"
+
+
+def main(words: list[str]) -> None:
+    """Read a file, write the folder of a run, and show its table.
+
+    Raises:
+        ConfigError: the file is of neither tool, or the folder has a run already.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("file", type=Path, help=_TOOLS)
+    parser.add_argument("--out", type=Path, default=Path("read"), help="a new folder")
+    parser.add_argument("--slo", help="such as ttft=0.2,tpot=0.05, in seconds")
+    parser.add_argument("--strict", action="store_true", help="a broken entry is an error")
+    given = parser.parse_args(words)
+    levels = ServiceLevels(**parse_levels(given.slo)) if given.slo else None
+    found = read_other_tool(given.file, "server", strict=given.strict)
+    summary = summarize_imported(found, given.file, levels)
+    write_imported(found, summary, given.out)
+    print_arms(console(), (summary.arm,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +69,7 @@ def read_other_tool(path: Path, arm: str, *, strict: bool = False) -> ImportedRu
     found = _read(path, arm)
     if strict and found.skipped:
         allowed = "a file without broken entries; without --strict they are left out"
-        raise ConfigError("--read", f"{path} with {found.skipped} broken entries", allowed)
+        raise ConfigError("FILE", f"{path} with {found.skipped} broken entries", allowed)
     return found
 
 
@@ -52,20 +77,20 @@ def _read(path: Path, arm: str) -> ImportedRun:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--read", str(path), f"a readable file ({error})") from error
+        raise ConfigError("FILE", str(path), f"a readable file ({error})") from error
     if path.suffix == ".jsonl":
         found = _read_aiperf(text, arm)
     else:
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise ConfigError("--read", str(path), f"{_TOOLS} ({error})") from error
+            raise ConfigError("FILE", str(path), f"{_TOOLS} ({error})") from error
         if not isinstance(value, dict) or not isinstance(value.get("benchmarks"), list):
-            raise ConfigError("--read", str(path), _TOOLS)
+            raise ConfigError("FILE", str(path), _TOOLS)
         found = _read_guidellm(value["benchmarks"], arm)
     if not found.records:
         given = f"{path} without a request of {found.tool} ({found.skipped} broken entries)"
-        raise ConfigError("--read", given, f"{_TOOLS}, with at least one request")
+        raise ConfigError("FILE", given, f"{_TOOLS}, with at least one request")
     return found
 
 
@@ -219,3 +244,10 @@ def _guidellm_record(
         output_tokens=row.get("output_tokens"),
         error=f"{error}: {row.get('error') or 'guidellm says no more'}" if error else None,
     )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(str(error))
