@@ -33,7 +33,7 @@ def record(
     from foretoken.errors import one_of
     from foretoken.lab.http.listening import bind, serving
     from foretoken.lab.http.timed import Origin
-    from foretoken.lab.records.proxy import PROMPTS, RecordConfig, RecordingProxy
+    from foretoken.lab.records.proxy import PROMPTS, RecordingProxy
     from foretoken.lab.records.run_files import LineWriter
 
     if prompts not in PROMPTS:
@@ -48,8 +48,7 @@ def record(
     except ConfigError:
         writer.close()
         raise
-    config = RecordConfig(upstream=url, prompts=prompts)  # type: ignore[arg-type]
-    proxy = RecordingProxy(config, writer)
+    proxy = RecordingProxy(url, writer, prompts)  # type: ignore[arg-type]
     typer.echo(f"http://{host}:{listener.getsockname()[1]} -> {url}, writing {out}", err=True)
     try:
         serving(proxy).run(sockets=[listener])
