@@ -222,6 +222,7 @@ def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> No
     assert line["observed"]["ttft_s"] > 0 and line["max_tokens"] == 10_000
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_before_its_answer_is_recorded(tmp_path: Path) -> None:
     writer = LineWriter(tmp_path / "r.jsonl")
 
