@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
 
 from benchmarks.simulate.ab_draws import LAWS, DraftLaw, draw_accepted, true_quantile

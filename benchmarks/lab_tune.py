@@ -14,6 +14,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import common  # noqa: F401  (it makes the packages beside it known)
+
 from benchmarks.simulate.tune_answers import SimulatedAnswers
 from benchmarks.simulate.tune_rehearsal import (
     RehearsalSummary,

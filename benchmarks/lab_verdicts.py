@@ -16,6 +16,8 @@ import json
 from dataclasses import replace
 from statistics import median
 
+import common  # noqa: F401  (it makes the packages beside it known)
+
 from benchmarks.simulate.ab_draws import LAWS, true_class_gain
 from benchmarks.simulate.decide_rehearsal import SimulatedExperiment, play, shares_of_ship
 from foretoken.lab.decide.ship_policy import ShipPolicy, load_policy
