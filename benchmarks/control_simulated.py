@@ -3,7 +3,7 @@
     python benchmarks/control_simulated.py
     python benchmarks/control_simulated.py --in-flight 2 8 32 --chance 0.7 --spread 0.4
 
-Serves requests that come and go on the virtual clock of `foretoken.lab.simulate`: no drafts, each
+Serves requests that come and go on the virtual clock of `benchmarks.simulate`: no drafts, each
 fixed length, and control, by the real scheduler. Steps take what the packaged pair takes behind
 `foretoken serve` on two cores of a Zen 4. Control begins with timings of those steps that are
 wrong by chance: of the whole machine (by half of `--spread`), of rows, of drafting and of reading,
@@ -26,16 +26,16 @@ from typing import final
 
 from common import announce, finish, make_parser
 
+from benchmarks.simulate.arms import FixedArm, Missing, SimulatedArm, begin_control
+from benchmarks.simulate.compare import ratio_after
+from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine, TableCost
+from benchmarks.simulate.serving import ServingLimits, SimulatedRun, simulate
+from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.cost import CostModel, StepShape, StepTime
 from foretoken.control.learned.calibration import TIMED_SD, draft_lengths, step_shapes
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.lab.simulate.arms import FixedArm, Missing, SimulatedArm, begin_control
-from foretoken.lab.simulate.compare import ratio_after
-from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine, TableCost
-from foretoken.lab.simulate.serving import ServingLimits, SimulatedRun, simulate
-from foretoken.lab.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
 
 FIXED = (1, 2)
 """Lengths that control is held against, beside none."""

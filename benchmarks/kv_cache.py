@@ -16,7 +16,7 @@ from common import announce, at_most, finish, make_pair_parser, use_threads
 from quantization import bits_per_byte, rate
 from runs import build
 
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 KV_DTYPES = ("auto", "int8")
 TEMPERATURES = (0.0, 0.8)

@@ -2,7 +2,7 @@
 
     python benchmarks/lab_coverage.py --experiments 1500
 
-Every law of `foretoken.lab.stats.simulator`: 93 to 97 % are asked for, and at least 93 % of arms
+Every law of `benchmarks.simulate.ab_draws`: 93 to 97 % are asked for, and at least 93 % of arms
 given by URL. `--before` leaves out what the intervals know of starts that blocks do not show, and
 leaves the slow start in. With `--acceptance` instead quantiles over requests of their acceptance,
 for few and many requests, short and long, different and alike. Nothing is timed: any machine gives
@@ -16,11 +16,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
 
-from foretoken.lab.decide.rehearsal import SimulatedExperiment, measure_coverage, without_start
+from benchmarks.simulate.ab_draws import LAWS, DraftLaw, draw_accepted, true_quantile
+from benchmarks.simulate.decide_rehearsal import (
+    SimulatedExperiment,
+    measure_coverage,
+    without_start,
+)
 from foretoken.lab.stats.shrinkage import request_quantiles
-from foretoken.lab.stats.simulator import LAWS, DraftLaw, draw_accepted, true_quantile
 
 METRICS = ("tpot_p50", "tpot_mean", "tpot_p95", "ttft_p95")
 QUANTILES = (0.1, 0.5, 0.9)

@@ -2,7 +2,7 @@
 
     python benchmarks/lab_tune.py --seeds 20 --out searches.jsonl
 
-Sixteen servers (`foretoken.lab.tune.rehearsal`), each searched from nothing with as many seeds of
+Sixteen servers (`simulate/tune_rehearsal.py`), each searched from nothing with as many seeds of
 luck. Asked for: at least 97 % of the best speed in the median and 95 % in 95 of 100 searches, each
 within its 60 minutes, and in at most one of 100 a setting that is truly slower than no speculation.
 Nothing is timed: any machine gives the same numbers. With `--out` every search is a line of that
@@ -14,16 +14,18 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from foretoken.lab.plain import from_plain
-from foretoken.lab.records.run_files import LineWriter, read_lines
-from foretoken.lab.tune.rehearsal import (
+import common  # noqa: F401  (it makes the packages beside it known)
+
+from benchmarks.simulate.tune_answers import SimulatedAnswers
+from benchmarks.simulate.tune_rehearsal import (
     RehearsalSummary,
     Rehearsed,
     play,
     rehearsed_cases,
     summarize,
 )
-from foretoken.lab.tune.simulated import SimulatedAnswers
+from foretoken.lab.plain import from_plain
+from foretoken.lab.records.run_files import LineWriter, read_lines
 
 MINUTES = 60.0
 

@@ -3,7 +3,7 @@
     python benchmarks/lab_verdicts.py --experiments 1500
     python benchmarks/lab_verdicts.py --experiments 300 --losing 0.5 0.55 0.6
 
-Every law of `foretoken.lab.stats.simulator`, with the sample of `lab ab`, 9 blocks of 120 requests,
+Every law of `benchmarks.simulate.ab_draws`, with the sample of `lab ab`, 9 blocks of 120 requests,
 and what the verdict asks for, up to 2,000 requests an arm and five looks. Asked for: SHIP in at
 most 5 % at a true 1.30x, the policy's limit, at the first look and over all; in at least 90 % at
 1.60x; never where a class loses. With `--losing` only that law is played, at a true 1.60x over all,
@@ -16,10 +16,12 @@ import json
 from dataclasses import replace
 from statistics import median
 
-from foretoken.lab.decide.rehearsal import SimulatedExperiment, play, shares_of_ship
+import common  # noqa: F401  (it makes the packages beside it known)
+
+from benchmarks.simulate.ab_draws import LAWS, true_class_gain
+from benchmarks.simulate.decide_rehearsal import SimulatedExperiment, play, shares_of_ship
 from foretoken.lab.decide.ship_policy import ShipPolicy, load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
-from foretoken.lab.stats.simulator import LAWS, true_class_gain
 
 LIMIT, ABOVE = 1.3, 1.6
 SPLIT = "one class loses"

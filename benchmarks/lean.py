@@ -23,7 +23,7 @@ from lean_llama import LeanLlama
 from runs import build, greedy, run_once
 
 from foretoken import LLM
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 WANTED = 2.5
 

@@ -33,8 +33,8 @@ from shapes import LlamaShape, gaussian, layer_tensors, repeated_layers, write_m
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
+from tools.python_text.stdlib import load_corpus
 
 VOCAB = 32000
 NUM_SPECIAL = 2

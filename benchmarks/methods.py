@@ -39,7 +39,7 @@ from runs import Acceptance, Run, acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
 from foretoken.checkpoint import installed
-from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+from tools.python_text.heldout import edit_prompts, heldout_prompts
 
 PLAIN, INVARIANT = "plain", "plain, invariant"
 LOOPING = 0.30

@@ -14,8 +14,8 @@ from typing import Any
 
 from common import Goal, Ratio, at_least, ratio_of_medians
 
-from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
-from foretoken.training.python_text.stdlib import held_out_files
+from tools.python_text.heldout import edit_prompts, heldout_prompts
+from tools.python_text.stdlib import held_out_files
 
 FUNCTION = re.compile(r"^ *def ([a-z][a-z_]{3,24})\(", re.MULTILINE)
 TEMPLATES = (

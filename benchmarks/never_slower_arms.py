@@ -25,7 +25,7 @@ from foretoken.checkpoint import find_model
 from foretoken.config.methods import find_method
 from foretoken.lab.http.timed import TransportError
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.python_text.stdlib import held_out_files
+from tools.python_text.stdlib import held_out_files
 
 ADMIN_KEY = "benchmark"
 CHARACTERS = 600_000

@@ -17,8 +17,8 @@ from common import make_pair_parser, use_threads
 
 from foretoken import LLM, SamplingParams
 from foretoken.config.methods import find_method
-from foretoken.training.python_text.heldout import heldout_prompts
 from foretoken.types import StepStats
+from tools.python_text.heldout import heldout_prompts
 
 T = TypeVar("T")
 

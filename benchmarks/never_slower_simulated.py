@@ -20,11 +20,11 @@ from never_slower_bench import CHOOSING, MEASURED, Bench
 from never_slower_load import Ask, Crowd, Reply, Round
 from never_slower_steps import VARIABLE, learn, steps_of
 
-from foretoken.lab.simulate.arms import ControlArm, FixedArm, SimulatedArm
-from foretoken.lab.simulate.machine import SimulatedMachine
-from foretoken.lab.simulate.server import WatchedRound, measured_server_cost
-from foretoken.lab.simulate.serving import ServingLimits, SimulatedRun, SimulatedServing
-from foretoken.lab.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
+from benchmarks.simulate.arms import ControlArm, FixedArm, SimulatedArm
+from benchmarks.simulate.machine import SimulatedMachine
+from benchmarks.simulate.server import WatchedRound, measured_server_cost
+from benchmarks.simulate.serving import ServingLimits, SimulatedRun, SimulatedServing
+from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
 from foretoken.lab.stats.repeats import in_turn
 
 NEAR = 0.9

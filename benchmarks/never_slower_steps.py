@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.simulate.machine import SimulatedMachine, machine_of_models
 from foretoken import assembly
 from foretoken.cli import main
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.deciding import Decider, FoundParts, decide_how
-from foretoken.lab.simulate.machine import SimulatedMachine, machine_of_models
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
 from foretoken.types import StepStats

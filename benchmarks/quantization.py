@@ -22,9 +22,9 @@ from common import Goal, announce, at_least, finish, make_pair_parser, use_threa
 from runs import acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
-from foretoken.training.python_text.heldout import heldout_prompts
 from foretoken.training.quantize.job import PROVENANCE, quantize_model
 from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+from tools.python_text.heldout import heldout_prompts
 
 WHOLE, CALIBRATED = "16-bit", "int4 calibrated"
 ARMS = (WHOLE, "int8", "int4", CALIBRATED, "int8 a8", "int4 a8", "int4 calibrated a8")

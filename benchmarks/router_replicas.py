@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, final
 
+from benchmarks.simulate.machine import SimulatedMachine
 from foretoken.control.cost import StepShape
 from foretoken.kv.pool import PagePool
-from foretoken.lab.simulate.machine import SimulatedMachine
 from foretoken.router.view import ReplicaView
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import Request, SamplingParams

@@ -30,8 +30,8 @@ from typing import final
 from common import announce, finish, make_parser
 from router_replicas import PAGE, SimulatedReplica, Talk, Turn, User
 
+from benchmarks.simulate.machine import SimulatedMachine, planned_machine
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.simulate.machine import SimulatedMachine, planned_machine
 from foretoken.router.choosing import choose
 from foretoken.router.prefix_index import PrefixIndex
 from foretoken.router.prompt import RoutedPrompt

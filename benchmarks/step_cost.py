@@ -26,7 +26,7 @@ from forwards import draft_probe, target_probe
 from runs import build, greedy, run_once
 
 from foretoken import LLM
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 MAIN = "engine: target fast / draft"
 MODES = {"invariant": True, "fast": False}

@@ -28,8 +28,8 @@ from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence as Running
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.types import Request, SamplingParams
+from tools.python_text.stdlib import load_corpus
 
 PROMPT = 200
 BUDGET = 24

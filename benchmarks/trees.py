@@ -23,7 +23,7 @@ from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.tree_shapes import StaticTree
 from foretoken.runtime.draft_tree import tree_of
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 TREES = {
     "10 nodes, depth 4": [

@@ -26,7 +26,7 @@ from common import (
 from runs import build, greedy
 
 from foretoken import LLM
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 OFF = "off"
 

@@ -39,7 +39,7 @@ from runs import Run, acceptance, build, run_once
 from unseeded_cells import FILTERS, METHODS, PLAIN, PREFILL, Cell, pairs, paths
 
 from foretoken import LLM, SamplingParams
-from foretoken.training.python_text.heldout import heldout_prompts
+from tools.python_text.heldout import heldout_prompts
 
 FASTER = ("draft_model k=4", "eagle3 k=3")
 """Methods that have to be faster than plain decoding, and by how much."""

@@ -4,6 +4,8 @@ The planner of the engine is asked once for each point. It is given about what a
 in int8 take on two cores, and acceptances that are known. Nothing is drawn by chance.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +21,12 @@ from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.lab.report.canvas import SERIES, as_image, house_style, plain_log
-from foretoken.lab.simulate.machine import TableCost
 from foretoken.types import FinishReason, Request, SamplingParams
 
 PICTURE = Path(__file__).parents[1] / "docs" / "control.svg"
-TARGET = TableCost(((1, 0.030), (16, 0.066), (64, 0.200)))
+TARGET = ((1, 0.030), (16, 0.066), (64, 0.200))
 """Seconds of a step by rows."""
-PASS = TableCost(((1, 0.002), (64, 0.013)))
+PASS = ((1, 0.002), (64, 0.013))
 """Seconds of a pass of the draft model by rows."""
 MOST = 8
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -43,6 +44,13 @@ class Decoding:
     num_output: int = 500
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
+
+
+def seconds(points: Sequence[tuple[int, float]], rows: int) -> float:
+    """Straight between two points, and on beyond the last."""
+    place = min(max(bisect_left([known for known, _ in points], rows), 1), len(points) - 1)
+    (low, low_s), (high, high_s) = points[place - 1], points[place]
+    return low_s + (high_s - low_s) / (high - low) * (rows - low)
 
 
 def main() -> None:
@@ -68,13 +76,9 @@ def main() -> None:
 
 def chosen(count: int, chance: float) -> float:
     """Mean drafts of so many sequences whose drafts have this chance, one after the other."""
-    steps = [
-        (StepShape(rows, rows), TARGET.seconds(StepShape(rows)).seconds) for rows in KNOWN_ROWS
-    ]
+    steps = [(StepShape(rows, rows), seconds(TARGET, rows)) for rows in KNOWN_ROWS]
     shapes = [DraftShape(n, k, n * k, 0.0) for n in (1, 4, 16, 64) for k in (1, 2, 4)]
-    passes = [
-        (shape, shape.passes * PASS.seconds(StepShape(shape.sequences)).seconds) for shape in shapes
-    ]
+    passes = [(shape, shape.passes * seconds(PASS, shape.sequences)) for shape in shapes]
     target = LearnedCost(steps, sd=0.1)
     planner = Planner(
         RequestBudget({"draft": MOST}),

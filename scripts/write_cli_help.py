@@ -45,7 +45,7 @@ def describe_command(name: str, command: Any) -> list[str]:
     lines = ["", f"## `{name}`", "", prose]
     if getattr(command, "epilog", None):
         lines += ["", " ".join(command.epilog.split())]
-    parameters = [p for p in command.params if p.name != "help"]
+    parameters = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
     if parameters:
         lines += ["", "| argument | default | meaning |", "|---|---|---|"]
         lines += [describe_parameter(parameter) for parameter in parameters]

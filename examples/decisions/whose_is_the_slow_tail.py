@@ -12,7 +12,7 @@ from typing import Any
 
 from commands import OFF, ON, QUICK, lab, listed, new_folder, ratio, sizes
 
-from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+from foretoken.text.packaged import packaged_texts
 
 
 def main() -> None:
@@ -44,11 +44,12 @@ def write_mix(path: Path) -> Path:
     """Requests of both classes, six to four, in turns."""
     fives = 4 if QUICK else 16
     edits = [
-        request(one.text, 0.1, "edits", length(i)) for i, one in enumerate(edit_prompts(3 * fives))
+        request(one.text, 0.1, "edits", length(i))
+        for i, one in enumerate(packaged_texts("edit", 3 * fives))
     ]
     free = [
         request(one.text, 1.0, "creative", length(i))
-        for i, one in enumerate(heldout_prompts(2 * fives))
+        for i, one in enumerate(packaged_texts("code", 2 * fives))
     ]
     mix = [one for i in range(fives) for one in (*edits[3 * i :][:3], *free[2 * i :][:2])]
     path.write_text("\n".join(mix) + "\n", "utf-8")

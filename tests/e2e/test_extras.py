@@ -57,9 +57,8 @@ URL = "http://127.0.0.1:9"
     ("words", "package", "extra"),
     [
         (["serve", "demo"], "starlette", "serve"),
-        (["lab", "mock"], "httptools", "serve"),
+        (["lab", "record", URL], "uvicorn", "serve"),
         (["lab", "bench", "--server", URL], "httptools", "serve"),
-        (["lab", "watch", URL], "httptools", "serve"),
         (["lab", "report", "."], "matplotlib", "report"),
     ],
     ids=lambda given: given if isinstance(given, str) else " ".join(given[:2]),

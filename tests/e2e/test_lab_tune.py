@@ -17,7 +17,7 @@ from foretoken.lab.tune.settings import OFF
 
 pytestmark = pytest.mark.slow
 
-MOCK = f"{sys.executable} -m foretoken lab mock --port {{port}} --k {{k}} --seed 1"
+MOCK = f"{sys.executable} -m tests.mock_server --port {{port}} --k {{k}} --seed 1"
 LAW = "--step-ms 4 --row-ms 0.02 --prefill-ms 1 --draft-ms 0.1 --alpha 0.8 --restart-sd 0.01"
 ASKED = ["--loads", "1,4", "-k", "1,4", "--minutes", "0.4"]
 
@@ -108,7 +108,7 @@ def orphans() -> int:
             parent = (folder / "stat").read_text().rsplit(") ", 1)[1].split()[1]
         except (OSError, IndexError):
             continue
-        found += b"mock" in words and b"--restart-sd" in words and parent == "1"
+        found += b"tests.mock_server" in words and b"--restart-sd" in words and parent == "1"
     return found
 
 
@@ -123,7 +123,7 @@ if steps != "0":
     assert value("--speculative-draft-model-path", "") == "org/head"
     assert int(value("--speculative-num-draft-tokens", "0")) == int(steps) + 1
     print("steps", steps, flush=True)
-os.execv("{python}", ["{python}", "-m", "foretoken", "lab", "mock", "--port", value("--port", ""),
+os.execv("{python}", ["{python}", "-m", "tests.mock_server", "--port", value("--port", ""),
                       "--k", steps, *"{law}".split()])
 """
 

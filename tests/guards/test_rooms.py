@@ -15,7 +15,6 @@ TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",
-    "lab/analysis/whatif.py": "replays the two look-ups over recorded texts",
     "lab/commands/engines.py": "under which names other engines have a method",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
     "lab/lint/translate.py": "what vLLM concludes from the names of drafters",
@@ -24,7 +23,6 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/candidates.py": "the look-up that every engine has",
     "lab/tune/engines.py": "what vLLM takes a model without a method for",
-    "lab/tune/rehearsal.py": "drafters of simulated servers",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

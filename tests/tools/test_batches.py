@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from tools.demo_models.batches import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
 from tools.demo_models.packages import Package
 from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
+from tools.python_text.stdlib import Corpus, SourceFile
 
 TEXT = "".join(
     f"def function_{i}(left, right):\n    return left * {i} + right\n" for i in range(60)

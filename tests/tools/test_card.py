@@ -7,11 +7,11 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
-from foretoken.training.python_text.stdlib import SourceFile
 from tools.demo_models import card
 from tools.demo_models.card import CardInput, draft_card, target_card, thin
 from tools.demo_models.head_card import head_card
 from tools.demo_models.packages import Package
+from tools.python_text.stdlib import SourceFile
 
 PART = {"agreement": 0.61, "length": 2.71, "overlap": 0.582}
 MEASURED = {

@@ -14,8 +14,6 @@ from foretoken.training.heads.export import export_run
 from foretoken.training.llama import Llama, LlamaShape
 from foretoken.training.loop import Job
 from foretoken.training.losses import Head, distillation_loss
-from foretoken.training.python_text import stdlib
-from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from tests.unit.training import tiny
@@ -28,6 +26,8 @@ from tools.demo_models.heads import CaptureSource, require_answers
 from tools.demo_models.pool import SamplePool
 from tools.demo_models.recipe import CONFIGS, Recipe, read_recipe
 from tools.demo_models.sampling import Sampling, generate
+from tools.python_text import stdlib
+from tools.python_text.stdlib import Corpus, SourceFile
 
 TINY = """
 target = "nowhere"

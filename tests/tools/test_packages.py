@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from tools.demo_models import manifest, packages
 from tools.demo_models.packages import (
     PACKAGES,
@@ -18,6 +17,7 @@ from tools.demo_models.packages import (
     load_packages,
     without_notice,
 )
+from tools.python_text.stdlib import Corpus, SourceFile
 
 
 def code(word: str, count: int = 20) -> str:

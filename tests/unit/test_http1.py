@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from foretoken.lab.mock.server import mock_running
 from foretoken.server.settings import Limits
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
+from tests.mock_server.server import mock_running
 
 BODY = b'{"prompt": "x"}'
 CHUNKED = b"5\r\n" + BODY[:5] + b"\r\na\r\n" + BODY[5:] + b"\r\n0\r\n\r\n"

@@ -75,9 +75,9 @@ def card(
 @app.command()
 def pin() -> None:
     """Write the digests of the standard library's files, and of the packages'."""
-    from foretoken.training.python_text.stdlib import load_corpus
     from tools.demo_models.manifest import write_manifest, write_packages
     from tools.demo_models.packages import load_packages
+    from tools.python_text.stdlib import load_corpus
 
     typer.echo(f"wrote {write_manifest(load_corpus())}")
     typer.echo(f"wrote {write_packages(load_packages())}")

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.training.llama import Llama
-from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
-from foretoken.training.python_text.stdlib import Prompt
 from tools.demo_models.sampling import Sampling, generate
+from tools.python_text.heldout import edit_prompts, heldout_prompts
+from tools.python_text.stdlib import Prompt
 
 PROMPTS, PROMPT_TOKENS, EDIT_TOKENS, NEW_TOKENS, DRAFT_TOKENS = 24, 128, 288, 128, 5
 TEMPERATURE = 0.8

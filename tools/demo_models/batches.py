@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.heldout import edit_document, excerpt
-from foretoken.training.python_text.stdlib import Corpus, SourceFile, load_corpus
 from tools.demo_models.packages import Package, load_packages
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID
+from tools.python_text.heldout import edit_document, excerpt
+from tools.python_text.stdlib import Corpus, SourceFile, load_corpus
 
 CHARACTERS_PER_TOKEN = 3.4
 SHORTEST_EDITED = 1000

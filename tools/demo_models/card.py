@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.training import run_folder
-from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.batches import Mix
 from tools.demo_models.evaluate import TEMPERATURES
 from tools.demo_models.packages import MOST_CHARACTERS, load_packages
+from tools.python_text.stdlib import load_corpus
 
 Record = dict[str, float]
 
@@ -90,8 +90,9 @@ a training file, name an edit, and show the edited piece.
 {more}
 Held out, never trained on ({len(corpus.held_out)} modules): {held}.
 
-The sources are under the PSF License{theirs}. None of their text is
-stored in this project, but a model trained on so little text can repeat passages of it."""
+The sources are under the PSF License{theirs}. Of their text this
+project stores the excerpts in `packaged/prompts.jsonl`, but a model trained on so little text can
+repeat passages of it."""
 
 
 def _packages_read(share: float) -> str:

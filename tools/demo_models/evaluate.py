@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import read_exported
-from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure, repeated_ngrams
 from tools.demo_models.batches import bytes_per_token, held_out_rows
 from tools.demo_models.lm import NATS_PER_BIT, held_out_loss
 from tools.demo_models.sampling import Sampling, generate
+from tools.python_text.stdlib import load_corpus
 
 LENGTHS = {512: 48, 2048: 12}
 STEP_REPEATS, TEXT_ROWS = 30, 96

@@ -21,7 +21,6 @@ from foretoken.training.loop import (
     tell_compiling,
 )
 from foretoken.training.precision import autocast
-from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
@@ -35,6 +34,7 @@ from tools.demo_models.batches import (
 from tools.demo_models.manifest import corpus_digest, difference, package_difference
 from tools.demo_models.recipe import Recipe
 from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
+from tools.python_text.stdlib import load_corpus
 
 EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
 NATS_PER_BIT = 0.6931471805599453

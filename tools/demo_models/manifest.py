@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.training.python_text.stdlib import Corpus, load_corpus
 from tools.demo_models.packages import Package
+from tools.python_text.stdlib import Corpus, load_corpus
 
 MANIFESTS = Path(__file__).parent / "manifests"
 

@@ -1,6 +1,6 @@
 """Installed packages under permissive licences: further Python to learn from.
 
-Owns which packages and which of their files are read; `foretoken.training.python_text.stdlib` has
+Owns which packages and which of their files are read; `tools.python_text.stdlib` has
 the first text and what is held out. Invariants: no file shares a tenth of a held-out module's
 distinctive lines, or has a tenth of its own from there; none has half of its lines from files
 before it, so that what was copied from one package to another is read once.
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.stdlib import (
+from tools.python_text.stdlib import (
     MOST_SHARED_LINES,
     Corpus,
     SourceFile,

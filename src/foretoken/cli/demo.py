@@ -116,10 +116,10 @@ def make_workloads(plan: Plan) -> tuple[Workload, ...]:
 
     Every output has the same length, so that a prompt counts as much as the next.
     """
-    from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+    from foretoken.text.packaged import packaged_texts
 
-    code = tuple(prompt.text for prompt in heldout_prompts(plan.num_prompts))
-    edits = tuple(prompt.text for prompt in edit_prompts(plan.num_prompts))
+    code = tuple(one.text for one in packaged_texts("code", plan.num_prompts))
+    edits = tuple(one.text for one in packaged_texts("edit", plan.num_prompts))
     length = plan.max_tokens
     greedy = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
     sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=length, ignore_eos=True)

@@ -5,7 +5,7 @@ one cuts no names, but the lines about commands. Knows no command.
 """
 
 import re
-from typing import Any, final
+from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -28,15 +28,6 @@ def write_panels(command: TyperCommand, ctx: Any, formatter: Any) -> None:
     for heading, rows in groups.items():
         with formatter.section(heading):
             formatter.write_dl(rows)
-
-
-@final
-class WholeGroup(TyperGroup):
-    """A group that says of each command all of its first paragraph."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one row per command."""
-        write_commands(self, formatter)
 
 
 def write_commands(group: TyperGroup, formatter: Any) -> None:

@@ -189,12 +189,15 @@ def eval_drafter(
 
     from rich.console import Console
 
+    from foretoken.text.packaged import packaged_texts
     from foretoken.training.evaluation import EvalPlan, measure_worth, open_pair
-    from foretoken.training.python_text.heldout import heldout_prompts
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ConfigError("--out", str(out), "a file to write, in a folder that is there")
-    texts = [p.text for p in heldout_prompts(count)] if prompts is None else read_prompts(prompts)
+    if prompts is not None:
+        texts = read_prompts(prompts)
+    else:
+        texts = tuple(one.text for one in packaged_texts("code", count))
     plan = EvalPlan(max_tokens=max_tokens)
     if temperature:
         plan = replace(plan, temperatures=tuple(temperature))

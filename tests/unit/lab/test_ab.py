@@ -33,11 +33,11 @@ from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import AbSummary, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 SLOW = MockLaw(step_s=0.008, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.008, prefill_s=0.004, k=3, alpha=0.7, draft_s=0.0003, seed=1)
@@ -165,7 +165,7 @@ def test_more_blocks_are_another_look(tmp_path: Path, workload: WorkloadConfig) 
 
 @pytest.mark.slow
 def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 1"
+    command = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 1"
     arm = ArmConfig(name="m", command=command, ready_timeout_s=200)
 
     async def main() -> str:
@@ -184,7 +184,7 @@ arm, url, pid = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 if pid.exists():
     old = int(pid.read_text())
     os.kill(old, signal.SIGKILL)
-command = [sys.executable, "-m", "foretoken", "lab", "mock", "--step-ms", "1", "--seed", "1"]
+command = [sys.executable, "-m", "tests.mock_server", "--step-ms", "1", "--seed", "1"]
 k = "3" if arm == "on" else "0"
 quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 new = subprocess.Popen([*command, "--k", k, "--port", url.rsplit(":", 1)[1]], **quiet)
@@ -301,7 +301,7 @@ def test_sigterm_stops_the_servers_too(tmp_path: Path, sigint: signal.Handlers) 
     """Also where a shell had SIGINT ignored, as of what a script starts in the background."""
     prompts, pid_file = tmp_path / "prompts.txt", tmp_path / "pid"
     prompts.write_text("hello there\n" * 200)
-    mock = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 20"
+    mock = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 20"
     server = f"sh -c 'echo $$ > {pid_file}; exec {mock}'"
     files = ["--workload", str(prompts), "--out", str(tmp_path / "out"), "--requests", "200"]
     command = [sys.executable, "-m", "foretoken", "lab", "bench", "--server", server, *files]

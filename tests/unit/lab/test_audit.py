@@ -17,10 +17,10 @@ from foretoken.lab.audit.replies import Reply
 from foretoken.lab.audit.run import AuditPlan, audit, near_tie
 from foretoken.lab.audit.turns import Turns
 from foretoken.lab.http.timed import Answer
-from foretoken.lab.mock.faults import SHARES, MockFaults, faults_of
-from foretoken.lab.mock.generator import MockLaw, MockModel
-from foretoken.lab.mock.server import MockServer
 from tests.marks import slow_but
+from tests.mock_server.faults import SHARES, MockFaults, faults_of
+from tests.mock_server.generator import MockLaw, MockModel
+from tests.mock_server.server import MockServer
 from tests.unit.lab.in_process import InProcess
 
 TEXTS = [f"prompt {i}: write about what number {i} is good for" for i in range(60)]

@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
+from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.run import MORE, AuditFollower, AuditPlan, audit
 from foretoken.lab.http.client import EndpointConfig, connect
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
+from tests.mock_server.faults import MockFaults, faults_of
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 FAST = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
 
@@ -101,10 +102,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--only", "stop")
     assert found.exit_code == 2 and "stops" in found.output
     assert run(tmp_path, "http://127.0.0.1:9").exit_code == 5
-    mock = CliRunner().invoke(app, ["lab", "mock", "--fault", "miss_stops"])
-    assert mock.exit_code == 2 and "miss_stop" in mock.output
-    mock = CliRunner().invoke(app, ["lab", "mock", "--fault", "miss_stop=3"])
-    assert mock.exit_code == 2 and "a share from 0 to 1" in mock.output
+    with pytest.raises(ConfigError, match="did you mean 'miss_stop'"):
+        faults_of(["miss_stops"])
+    with pytest.raises(ConfigError, match="a share from 0 to 1"):
+        faults_of(["miss_stop=3"])
 
 
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from foretoken.lab.measure.ab import summarize_ab
 from foretoken.lab.measure.bench import gather, run_bench
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig, Sizes, WorkloadConfig
 from foretoken.lab.measure.segments import SegmentEnd
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import RequestRecord, ServerInfo
 from foretoken.lab.records.run_files import REQUESTS, LineWriter, read_requests
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.001, seed=1)
 

@@ -16,10 +16,10 @@ from foretoken.lab.http.client import Client, EndpointConfig, connect
 from foretoken.lab.http.timed import HttpPool, Origin, now
 from foretoken.lab.measure.driving import LoadRun, drive, instants
 from foretoken.lab.measure.workload import Item, Load, take
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import RequestRecord
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from foretoken.lab.mock.server import mock_running
+from tests.mock_server.server import mock_running
 
 
 async def _endless(_: Request) -> StreamingResponse:

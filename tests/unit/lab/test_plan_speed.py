@@ -9,6 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate.arms import FixedArm
+from benchmarks.simulate.compare import ratio_after
+from benchmarks.simulate.machine import planned_machine
+from benchmarks.simulate.serving import ServingLimits, simulate
+from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
@@ -20,11 +25,6 @@ from foretoken.lab.plan.speedup import (
     next_step,
     speed_up,
 )
-from foretoken.lab.simulate.arms import FixedArm
-from foretoken.lab.simulate.compare import ratio_after
-from foretoken.lab.simulate.machine import planned_machine
-from foretoken.lab.simulate.serving import ServingLimits, simulate
-from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
 from tests.marks import slow, slow_but
 
 PAIR: dict[str, Any] = {

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate.ab_draws import AbLaw, DraftLaw, draw_accepted, simulate_ab
 from foretoken.lab.analysis.gains import time_gain
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import (
@@ -22,7 +23,6 @@ from foretoken.lab.stats.ratios import (
     weighted_mean,
     weighted_quantile,
 )
-from foretoken.lab.stats.simulator import AbLaw, DraftLaw, draw_accepted, simulate_ab
 
 
 def both_arms(law: AbLaw, seed: int = 0, blocks: int = 10, requests: int = 30) -> list[Sample]:

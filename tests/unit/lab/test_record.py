@@ -17,14 +17,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from foretoken.lab.http.read_answer import parse_events
-from foretoken.lab.http.timed import Answer, HttpPool, Incoming
+from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError
 from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
-from foretoken.lab.records.proxy import Prompts, RecordConfig, RecordingProxy
+from foretoken.lab.records.proxy import Prompts, RecordingProxy
 from foretoken.lab.records.run_files import LineWriter
 from foretoken.lab.records.secrets import redact_secrets, redact_word
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "my key is sk-abcdefghijklmnop1234", "max_tokens": 9,
@@ -54,7 +54,7 @@ def record(
     path = tmp_path / "recorded.jsonl"
     writer = LineWriter(path)
     with mock_running(MockServer(LAW, faults=faults)) as upstream:
-        proxy = RecordingProxy(RecordConfig(upstream=upstream, prompts=prompts), writer)
+        proxy = RecordingProxy(upstream, writer, prompts)
         with mock_running(proxy) as front:
             direct = ask(upstream, body)
             through = ask(front, body, **{"x-class": "code", "x-tenant": "t1"})
@@ -125,7 +125,7 @@ def test_pieces_pass_as_they_come(tmp_path: Path) -> None:
 
     writer = LineWriter(tmp_path / "recorded.jsonl")
     with mock_running(upstream) as behind:
-        with mock_running(RecordingProxy(RecordConfig(upstream=behind), writer)) as front:
+        with mock_running(RecordingProxy(behind, writer)) as front:
             pieces = asyncio.run(main(front))
     writer.close()
     assert upstream.waited == [True] * 4, "a piece was held back"
@@ -186,7 +186,7 @@ def test_errors_and_broken_streams_pass_as_they_are(tmp_path: Path) -> None:
 
 def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
     writer = LineWriter(tmp_path / "r.jsonl")
-    with mock_running(RecordingProxy(RecordConfig(upstream="http://127.0.0.1:9"), writer)) as front:
+    with mock_running(RecordingProxy("http://127.0.0.1:9", writer)) as front:
         answer = ask(front, BODY)
     writer.close()
     assert answer.status == 502 and b"upstream" in answer.body
@@ -211,7 +211,7 @@ def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> No
         assert asking.cancelled() or await asyncio.wait([asking])
 
     with mock_running(MockServer(law)) as upstream:
-        proxy = RecordingProxy(RecordConfig(upstream=upstream), writer)
+        proxy = RecordingProxy(upstream, writer)
         with mock_running(proxy) as front:
             asyncio.run(leave(front))
             while not proxy.recorded:
@@ -222,6 +222,27 @@ def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> No
     assert line["observed"]["ttft_s"] > 0 and line["max_tokens"] == 10_000
 
 
+@pytest.mark.slow
+def test_a_client_that_leaves_before_its_answer_is_recorded(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "r.jsonl")
+
+    async def leave(url: str) -> None:
+        pool = HttpPool(url)
+        with pytest.raises(TransportError, match="timeout"):
+            await pool.send("POST", "/v1/completions", json.dumps(BODY).encode(), timeout_s=0.2)
+        await pool.close()
+
+    with mock_running(MockServer(LAW, faults=MockFaults(hang_every=1))) as upstream:
+        proxy = RecordingProxy(upstream, writer)
+        with mock_running(proxy) as front:
+            asyncio.run(leave(front))
+            while not proxy.recorded:
+                time.sleep(0.005)
+    writer.close()
+    observed = json.loads((tmp_path / "r.jsonl").read_text())["observed"]
+    assert observed["status"] is None and observed["error"].startswith("left")
+
+
 def test_an_upstream_that_closes_after_every_stream(tmp_path: Path) -> None:
     """As llama.cpp does, though its answers promise to keep the connection."""
     event = b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}\n\n'
@@ -230,7 +251,7 @@ def test_an_upstream_that_closes_after_every_stream(tmp_path: Path) -> None:
     answer = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
     writer = LineWriter(tmp_path / "r.jsonl")
     with answering([answer] * 4) as upstream:
-        proxy = RecordingProxy(RecordConfig(upstream=upstream), writer)
+        proxy = RecordingProxy(upstream, writer)
         with mock_running(proxy) as front:
             answers = [ask(front, BODY) for _ in range(4)]
     writer.close()
@@ -275,7 +296,7 @@ def test_timings_stay_where_the_client_would_have_had_them(tmp_path: Path) -> No
     answer = head + b"content-length: %d\r\n\r\n" % len(body) + body
     writer = LineWriter(tmp_path / "r.jsonl")
     with answering([answer]) as upstream:
-        with mock_running(RecordingProxy(RecordConfig(upstream=upstream), writer)) as front:
+        with mock_running(RecordingProxy(upstream, writer)) as front:
             through = ask(front, BODY)
     writer.close()
     found, done = parse_events(through.pieces)
@@ -303,7 +324,7 @@ def test_what_is_no_answer_yet_is_not_passed_on(tmp_path: Path) -> None:
 
     writer = LineWriter(tmp_path / "r.jsonl")
     with answering([late, empty]) as upstream:
-        with mock_running(RecordingProxy(RecordConfig(upstream=upstream), writer)) as front:
+        with mock_running(RecordingProxy(upstream, writer)) as front:
             first, second = asyncio.run(main(front))
     writer.close()
     assert (first.status, first.body) == (200, b"{}")
@@ -313,7 +334,7 @@ def test_what_is_no_answer_yet_is_not_passed_on(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_stop_the_traffic() -> None:
     writer = LineWriter(Path("/dev/full"))
     with mock_running(MockServer(LAW)) as upstream:
-        proxy = RecordingProxy(RecordConfig(upstream=upstream), writer)
+        proxy = RecordingProxy(upstream, writer)
         with mock_running(proxy) as front:
             assert [ask(front, BODY).status for _ in range(2)] == [200, 200]
     assert proxy.lost == 2

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.simulate.ab_draws import DraftLaw, draw_accepted, true_quantile
 from foretoken.lab.stats.shrinkage import request_quantiles
-from foretoken.lab.stats.simulator import DraftLaw, draw_accepted, true_quantile
 
 
 def moments(steps_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

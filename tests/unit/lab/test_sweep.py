@@ -31,7 +31,7 @@ from foretoken.lab.records.run_files import read_summary
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, bucket, gain, with_candidate, with_gain
 
-MOCK = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 4 --restart-sd 0"
+MOCK = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 4 --restart-sd 0"
 CONFIG = AbConfig(
     baseline=ArmConfig(name="off", command=MOCK),
     candidate=ArmConfig(

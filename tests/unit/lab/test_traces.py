@@ -1,13 +1,11 @@
-"""Workload files of every format, broken lines included; results of other tools."""
+"""Workload files of every format, broken lines included; acceptance and metrics of every server."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.http.read_answer import (
     from_body,
@@ -19,7 +17,6 @@ from foretoken.lab.http.read_answer import (
 from foretoken.lab.http.scraping import grown, parse_metrics
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.measure.workload import Load, draw_arrivals, take, with_temperatures
-from foretoken.lab.records.other_tools import read_other_tool
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -190,54 +187,3 @@ vllm:e2e_bucket{le="+Inf"} 9
     assert grown({}, found)["vllm:spec_decode_num_drafts"] == 15
     after = {**found, "vllm:spec_decode_num_drafts": 3.0}
     assert grown(found, after)["vllm:spec_decode_num_drafts"] == 3.0, "restarted"
-
-
-def test_other_tools_results(tmp_path: Path) -> None:
-    row = {
-        "metadata": {"session_num": 0, "request_start_ns": 5_000_000_000, "conversation_id": "c"},
-        "metrics": {
-            "time_to_first_token": {"value": 50.0, "unit": "ms"},
-            "request_latency": {"value": 250.0, "unit": "ms"},
-            "output_sequence_length": {"value": 5, "unit": "tokens"},
-        },
-        "error": None,
-    }
-    failed = {**row, "metrics": {}, "error": {"type": "Timeout", "message": "no"}}
-    text = "\n".join([json.dumps(row), "broken", json.dumps(failed)])
-    found = read_other_tool(write(tmp_path, "profile_export.jsonl", text), "on")
-    assert (found.tool, len(found.records), found.skipped) == ("aiperf", 2, 1)
-    assert found.records[0].ttft_s == pytest.approx(0.05)
-    assert found.records[0].tpot_s == pytest.approx(0.05)
-    assert found.records[1].error == "server: Timeout: no"
-    good = {"request_start_time": 100.0, "time_to_first_token_ms": 20.0, "request_latency": 0.12,
-            "output_tokens": 11}  # fmt: skip
-    benchmarks = {"benchmarks": [{"requests": {"successful": [good], "errored": []}}]}
-    found = read_other_tool(write(tmp_path, "g.json", json.dumps(benchmarks)), "on")
-    assert found.tool == "guidellm"
-    assert found.records[0].tpot_s == pytest.approx(0.01)
-    with pytest.raises(ConfigError, match="AIPerf"):
-        read_other_tool(write(tmp_path, "n.json", "{}"), "on")
-
-
-def test_bench_reads_another_tools_results(tmp_path: Path) -> None:
-    good = {"request_start_time": 100.0, "time_to_first_token_ms": 20.0, "request_latency": 0.12,
-            "output_tokens": 11}  # fmt: skip
-    slow = {**good, "time_to_first_token_ms": 80.0}
-    rows = {"benchmarks": [{"requests": {"successful": [good, slow, {"broken": 1}]}}]}
-    file = str(write(tmp_path, "g.json", json.dumps(rows)))
-
-    def bench(*options: str, out: str = "out") -> Result:
-        command = ["lab", "bench", "--read", file, "--out", str(tmp_path / out), "--json"]
-        return CliRunner().invoke(app, [*command, *options])
-
-    found = bench("--slo", "ttft=0.05")
-    assert found.exit_code == 0, found.output
-    arm = json.loads(found.stdout)["arm"]
-    assert arm["num_requests"] == 2 and arm["attained"]["estimate"] == 0.5
-    assert "1 broken entries skipped" in arm["notes"][0]
-    assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 2
-    assert "a new folder" in bench().output, "nothing is appended to a run"
-    assert "broken entries" in bench("--strict", out="other").output
-    for option in (["--server", "http://a"], ["--load", "closed:2"], ["--resume"]):
-        refused = bench(*option, out="other")
-        assert refused.exit_code == 2 and option[0] in refused.output, refused.output

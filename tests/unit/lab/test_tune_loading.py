@@ -55,9 +55,3 @@ def test_four_bits_load_where_sixteen_do_not() -> None:
     words = ("--device", "h100-sxm", "--drafter", "ngram")
     assert dry_run(BIG, *words)[0] == 2
     assert dry_run(f"{BIG} --quantization awq", *words)[0] == 0
-
-
-def test_what_does_not_load_is_not_simulated() -> None:
-    call = ["lab", "simulate", "llama-3.1-70b", "--clients", "1", "--output", "4"]
-    result = CliRunner().invoke(app, call)
-    assert result.exit_code == 2 and "does not load" in result.output

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
+from benchmarks.simulate.traffic import DraftChance, RequestClass
+from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
+from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_cases
 from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
-from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
-from foretoken.lab.simulate.traffic import DraftChance, RequestClass
 from foretoken.lab.tune.answer import make_answer
 from foretoken.lab.tune.journal import VISITS, Journal
-from foretoken.lab.tune.rehearsal import RehearsedCase, play, rehearsed_cases
 from foretoken.lab.tune.run import run_search
 from foretoken.lab.tune.search import GOOD_ENOUGH, Search, next_visit, stand
 from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, SimulatedServer
 from foretoken.lab.tune.visits import LoadSeen, ServerUnderTest, Visit
 
 MACHINE = SimulatedMachine(

@@ -26,10 +26,10 @@ from foretoken.lab.measure.experiment import (
     WorkloadConfig,
     load_settings,
 )
-from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
+from tests.mock_server.generator import MockLaw
+from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab as ab_summary
 
 POLICY = """

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.measure.lossless import Verified, VerifyPlan, verify
-from foretoken.lab.mock.faults import MockFaults
-from foretoken.lab.mock.generator import MockLaw, MockModel
-from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw, MockModel
+from tests.mock_server.server import MockServer, mock_running
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 QUICK = VerifyPlan(

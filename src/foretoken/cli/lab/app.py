@@ -5,10 +5,12 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
+from typing import Any, final
 
 import typer
+from typer.core import TyperGroup
 
-from foretoken.cli.help import WholeGroup
+from foretoken.cli.help import write_commands
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.answers.audit import audit
 from foretoken.cli.lab.answers.verify import verify
@@ -17,24 +19,51 @@ from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
 from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.export import EPILOG as EXPORT_EPILOG
 from foretoken.cli.lab.export import export
-from foretoken.cli.lab.fit import fit, whatif
+from foretoken.cli.lab.fit import fit
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
+from foretoken.cli.lab.record import record
 from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
 from foretoken.cli.lab.report import report
-from foretoken.cli.lab.servers import mock, record
-from foretoken.cli.lab.simulate import simulate
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.tuning.tune import EPILOG as TUNE_EPILOG
 from foretoken.cli.lab.tuning.tune import tune
-from foretoken.cli.lab.watch import watch
+from foretoken.errors import ConfigError
+
+GONE = {
+    "mock": "a packaged model, `foretoken serve demo`; in the sources tests/mock_server",
+    "simulate": "`foretoken lab plan`, or in the sources `python -m benchmarks.simulate`",
+    "watch": "a monitor of the server's metrics: Prometheus with deploy/foretoken-rules.yml",
+    "whatif": "`foretoken lab decide RUN --k 1,2,4`, or measure it: `foretoken lab tune SERVER`",
+}
+"""Commands of earlier versions, and what does their work now."""
+
+
+@final
+class LabGroup(TyperGroup):
+    """Says of each command all of its first paragraph, of an earlier one what does its work now."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one row per command."""
+        write_commands(self, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the first word names.
+
+        Raises:
+            ConfigError: it is one of an earlier version.
+        """
+        if args[0] in GONE:
+            raise ConfigError("COMMAND", f"lab {args[0]}", GONE[args[0]])
+        return super().resolve_command(ctx, args)
+
 
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
     no_args_is_help=True,
-    cls=WholeGroup,
+    cls=LabGroup,
     rich_markup_mode=None,
 )
 
@@ -54,5 +83,5 @@ lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=REPORT_EPILOG)(report)
 lab_app.command(epilog=EXPORT_EPILOG)(export)
-for command in (sweep, dial, fit, whatif, simulate, verify, audit, record, watch, mock):
+for command in (sweep, dial, fit, verify, audit, record):
     lab_app.command()(command)

@@ -1,12 +1,12 @@
-"""`foretoken lab bench`: load against one server, or the results of another load generator."""
+"""`foretoken lab bench`: load against one server."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from foretoken.cli.lab.options import Measuring, measuring, show_plan
+from foretoken.errors import ConfigError
 
 
 @measuring("lab-bench")
@@ -16,8 +16,7 @@ def bench(
         str | None, typer.Option(help="A URL, or a command with {port} to start.")
     ] = None,
     read: Annotated[
-        Path | None,
-        typer.Option("--read", help="AIPerf's profile_export.jsonl or guidellm's JSON instead."),
+        str | None, typer.Option("--read", hidden=True, help="Of an earlier version.")
     ] = None,
 ) -> None:
     """Measure one server under load: latencies, throughput, goodput, acceptance.
@@ -31,9 +30,8 @@ def bench(
     from foretoken.lab.plain import to_plain
 
     if read is not None:
-        _refuse_beside_read(shared, server)
-        _read_instead(read, shared)
-        return
+        allowed = "another option: `python examples/read_load_generator.py FILE`, in the sources"
+        raise ConfigError("--read", read, allowed)
     arm_text = [] if server is None else [f"arm={json.dumps(arm_of(server, 'server'))}"]
     settings = shared.settings(RunConfig, arm_text)
     if shared.dry_run:
@@ -47,38 +45,3 @@ def bench(
         print(json.dumps(to_plain(summary)))
     arm = summary.arm
     raise typer.Exit(1 if arm.num_requests and arm.num_errors == arm.num_requests else 0)
-
-
-def _refuse_beside_read(shared: Measuring, server: str | None) -> None:
-    """Nothing is measured, so what says how to measure would be ignored."""
-    from dataclasses import asdict
-
-    from foretoken.errors import ConfigError
-
-    given = {**asdict(shared.short), "server": server, "config": shared.config}
-    given |= {"set": shared.setting, "resume": shared.resume, "dry-run": shared.dry_run}
-    for name, value in given.items():
-        if value and name not in ("slo", "strict"):
-            option = "CONFIG" if name == "config" else f"--{name.replace('_', '-')}"
-            raise ConfigError(option, value, "nothing beside --read, which measures nothing")
-
-
-def _read_instead(path: Path, shared: Measuring) -> None:
-    """The summary of what another load generator measured."""
-    from foretoken.cli.lab.options import parse_levels
-    from foretoken.cli.lab.run_tables import console, print_arms
-    from foretoken.lab.measure.experiment import ServiceLevels
-    from foretoken.lab.plain import to_plain
-    from foretoken.lab.records.other_tools import (
-        read_other_tool,
-        summarize_imported,
-        write_imported,
-    )
-
-    levels = ServiceLevels(**parse_levels(shared.short.slo)) if shared.short.slo else None
-    found = read_other_tool(path, "server", strict=shared.short.strict)
-    summary = summarize_imported(found, path, levels)
-    write_imported(found, summary, shared.out)
-    print_arms(console(), (summary.arm,))
-    if shared.as_json:
-        print(json.dumps(to_plain(summary)))

@@ -223,7 +223,7 @@ def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
     if text != "demo":
         return text
     from foretoken.lab.records.run_files import make_folder
-    from foretoken.training.python_text.heldout import heldout_prompts
+    from foretoken.text.packaged import packaged_texts
 
     if dry_run:
         out = Path(tempfile.mkdtemp(prefix="foretoken-dry-run-"))
@@ -231,7 +231,7 @@ def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
     path = out / "workload.jsonl"
     if not path.is_file():
         make_folder(out)
-        prompts = heldout_prompts(120)
+        prompts = packaged_texts("code", 120)
         lines = [json.dumps({"prompt": p.text, "cluster": p.name, "max_tokens": 64,
                              "category": "code"}) for p in prompts]  # fmt: skip
         path.write_text("\n".join(lines) + "\n", "utf-8")

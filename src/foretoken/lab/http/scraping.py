@@ -1,8 +1,8 @@
 """A server's Prometheus metrics as one flat mapping, whatever the server calls them.
 
 Names become current vLLM's without `_total`; values of one name are summed over their labels,
-except the draft position. Renamed and foreign names are translated; `_created` lines are left out,
-and histogram buckets are read by themselves. Written by hand because a page is read every second in
+except the draft position. Renamed and foreign names are translated; `_created` lines and histogram
+buckets are left out. Written by hand because a page is read every second in
 the process that sends timed requests: prometheus_client's parser takes forty times as long, and
 ends at the first line that it cannot read (docs/experiments.md).
 """
@@ -44,10 +44,8 @@ COUNTERS = (
 )
 GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-TPOT_HISTOGRAM = "vllm:request_time_per_output_token_seconds"
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _POSITION = re.compile(r'position="(\d+)"')
-_EDGE = re.compile(r'le="([^"]+)"')
 
 
 def _samples(page: str) -> Iterator[tuple[str, str, float]]:
@@ -76,16 +74,6 @@ def parse_metrics(page: str) -> dict[str, float]:
     return found
 
 
-def parse_buckets(page: str, name: str = TPOT_HISTOGRAM) -> dict[float, float]:
-    """Cumulative counts of a histogram by upper edge, summed over labels."""
-    found: dict[float, float] = {}
-    for sample, labels, value in _samples(page):
-        edge = _EDGE.search(labels) if sample == f"{name}_bucket" else None
-        if edge is not None:
-            found[float(edge[1])] = found.get(float(edge[1]), 0.0) + value
-    return found
-
-
 def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Growth of counters between two scrapes; a server that started anew counts from zero."""
     names = [n for n in after if n in COUNTERS or n.startswith(PER_POSITION)]
@@ -93,18 +81,12 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
             for n in names}  # fmt: skip
 
 
-async def fetch_metrics(pool: HttpPool, *, timeout_s: float = 5.0) -> str | None:
-    """The server's page of metrics; None if it has none or does not answer."""
+async def scrape(pool: HttpPool, *, timeout_s: float = 5.0) -> dict[str, float] | None:
+    """The server's metrics now; None if it has none or does not answer."""
     try:
         answer = await pool.send("GET", "/metrics", timeout_s=timeout_s)
     except TransportError:
         return None
     if answer.status != 200 or answer.broken is not None:
         return None
-    return answer.body.decode("utf-8", "replace")
-
-
-async def scrape(pool: HttpPool) -> dict[str, float] | None:
-    """The server's metrics now; None if it has none or does not answer."""
-    page = await fetch_metrics(pool)
-    return (parse_metrics(page) or None) if page is not None else None
+    return parse_metrics(answer.body.decode("utf-8", "replace")) or None

@@ -15,12 +15,16 @@ from typing import Any
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.mock.generator import WORDS
 
 FORMATS = ("jsonl", "lines", "sharegpt", "spec-bench", "mooncake", "azure", "burstgpt")
 _KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",
           "category", "cluster", "arrival_s", "kind", "conversation", "observed",
           "prompt_hash"}  # fmt: skip
+WORDS = tuple(
+    " the of and to in is it you that he was for on are with as his they be at one have this from"
+    " or had by hot but some what there".split()
+)
+"""Made-up prompts are of these."""
 MOONCAKE_BLOCK = 512
 """Tokens per hash of a Mooncake trace."""
 

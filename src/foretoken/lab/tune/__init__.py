@@ -3,6 +3,6 @@
 `settings.py` says what can be set, `visits.py` what one start of a server tells, `beliefs.py` what
 all starts together tell, `choosing.py` which setting that makes best, `search.py` which start comes
 next and what the final A/B says. A server under test is real (`real.py`) or simulated
-(`simulated.py`); the search does not know which. `engines.py` writes commands, `journal.py` keeps
-what was measured, `answer.py` says it.
+(`benchmarks/simulate`); the search does not know which. `engines.py` writes commands, `journal.py`
+keeps what was measured, `answer.py` says it.
 """

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.text.packaged import packaged_texts
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.prompts import forms, json_lines, token_ids
-from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.quantize.settings import PYTHON_TEXT, CalibrationSettings
 
 _OPTION = "--calibrate"
@@ -69,10 +69,9 @@ def _all_ids(source: str, tokenizer: Tokenizer | None) -> list[int]:
         except UnicodeDecodeError as error:
             raise ConfigError(_OPTION, source, f"a file in UTF-8 ({error})") from error
     if source != PYTHON_TEXT:
-        allowed = f"a file that is there, or {PYTHON_TEXT}: the packaged models' training text"
+        allowed = f"a file that is there, or {PYTHON_TEXT}: some that the packaged models know"
         raise ConfigError(_OPTION, source, allowed)
-    files = [file.text for file in load_corpus().training if not file.is_test]
-    return [token for text in files for token in tokenizer.encode(text)]
+    return [token for one in packaged_texts("text") for token in tokenizer.encode(one.text)]
 
 
 def _json_ids(path: Path, tokenizer: Tokenizer | None) -> list[int]:

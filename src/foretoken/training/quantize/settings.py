@@ -14,7 +14,7 @@ from foretoken.shape.families import family_names
 from foretoken.shape.stored import GROUPS
 
 PYTHON_TEXT = "python"
-"""The word that stands, instead of a file, for what the packaged models were trained on."""
+"""The word that stands, instead of a file, for some of what the packaged models were trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

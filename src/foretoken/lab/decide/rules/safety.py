@@ -102,7 +102,7 @@ def monitoring(evidence: Evidence, _: Nothing) -> RuleResult:
     return RuleResult(
         outcome="fail",
         says="the server reports no acceptance at all",
-        advice="turn on its metrics (llama.cpp: --metrics), then `foretoken lab watch`",
+        advice="turn on its metrics (llama.cpp: --metrics), and load deploy/foretoken-rules.yml",
     )
 
 
