@@ -172,6 +172,16 @@ def test_named_tests_exist() -> None:
     assert not missing, f"documents name tests that are not there: {missing}"
 
 
+def test_sources_name_pages_that_are_there() -> None:
+    lost = []
+    for folder in ("src", "scripts", "deploy", "examples", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".toml", ".yaml", ".yml", ".html"):
+                pages = re.findall(r"\bdocs/[\w-]+\.(?:md|svg)\b", path.read_text("utf-8"))
+                lost += [f"{path}: {page}" for page in pages if not (ROOT / page).is_file()]
+    assert not lost
+
+
 def test_contributing_leads_to_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     paths = re.findall(r"`((?:src|tests|examples|scripts|docs|benchmarks)/[\w./]+)`", text)
