@@ -10,7 +10,7 @@ wrong by chance: of the whole machine (by half of `--spread`), of rows, of draft
 each by a factor for all of a start, and each shape by 5 % of its own. What it is told of steps is
 noisy and wanders by a tenth; noise and answers are the same for all arms. The first quarter of the
 tokens does not count. One row for each case: medians over starts, and the least of all. The cases
-are those of docs/experiments.md, or one for each `--in-flight`. Nothing is timed: any machine gives
+are those of benchmarks/LOG.md, or one for each `--in-flight`. Nothing is timed: any machine gives
 the same numbers but for the rounding of its linear algebra, and it may be busy.
 """
 

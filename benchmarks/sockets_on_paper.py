@@ -5,7 +5,7 @@
 Nothing is run. A step is the longer of reading the weights from where they lie and of making the
 products, as in `peer_floor.py`; what a node reads and multiplies, and what the link between nodes
 carries, are given by options, whose defaults are a server of two sockets with eight channels of
-DDR5-4800 (307 GB/s each, four fifths of it reached) and cores as measured in docs/performance.md.
+DDR5-4800 (307 GB/s each, four fifths of it reached) and cores as measured in benchmarks/LOG.md.
 With weights on one node that node's memory is the limit, whoever reads it; with pages spread over
 the nodes, the links are. Processes that share layers (tensor parallel) read their own node and
 gather four times a layer.
@@ -22,7 +22,7 @@ from peer_floor import SCHEMES, Limits, Work
 from foretoken.shape import ModelShape
 
 GATHERS = 4
-"""A layer's, of several processes that share it (docs/distributed.md)."""
+"""A layer's, of several processes that share it (benchmarks/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -20,7 +19,14 @@ from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
-from foretoken.lab.report.canvas import SERIES, as_image, house_style, plain_log
+from foretoken.lab.report.canvas import (
+    SERIES,
+    WIDTH,
+    as_image,
+    empty_figure,
+    house_style,
+    plain_log,
+)
 from foretoken.types import FinishReason, Request, SamplingParams
 
 PICTURE = Path(__file__).parents[1] / "docs" / "control.svg"
@@ -56,8 +62,8 @@ def seconds(points: Sequence[tuple[int, float]], rows: int) -> float:
 def main() -> None:
     """Write the picture."""
     with house_style():
-        figure = Figure(figsize=(9.2, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
+        figure = empty_figure(WIDTH, 5.8)
+        left, right = figure.subplots(2, 1)
         for chance, color in zip(ACCEPTANCES, SERIES, strict=False):
             drafts = [chosen(count, chance) for count in LOADS]
             left.plot(LOADS, drafts, color=color, marker="o", markersize=3, label=f"{chance:g}")
@@ -67,7 +73,8 @@ def main() -> None:
         plain_log(left.xaxis)
         left.set_xticks([1, 2, 4, 8, 16, 32, 64])
         left.set_xticks([], minor=True)
-        left.set_ylabel("drafts of each sequence")
+        for axes in (left, right):
+            axes.set_ylabel("drafts of each sequence")
         finish(left, "Over load", "sequences that decode", "acceptance")
         finish(right, "Over acceptance", "chance of each draft", "sequences")
         picture = as_image(figure, "control")

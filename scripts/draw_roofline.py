@@ -3,9 +3,9 @@
     python benchmarks/peers.py --models MODELS --environments FOLDER | tee peers.txt
     python scripts/draw_roofline.py peers.txt
 
-On the left stands what has a floor: reading all weights, keys and values once, or making all
-products, whichever takes longer, as fast as the machine did either in the minute of the turn. On
-the right stand other speeds. Start-up and the loop's overhead are neither. Knows the last line of
+Above stands what has a floor: reading all weights, keys and values once, or making all
+products, whichever takes longer, as fast as the machine did either in the minute of the turn.
+Below stand other speeds. Start-up and the loop's overhead are neither. Knows the last line of
 the file, and nothing of how it was measured.
 """
 
@@ -18,10 +18,18 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from foretoken.lab.report.canvas import FAINT, INK, SERIES, as_image, house_style, plain_log
+from foretoken.lab.report.canvas import (
+    FAINT,
+    INK,
+    SERIES,
+    WIDTH,
+    as_image,
+    empty_figure,
+    house_style,
+    plain_log,
+)
 
 PICTURE = Path(__file__).parents[1] / "docs" / "roofline.svg"
 OURS = "foretoken"
@@ -113,23 +121,23 @@ def _point(name: str, measured: Mapping[str, Any], has_floor: bool) -> Point:
 
 def draw(lines: Sequence[Line]) -> str:
     """The picture as an `<svg>` element."""
-    left = [line for line in lines if line.has_floor]
-    right = [line for line in lines if not line.has_floor]
-    height = 1.5 + INCHES * max(len(left), len(right))
+    above = [line for line in lines if line.has_floor]
+    below = [line for line in lines if not line.has_floor]
+    heights = [len(above) + 1, len(below) + 1]
     with house_style():
-        figure = Figure(figsize=(9.6, height), layout="constrained")
-        floors, speeds = figure.subplots(1, 2)
-        draw_lines(floors, left, ".2f")
-        most = max((point.at for line in left for point in line.points), default=1.0)
+        figure = empty_figure(WIDTH, 2.6 + INCHES * sum(heights))
+        floors, speeds = figure.subplots(2, 1, height_ratios=heights)
+        draw_lines(floors, above, ".2f")
+        most = max((point.at for line in above for point in line.points), default=1.0)
         floors.set_xlim(0.0, 1.08 * max(1.0, most))
         floors.axvline(1.0, color=INK, linewidth=1.4)
         floors.set_title("How near to the floor")
-        floors.set_xlabel("the floor's time / the time taken; at 1 nothing is faster")
-        draw_lines(speeds, right, ".0f")
+        floors.set_xlabel("the floor's time / the time taken")
+        draw_lines(speeds, below, ".0f")
         plain_log(speeds.xaxis)
         speeds.set_title("How fast, where no floor is known")
         speeds.set_xlabel("tokens a second")
-        figure.legend(handles=legend(lines), loc="outside lower center", ncols=4)
+        figure.legend(handles=legend(lines), loc="outside lower center", ncols=2)
         return as_image(figure, "roofline")
 
 
@@ -144,7 +152,7 @@ def draw_lines(axes: Axes, lines: Sequence[Line], form: str) -> None:
                       markersize=8 if ours else 6, zorder=3 if ours else 2)  # fmt: skip
         best = max((point.at for point in line.points if point.engine == OURS), default=None)
         if best is not None:
-            axes.annotate(f"{best:{form}}", (best, row), xytext=(0, 6), ha="center", fontsize=8,
+            axes.annotate(f"{best:{form}}", (best, row), xytext=(0, 6), ha="center", fontsize=9,
                           textcoords="offset points", color=color(OURS))  # fmt: skip
     axes.set_yticks(range(len(lines)), [line.name for line in lines])
     axes.set_ylim(len(lines) - 0.5, -0.7)

@@ -3,8 +3,8 @@
     python benchmarks/router_simulated.py --users 32 --policies random least prefix | tee routed.txt
     python scripts/draw_scaling.py routed.txt
 
-On the left the share of prompt tokens that replicas had in their caches, on the right the 99th
-percentile of the time to the first token; for each policy the median over starts. Simulated, as
+Above the share of prompt tokens that replicas had in their caches, below the 99th percentile of
+the time to the first token; for each policy the median over starts. Simulated, as
 the picture says. Knows the last line of the file, and nothing of how it was made.
 """
 
@@ -16,9 +16,15 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from foretoken.lab.report.canvas import SERIES, as_image, house_style, plain_log
+from foretoken.lab.report.canvas import (
+    SERIES,
+    WIDTH,
+    as_image,
+    empty_figure,
+    house_style,
+    plain_log,
+)
 
 PICTURE = Path(__file__).parents[1] / "docs" / "scaling.svg"
 NAMES = {
@@ -52,18 +58,18 @@ def cases_of(text: str) -> list[Mapping[str, Any]]:
 def draw(cases: Sequence[Mapping[str, Any]]) -> str:
     """The picture as an `<svg>` element."""
     with house_style():
-        figure = Figure(figsize=(9.2, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        draw_lines(left, cases, "found")
-        left.set_ylim(0.0, 1.0)
-        left.set_title("Found in a cache")
-        left.set_ylabel("share of prompt tokens")
-        draw_lines(right, cases, "ttft_p99")
-        right.set_ylim(bottom=0.0)
-        right.set_title("First token, 99th percentile")
-        right.set_ylabel("seconds (simulated)")
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        figure = empty_figure(WIDTH, 5.8)
+        above, below = figure.subplots(2, 1)
+        draw_lines(above, cases, "found")
+        above.set_ylim(0.0, 1.0)
+        above.set_title("Found in a cache")
+        above.set_ylabel("share of prompt tokens")
+        draw_lines(below, cases, "ttft_p99")
+        below.set_ylim(bottom=0.0)
+        below.set_title("First token, 99th percentile")
+        below.set_ylabel("seconds (simulated)")
+        handles, labels = above.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=1)
         return as_image(figure, "scaling")
 
 

@@ -10,9 +10,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from foretoken.lab.report.canvas import as_image, house_style, line_style, plain_log
+from foretoken.lab.report.canvas import (
+    WIDTH,
+    as_image,
+    empty_figure,
+    house_style,
+    line_style,
+    plain_log,
+)
 from foretoken.training.run_folder import newest_state
 
 PICTURE = Path(__file__).parents[1] / "docs" / "acceptance-cost.svg"
@@ -40,7 +45,7 @@ def draw(lines: Mapping[str, Sequence[Point]]) -> str:
     """The picture as an `<svg>` element; the best line is named first."""
     ranked = sorted(lines, key=lambda name: -lines[name][-1][1])
     with house_style():
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        figure = empty_figure(WIDTH, 4.4)
         axes = figure.subplots()
         for number, name in enumerate(ranked):
             axes.plot(*zip(*lines[name], strict=True), **line_style(number), markersize=4,
@@ -48,8 +53,8 @@ def draw(lines: Mapping[str, Sequence[Point]]) -> str:
         plain_log(axes.xaxis, subs=(1, 2, 5))
         axes.set_ylim(bottom=1.0)
         axes.set_xlabel("million tokens of training")
-        axes.set_ylabel("tokens a step, the target's own included")
-        axes.legend(loc="upper left")
+        axes.set_ylabel("tokens a step")
+        figure.legend(loc="outside lower center", ncols=3)
         return as_image(figure, "acceptance-cost")
 
 

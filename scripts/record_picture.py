@@ -23,10 +23,10 @@ PROMPT = """class Queue:
 
     def __len__(self):"""
 OPTIONS = ("--file", "waiting.py", "--max-tokens", "60")
-COLUMNS, ADVANCE, DESCENT = 104, 12.2, 24.4  # of the picture; a character in its units
+COLUMNS, ADVANCE, DESCENT = 56, 12.2, 24.4  # of the picture; a character in its units
 # Rich's form names fonts of a foreign host; ours names those that a reader has.
 FORM = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<svg class="rich-terminal" width="640" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace;
   font-size: {char_height}px; line-height: {line_height}px }}

@@ -7,6 +7,7 @@ without one is an error.
 import ast
 import inspect
 import textwrap
+from collections import defaultdict
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
@@ -141,32 +142,32 @@ def render_section(section: Section) -> str:
 NAMES_HEADER = """
 ## Names of other engines
 
-Names about speculation that vLLM, SGLang, llama.cpp and TensorRT-LLM have or had. Those with a key
-or a method of ours are taken for it, with a line in the log: flags beside `model=` in `LLM(...)`,
-on the command line of `foretoken serve`, or inside `speculative_config`; keys inside it. The others
-are answered with what to type. One setting under two names with different values is an error.
-`foretoken lab lint` knows them too.
+Names about speculation that vLLM, SGLang, llama.cpp and TensorRT-LLM have or had, and that are
+taken for ours, with a line in the log: flags beside `model=` in `LLM(...)`, on the command line of
+`foretoken serve`, or inside `speculative_config`; keys inside it. All other names of theirs are
+answered with what to type, by `foretoken lab lint` too. One setting under two names with different
+values is an error.
 
-| name | whose | here |
-|---|---|---|
+| here | taken for it |
+|---|---|
 """
 
 
 def render_names() -> str:
-    """The table of other engines' names, without those that are ours too."""
-    lines = []
+    """The table of our keys and methods with the names of others that are taken for them."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    not_built = {method.name for method in known_methods() if method.code is None}
     for row in other_names():
         taken = row.method if row.kind == "methods" else row.key
-        if not (taken or row.say):
+        if not taken or taken in not_built:
             continue
-        here = f"`{taken}`" if taken else str(row.say)
-        values = other_values(row.key) if row.key else {}
-        for given, ours in {**values, **row.values}.items():
-            here += f", `{given}` is `{ours}`"
-        gone = ", older" if row.gone else ""
-        kind = row.kind.removesuffix("s")
-        lines.append(f"| `{row.name}` | {kind} of {row.engine}{gone} | {here} |\n")
-    return NAMES_HEADER + "".join(lines)
+        names = [f"`{row.name}`"] if row.name != taken else []
+        values = {**(other_values(row.key) if row.key else {}), **row.values}
+        names += [f"value `{given}` for `{ours}`" for given, ours in values.items()]
+        lines[taken] += [name for name in names if name not in lines[taken]]
+    told = sorted((taken, names) for taken, names in lines.items() if names)
+    rows = (f"| `{taken}` | {', '.join(names)} |\n" for taken, names in told)
+    return NAMES_HEADER + "".join(rows)
 
 
 def render() -> str:

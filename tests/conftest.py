@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tiny models gain nothing from a second thread, and OpenMP's spinning threads stall on a busy
-# machine (docs/experiments.md). What depends on the number of threads sets it itself.
+# machine (benchmarks/LOG.md). What depends on the number of threads sets it itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Engines begin with what a data sheet says of their steps, instead of timing them.
 os.environ.setdefault("FORETOKEN_TIMING_SECONDS", "0")

@@ -58,9 +58,9 @@ def test_clients_are_busy_to_the_end(bench: ModuleType) -> None:
 
 
 def test_the_documents_rows_are_the_benchmarks(bench: ModuleType) -> None:
-    written = (BENCHMARKS.parent / "docs" / "experiments.md").read_text("utf-8")
+    written = (BENCHMARKS / "LOG.md").read_text("utf-8")
     lost = [case for case in bench.CASES if bench.named(case) not in written]
-    assert not lost, "put the table of benchmarks/control_simulated.py in docs/experiments.md"
+    assert not lost, "put the table of benchmarks/control_simulated.py in benchmarks/LOG.md"
 
 
 def test_the_command_ends_with_one_line_of_json() -> None:

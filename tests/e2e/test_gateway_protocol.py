@@ -2,7 +2,7 @@
 
 Its endpoint picker scrapes these names where nothing else is configured (proposal 003, model server
 protocol; the optional ones as llm-d's picker reads them), and sends no request to a server that is
-not ready. docs/scaling.md has the same table.
+not ready. docs/serving.md has the same table.
 """
 
 import re
@@ -81,6 +81,7 @@ def test_probes_and_metrics_are_answered_under_any_name(server: Serving) -> None
 
 
 def test_the_document_has_the_same_names() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+    text = page.split("### Behind a gateway")[1].split("\n### ")[0]
     rows = dict(re.findall(r"^\| (\w+) \| `([\w:]+)`", text, re.MULTILINE))
     assert rows == {**GAUGES, **dict.fromkeys(PAGES[1], PAGES[0])}

@@ -1,4 +1,4 @@
-"""The budget as it is printed at start, and the lines that docs/memory.md shows of it.
+"""The budget as it is printed at start, and the lines that docs/running.md shows of it.
 
 The guarded bugs: a part that is not printed, lines that do not add up, a cost of speculation that
 is not the one that is planned with, a document that shows the lines of an older version.
@@ -101,8 +101,8 @@ def test_a_device_that_gives_nothing_back_says_so() -> None:
 
 
 def shown(first: str) -> str:
-    """The block of docs/memory.md that begins so."""
-    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs/memory.md").read_text("utf-8"), re.DOTALL)
+    """The block of docs/running.md that begins so."""
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs/running.md").read_text("utf-8"), re.DOTALL)
     [found] = [str(block) for block in blocks if block.startswith(first)]
     return found
 

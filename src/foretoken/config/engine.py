@@ -87,11 +87,11 @@ class EngineConfig:
     logged."""
     tensor_parallel_size: Annotated[int, at_least(1)] = 1
     """Processes that share every layer, on one machine's cores, or on a CUDA device each: see
-    docs/distributed.md. With the compiled kernels on a CPU tokens are those of 1."""
+    docs/serving.md. With the compiled kernels on a CPU tokens are those of 1."""
     pipeline_parallel_size: Annotated[int, between(1, 2)] = 1
     """Processes that have some consecutive layers each, on a CPU: 1, or 2 beside
     tensor_parallel_size 1. With the compiled kernels tokens are those of 1, and no time is saved:
-    see docs/distributed.md."""
+    see docs/serving.md."""
     disable_log_stats: bool = True
     """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None

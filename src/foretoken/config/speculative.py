@@ -46,7 +46,7 @@ class RuleConfig:
     (Weng et al.). `auto`: matching for greedy and seeded requests and for one-hot
     drafts, else standard. Two change the output and are never chosen by `auto`: `typical`, LOSSY:
     accepts what the target finds probable enough (Medusa); `synthetic`, INVALID output: accepts
-    at given rates, to measure an engine. docs/rules.md has the proofs."""
+    at given rates, to measure an engine. docs/promise.md has the proofs."""
     posterior_threshold: Annotated[float, _SHARE] = THRESHOLD
     """`typical` only, LOSSY: highest bar for a draft's probability."""
     posterior_alpha: Annotated[float, _SHARE] = ALPHA

@@ -14,7 +14,7 @@ class Finding:
     """One sentence about one thing."""
 
     check: str
-    """Name of the check, as `docs/deciding-why.md` lists it."""
+    """Name of the check, as `docs/deciding.md` lists it."""
     level: str
     """`error`: it will not work. `warning`: it may not pay. `note`: worth knowing. `ok`."""
     message: str

@@ -1,7 +1,7 @@
 """A linear layer whose outputs are shared out among the ranks of a group.
 
 Every output is one sum, in the order of its inputs, on one rank; what ranks exchange are finished
-numbers. So the bits are those of one rank, for any number of ranks (docs/distributed.md).
+numbers. So the bits are those of one rank, for any number of ranks (docs/serving.md).
 """
 
 from typing import final

@@ -1,7 +1,7 @@
 """The formula of memory: what a model and its drafter keep, in bytes, from counts alone.
 
 Used by the engine (to size its pages and to refuse), by its log, by `foretoken info` and by the
-planner, so that no two of them disagree. Knows neither files nor machines; docs/memory.md explains
+planner, so that no two of them disagree. Knows neither files nor machines; docs/running.md explains
 every term. Nothing here is measured; `benchmarks/memory.py` compares it with a process.
 """
 

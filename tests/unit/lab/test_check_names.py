@@ -1,4 +1,4 @@
-"""Every check and rule of the lab stands in docs/deciding-why.md by its name, once."""
+"""Every check and rule of the lab stands in docs/deciding.md by its name, once."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from foretoken.lab.decide.ship_policy import RULE_KINDS
 from foretoken.lab.lint.checks import DEVICE_CHECKS, LAUNCH_CHECKS, TRAFFIC_CHECKS
 from foretoken.lab.plan.planner import CHECKS
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding-why.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"
 
 
 def test_the_document_lists_every_check_once() -> None:

@@ -225,15 +225,20 @@ def test_no_two_lines_look_alike() -> None:
     assert len({style["color"] for style in map(line_style, range(7))}) == 7
 
 
-def test_a_picture_has_no_ground_and_follows_the_scheme() -> None:
-    """It once was a white slab on a dark page."""
+def test_a_picture_and_its_ground_follow_the_scheme() -> None:
+    """It once was a white slab on a dark page, and then dark words on a dark page of another
+    scheme than the reader's."""
     with house_style():
         figure, axes = new_figure()
         axes.plot([1, 2], [1, 2], **line_style(0), label="one")
         axes.legend()
         picture, inside = as_image(figure, "x"), as_svg(figure, "x")
     ElementTree.fromstring(picture)
-    assert "#ffffff" not in picture and "prefers-color-scheme: dark" in picture
+    light_rules, dark_rules = picture.split("@media (prefers-color-scheme: dark)")
+    assert light_rules.count('class="ground"') == 1 and 'fill="#ffffff"' in light_rules
+    assert ".ground { fill: #18202b }" in dark_rules and "#ffffff" not in dark_rules
+    size = re.match(r'<svg width="(\d+)" height="(\d+)" ', picture)
+    assert size is not None and int(size[1]) > int(size[2]) > 100
     for light, dark in (PALETTE["ink"], PALETTE["series-1"]):
         assert f'[style*="fill: {light}"] {{ fill: {dark} !important }}' in picture
     known = variables(dark=False)

@@ -113,8 +113,8 @@ def test_the_dial_turns_rates_and_fixes_lengths() -> None:
 
 @pytest.mark.slow
 def test_servers_take_what_the_dial_turns() -> None:
-    """The commands of docs/deciding-why.md: Foretoken's settings and the linter let them pass."""
-    text = (Path(__file__).parents[3] / "docs" / "deciding-why.md").read_text("utf-8")
+    """The commands of docs/deciding.md: Foretoken's settings and the linter let them pass."""
+    text = (Path(__file__).parents[3] / "docs" / "deciding.md").read_text("utf-8")
     chapter = text.split("## Turning the dial")[1].split("\n### ")[0].split("\n## ")[0]
     commands = [
         line for line in chapter.splitlines() if "{rates:5}" in line or "{length:5}" in line

@@ -4,7 +4,7 @@ Names become current vLLM's without `_total`; values of one name are summed over
 except the draft position. Renamed and foreign names are translated; `_created` lines and histogram
 buckets are left out. Written by hand because a page is read every second in
 the process that sends timed requests: prometheus_client's parser takes forty times as long, and
-ends at the first line that it cannot read (docs/experiments.md).
+ends at the first line that it cannot read (benchmarks/LOG.md).
 """
 
 import re

@@ -65,7 +65,7 @@ class WorkloadConfig:
     """What is asked."""
 
     file: str
-    """A file, forms in docs/deciding-why.md; `demo`: held-out Python, for the packaged model."""
+    """A file, forms in docs/deciding.md; `demo`: held-out Python, for the packaged model."""
     format: str = "auto"
     strict: bool = False
     max_tokens: Annotated[int, at_least(1)] | None = None

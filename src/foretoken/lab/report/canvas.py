@@ -1,8 +1,8 @@
 """Figures in the house style, as SVG for the page and as PNG for everything else.
 
-Owns colours, fonts and sizes, and how a gain is drawn. In a page every colour is a CSS variable, in
-a file of its own there are rules for dark schemes: a figure follows what is around it. Fixed salts
-make the output the same for the same data.
+Owns colours, fonts and sizes, and how a gain is drawn. In a page every colour is a CSS variable, so
+that a figure follows what is around it; in a file of its own there are a ground and rules for dark
+schemes. Fixed salts make the output the same for the same data.
 """
 
 import io
@@ -43,6 +43,12 @@ INK, FAINT, GRID, GOOD, BAD, WARN, BASELINE = [
 ]
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
 CANDIDATE = SERIES[0]
+_GROUNDS = ("#ffffff", "#18202b")
+"""Of a file of its own, light and dark."""
+WIDTH = 4.8
+"""Inches of a picture in the documents: on a phone its words are as large as they are drawn."""
+_PIXELS = 1.4
+"""Of a file of its own, for each unit: so wide it is shown where there is room."""
 _SIDE = 0.1
 """Inches left free at each side: fonts of a browser may be wider than those that were measured."""
 _IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
@@ -85,9 +91,14 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def empty_figure(width: float, height: float) -> Figure:
+    """A figure without axes; inches."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=_SIDE))
+
+
 def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
     """A figure with one set of axes; inches."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=_SIDE))
+    figure = empty_figure(width, height)
     return figure, figure.subplots()
 
 
@@ -181,9 +192,13 @@ def as_svg(figure: Figure, name: str) -> str:
 
 
 def as_image(figure: Figure, name: str) -> str:
-    """The `<svg>` element as a file of its own: it has no ground, and in a dark scheme the colours
-    for one. What knows no schemes shows the light ones."""
-    return _transparent(figure, name).replace("</style>", f"{_in_the_dark()}</style>", 1)
+    """The `<svg>` element as a file of its own, on a ground that goes with its colours: light, or
+    dark in a dark scheme. A page whose scheme is not the reader's cannot make it unreadable."""
+    text = _transparent(figure, name).replace("</style>", f"{_in_the_dark()}</style>", 1)
+    width, height = (_PIXELS * 72 * inches for inches in figure.get_size_inches())
+    opened = f'<svg width="{width:.0f}" height="{height:.0f}" '
+    ground = f'<rect class="ground" width="100%" height="100%" fill="{_GROUNDS[0]}"/>'
+    return re.sub(r"^<svg ([^>]*>)", lambda tag: f"{opened}{tag[1]}\n {ground}", text, count=1)
 
 
 def _in_the_dark() -> str:
@@ -192,6 +207,7 @@ def _in_the_dark() -> str:
         for light, dark in PALETTE.values()
         for what in ("fill", "stroke")
     ]
+    rules.append(f".ground {{ fill: {_GROUNDS[1]} }}")
     return "\n@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
 
 

@@ -125,7 +125,7 @@ class DSpark(BlockHead):
 
     @property
     def is_whole(self) -> bool:
-        """No: the token before a row says enough. (docs/experiments.md, "A part of a block")"""
+        """No: the token before a row says enough. (benchmarks/LOG.md, "A part of a block")"""
         return False
 
     @property

@@ -37,4 +37,4 @@ ENGINE_COSTS = {
     "foretoken": EngineCost(exchanges=4, exchange_s=20e-6),
 }
 """By engine; Foretoken's own work is small beside what a processor computes. Its exchanges were
-measured (docs/distributed.md)."""
+measured (benchmarks/LOG.md)."""
