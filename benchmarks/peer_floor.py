@@ -48,16 +48,15 @@ class Limits:
             return reading
         return max(reading, sum(number / peaks[kind] for kind, number in products.items()))
 
-
-def between(before: Limits, after: Limits) -> Limits:
-    """The mean of two moments."""
-    kinds = before.products_per_s.keys() & after.products_per_s.keys()
-    return Limits(
-        read_bytes_per_s=(before.read_bytes_per_s + after.read_bytes_per_s) / 2,
-        products_per_s={
-            kind: (before.products_per_s[kind] + after.products_per_s[kind]) / 2 for kind in kinds
-        },
-    )
+    def mean(self, after: "Limits") -> "Limits":
+        """Of this moment and a later one."""
+        kinds, other = self.products_per_s, after.products_per_s
+        return Limits(
+            read_bytes_per_s=(self.read_bytes_per_s + after.read_bytes_per_s) / 2,
+            products_per_s={
+                kind: (kinds[kind] + other[kind]) / 2 for kind in kinds.keys() & other.keys()
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +79,6 @@ class Work:
         counts = self.shape.weight_counts()
         storage = engine_storage(2, SCHEMES[self.weights])
         return weight_bytes(counts, storage) - counts.table * storage.table
-
-    def head_bytes(self) -> float:
-        """Of them, the output head's."""
-        counts, storage = self.shape.weight_counts(), engine_storage(2, SCHEMES[self.weights])
-        return counts.head * storage.head + counts.head_outputs * storage.per_head_output
-
-    def head_s(self, limits: Limits, rows: int) -> float:
-        """Seconds for the output head of `rows` tokens."""
-        products = {self.kind: float(self.shape.weight_counts().head) * rows}
-        return limits.seconds(self.head_bytes(), products)
 
     def pass_s(self, limits: Limits, context: float, rows: float) -> float:
         """Seconds for a pass over `rows` tokens after `context` positions, the head for each."""

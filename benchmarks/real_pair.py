@@ -32,6 +32,7 @@ from common import (
     make_parser,
     ratio_of_medians,
 )
+from engines import install
 from pair_asking import ask, chats, drafts_of, first_s, median_speed
 from pair_prompts import EDIT, SUMMARY, prompts_of
 from pair_servers import (
@@ -46,7 +47,6 @@ from pair_servers import (
     peer_settings,
     running,
 )
-from peer_setup import install
 
 from foretoken.errors import EndpointError
 from foretoken.lab.measure.workload import Item
