@@ -1,27 +1,24 @@
 """The loop's own cost on the shape of a billion parameters.
 
-    python benchmarks/loop.py --models FOLDER [--parts overhead batch shares]
+    python benchmarks/loop.py --models FOLDER [--weights int8]
 
-FOLDER is what make_models.py wrote.
-overhead: with a draft that is always right, the measured speed-up over plain decoding in the same
-    mode, against AL / (V + k c). V is a target pass over k + 1 rows over one of 1 row, c a draft
-    pass over a target pass of 1 row, timed as bare forwards. Wanted: >= 0.95. `--weights` gives
-    target and draft int8 or int4 weights.
-batch: decoding throughput of 8 sequences over that of 1 at context 256. Wanted: >= 5.
-shares: where a plain step's time goes at batch 1 and 16, context 1,024. Recorded.
+FOLDER is what make_models.py wrote. With a draft that is always right, the measured speed-up over
+plain decoding in the same mode, against AL / (V + k c). V is a target pass over k + 1 rows over one
+of 1 row, c a draft pass over a target pass of 1 row, timed as bare forwards, logits included and
+sampling not. Wanted: >= 0.95.
 """
 
 import argparse
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common import (
     RESAMPLES,
-    Goal,
     Ratio,
     announce,
     at_least,
@@ -31,15 +28,18 @@ from common import (
     ratio_of_medians,
     use_threads,
 )
-from forwards import draft_probe, target_probe
 from prompts import load_prompts
 from runs import Run, acceptance, build, greedy, run_once
-from step_shares import StepShares, measure_shares
+from torch import Tensor
 
 from foretoken import LLM
 from foretoken.lab.stats.repeats import bootstrap_ends
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.runtime.runner import Runner
 
-PARTS = ("overhead", "batch", "shares")
 NUM_DRAFTS = 5
 SCHEMES = {"16 bit": None, "int8": "int8", "int4": "int4"}
 
@@ -74,11 +74,54 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """Decoding throughput, prefill excluded."""
+class Probe:
+    """A runner whose first pages hold `context` random tokens, and that nothing else uses."""
 
-    tokens_per_s: dict[str, float]
-    ratio: Ratio
+    runner: Runner
+    context: int
+    vocab: int
+
+    def prefill(self) -> None:
+        """Write the context's keys and values."""
+        self._forward(0, self.context)
+
+    def seconds(self, rows: int, times: int) -> float:
+        """Mean time of a pass over `rows` tokens after the context, logits for each."""
+        began = time.perf_counter()
+        for _ in range(times):
+            self._forward(self.context, rows)
+        return (time.perf_counter() - began) / times
+
+    def timer(self, rows: int, times: int) -> Callable[[], float]:
+        """`seconds`, to be called later."""
+        return lambda: self.seconds(rows, times)
+
+    def _forward(self, start: int, rows: int) -> Tensor:
+        pages = list(range(-(-(start + rows) // self.runner.page_size)))
+        layout = SpanLayout(start=start, num_tokens=rows, page_table=pages)
+        ids = random.Random(rows).choices(range(2, self.vocab), k=rows)
+        return self.runner.forward([layout], [ids], range(rows)).logits_RV
+
+
+def target_probe(llm: LLM, context: int) -> Probe:
+    """Over the target of an idle LLM."""
+    parts = llm._engine.parts
+    probe = Probe(runner=parts.runner, context=context, vocab=parts.vocab_size)
+    probe.prefill()
+    return probe
+
+
+def draft_probe(llm: LLM, context: int) -> Probe:
+    """Over the draft model of an idle LLM with method draft_model."""
+    parts = llm._engine.parts
+    assert isinstance(parts.proposer, Drafters), parts.proposer.name
+    proposer = parts.proposer.members["draft_model"].proposer
+    assert isinstance(proposer, KVProposer), proposer.name
+    steps = proposer.make_steps([])
+    assert isinstance(steps, ModelSteps), type(steps)
+    probe = Probe(runner=steps.runner, context=context, vocab=parts.vocab_size)
+    probe.prefill()
+    return probe
 
 
 def overhead(settings: argparse.Namespace) -> Overhead:
@@ -148,101 +191,28 @@ def efficiency(turns: Sequence[Turn], length: float) -> Ratio:
                  repeats=len(turns))  # fmt: skip
 
 
-def batching(settings: argparse.Namespace) -> Batching:
-    """One LLM, 1 and 8 different prompts that end around context 256."""
-    llm = build(
-        str(settings.models / "cycle-target"),
-        max_num_seqs=settings.batch,
-        max_model_len=1024,
-        max_num_batched_tokens=4096,
-    )
-    tokens = settings.tokens // 2
-    length = settings.context - tokens // 2
-    rng = random.Random(0)
-    vocab = llm._engine.parts.vocab_size
-    prompts = [rng.choices(range(2, vocab), k=length) for _ in range(settings.batch)]
-
-    def seconds_per_token(count: int) -> Callable[[], float]:
-        given = [{"prompt_token_ids": ids} for ids in prompts[:count]]
-
-        def measure() -> float:
-            results = llm.generate(given, greedy(tokens), use_tqdm=False)
-            metrics = [result.outputs[0].metrics for result in results]
-            last = max(m.finished_s for m in metrics if m)
-            first = max(m.first_token_s for m in metrics if m)
-            new: int = count * (tokens - 1)
-            return float(last - first) / new
-
-        return measure
-
-    counts = (1, settings.batch)
-    times = interleave({str(c): seconds_per_token(c) for c in counts}, settings.repeats)
-    return Batching(
-        tokens_per_s={name: 1 / statistics.median(kept) for name, kept in times.items()},
-        ratio=ratio_of_medians(times["1"], times[str(settings.batch)]),
-    )
-
-
-def shares(settings: argparse.Namespace) -> dict[str, StepShares]:
-    """A step's time by part at small and large batch."""
-    sizes = settings.share_batches
-    llm = build(
-        str(settings.models / "cycle-target"),
-        max_num_seqs=max(sizes),
-        max_model_len=settings.share_context + 256,
-    )
-    steps = settings.times * 2
-    return {str(n): measure_shares(llm, n, settings.share_context, steps) for n in sizes}
-
-
-def report(results: dict[str, Any], settings: argparse.Namespace) -> list[Goal]:
-    """Print what was measured; the goals of the parts that ran."""
-    goals = []
-    if "overhead" in results:
-        o: Overhead = results["overhead"]
-        print(
-            f"plain {o.plain_tokens_per_s:.1f}, k={NUM_DRAFTS} {o.speculative_tokens_per_s:.1f} "
-            f"tokens/s: speed-up {o.speedup}, same tokens: {o.same}\n"
-            f"AL {o.acceptance_length:.2f}, V {o.verification}, c {o.draft}: "
-            f"AL / (V + k c) = {o.predicted:.3f}, measured over it {o.efficiency}"
-        )
-        goals.append(at_least("speed-up / (AL / (V + k c))", o.efficiency.value, 0.95))
-    if "batch" in results:
-        b: Batching = results["batch"]
-        print(f"tokens/s by batch {b.tokens_per_s}, ratio {b.ratio}")
-        title = f"throughput, batch {settings.batch} / batch 1, context {settings.context}"
-        goals.append(at_least(title, b.ratio.value, 5.0))
-    for name, one in results.get("shares", {}).items():
-        print(f"batch {name}, context {settings.share_context}: {one}")
-    return goals
-
-
 def main() -> None:
-    """Run the parts asked for, one set of models in memory at a time."""
+    """Measure, report."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=Path, required=True, help="what make_models.py wrote")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--batch-invariant", choices=("auto", "on", "off"), default="auto")
-    parser.add_argument("--weights", choices=SCHEMES, default="16 bit", help="of `overhead`")
+    parser.add_argument("--weights", choices=SCHEMES, default="16 bit", help="of target and draft")
     parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--times", type=int, default=10, help="passes per timing")
-    parser.add_argument("--batch", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--context", type=int, default=256, help="of `batch`; %(default)s")
-    parser.add_argument("--share-batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--share-context", type=int, default=1024, help="default: %(default)s")
     settings = parser.parse_args()
     if settings.quick:
         settings.repeats, settings.tokens, settings.times = 2, 24, 2
-        settings.context, settings.share_context = 64, 128
     use_threads(settings.threads)
     where = announce(settings)
-    measures: dict[str, Callable[[argparse.Namespace], Any]] = {
-        "overhead": overhead,
-        "batch": batching,
-        "shares": shares,
-    }
-    results = {part: measures[part](settings) for part in settings.parts}
-    finish("loop", where, settings, results, report(results, settings))
+    o = overhead(settings)
+    print(
+        f"plain {o.plain_tokens_per_s:.1f}, k={NUM_DRAFTS} {o.speculative_tokens_per_s:.1f} "
+        f"tokens/s: speed-up {o.speedup}, same tokens: {o.same}\n"
+        f"AL {o.acceptance_length:.2f}, V {o.verification}, c {o.draft}: "
+        f"AL / (V + k c) = {o.predicted:.3f}, measured over it {o.efficiency}"
+    )
+    goals = [at_least("speed-up / (AL / (V + k c))", o.efficiency.value, 0.95)]
+    finish("loop", where, settings, {"overhead": o}, goals)
 
 
 if __name__ == "__main__":
