@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 from never_slower_arms import BESIDE, Arm, counters
-from never_slower_bars import SPEEDS, compare, single
-from never_slower_bench import CHOOSING, MEASURED, Bench
+from never_slower_bench import CHOOSING, MEASURED, SPEEDS, Bench, compare, single
 from never_slower_load import Ask, Crowd, Reply, Round
 from never_slower_steps import VARIABLE, learn, steps_of
 
@@ -158,10 +157,9 @@ def _short(bench: Bench) -> list[Ask]:
 
 def _add_accepted(accepted: dict[float, list[int]], reply: Reply, most: int) -> None:
     """How many drafts each step with all of them accepted: a token's number in its step tells."""
-    starts = [i for i, position in enumerate(reply.positions) if position == 0]
     listed = accepted.setdefault(float(reply.ask.body["temperature"]), [])
     # The first token is the prompt's step; the last steps have fewer drafts.
-    for begin, end in pairwise(starts[1:]):
+    for begin, end in pairwise(reply.starts[1:]):
         if end + most < len(reply.positions):
             listed.append(end - begin - 1)
 
@@ -263,6 +261,6 @@ def _compared(
     agreement = single(min(ratio, 1.0 / ratio))
     apart = compare("throughput", taught, real)
     what = f"{where}, simulated {ratio:.3f} of real, agreement"
-    bench.bar("simulated", what, agreement, (NEAR, None), single(max(apart.value, 1 / apart.value)))
+    bench.bar("simulated", what, agreement, NEAR, single(max(apart.value, 1 / apart.value)))
     found = {name: {"real": one[0], "simulated": one[1]} for name, one in both.items()}
     return {**found, "rounds that taught over these": apart}
