@@ -9,35 +9,34 @@ threads as the server, two have half of them each. Needs Ray (`pip install 'fore
 """
 
 import argparse
-import asyncio
 import statistics
 from typing import Any
 
 from common import announce, finish, interleave, make_parser, ratio_of_medians
+from never_slower_arms import demo_pair, plain_ask
+from never_slower_bench import SPEEDS
+from never_slower_load import Crowd, run_round
 from served import SIZES, demo_server
-from serving import TIMES, one_round
 
 ALONE = "server"
-
-
-async def ask(url: str, given: argparse.Namespace) -> dict[str, float]:
-    """Medians over rounds by number of clients, seconds."""
-    found: dict[str, float] = {}
-    for clients in given.clients:
-        await one_round(url, clients, given.tokens, given.drafts)
-        rounds = [
-            await one_round(url, clients, given.tokens, given.drafts) for _ in range(given.rounds)
-        ]
-        for name in TIMES:
-            found[f"{clients} clients, {name}"] = statistics.median(one[name] for one in rounds)
-    return found
+TIMES = ("TTFT P50", "TPOT P50", "throughput")
+PER_CLIENT = 2
 
 
 def start_and_ask(replicas: int | None, given: argparse.Namespace) -> dict[str, float]:
-    """One start; None: without a front."""
+    """Medians over rounds by number of clients, seconds, of one start; None: without a front."""
     options = () if replicas is None else ("--replicas", str(replicas))
+    pair, off = demo_pair(), {"speculation": {"enabled": given.drafts}}
+    found: dict[str, float] = {}
     with demo_server(*SIZES, *options) as server:
-        return asyncio.run(ask(server.url, given))
+        for clients in given.clients:
+            asks = [plain_ask(pair, number) for number in range(PER_CLIENT * clients)]
+            rounds = [run_round(server.url, [Crowd(asks, clients)], off)
+                      for _ in range(given.rounds + 1)][1:]  # fmt: skip
+            for name in TIMES:
+                seconds = statistics.median(1.0 / SPEEDS[name]([one]) for one in rounds)
+                found[f"{clients} clients, {name}"] = seconds
+    return found
 
 
 def main() -> None:
@@ -45,12 +44,11 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5, help="of each number of clients")
     parser.add_argument("--drafts", action="store_true", help="speculate as the server chooses")
     given = parser.parse_args()
     if given.quick:
-        given.clients, given.repeats, given.rounds, given.tokens = [1, 4], 1, 1, 16
+        given.clients, given.repeats, given.rounds = [1, 4], 1, 1
     where = announce(given)
     arms: dict[str, Any] = {ALONE: lambda: start_and_ask(None, given)}
     for count in given.replicas:
