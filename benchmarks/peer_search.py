@@ -15,10 +15,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from bandwidth import ReadProbe
 from common import in_turn
 from engines import Place, PreparationError, Worker, WorkerEnded
 from peer_cases import CASES, FLEXIBLE, SEARCH_TOKENS, Case, Setting, axes, describe, taken_over
-from peer_floor import Limits, LimitsProbe
 from prompts import CyclePrompts
 from workers.run import Job
 
@@ -39,8 +39,8 @@ class Timing:
     prefill_s: float
     right: bool
     """Whether every token was the one that the model must write."""
-    limits: Limits
-    """Of the machine at that moment."""
+    read_gb_per_s: float
+    """What memory gave at that moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Peers:
     """What every case needs."""
 
     place: Place
-    probe: LimitsProbe
+    probe: ReadProbe
     prompts: CyclePrompts
 
     def load(self, engine: str, case: Case, setting: Setting) -> Worker:
@@ -87,7 +87,7 @@ class Peers:
         Raises:
             WorkerEnded: it stopped.
         """
-        limits, right = self.probe.now(), True
+        read, right = self.probe.gb_per_s(), True
         prompts = []
         for ids in islice(cycle(self.prompts.ids), case.batch):
             filling = (ids * (case.prompt_tokens // len(ids) + 1))[: case.prompt_tokens - len(ids)]
@@ -97,7 +97,7 @@ class Peers:
             least = tokens // 2 if worker.engine == "llama-cpp" else tokens
             right = right and len(ids) >= least and ids == expected[:tokens][: len(ids)]
         return Timing(decode_s=answer.seconds - answer.first_s, prefill_s=answer.first_s,
-                      right=right, limits=limits)  # fmt: skip
+                      right=right, read_gb_per_s=read)  # fmt: skip
 
 
 class Search:

@@ -1,7 +1,7 @@
 """The table of `peers.py`: what is compared, in which mode, what is wanted, and who came how far.
 
 Every row is a ratio above which the wanted value lies: of speeds, ours over the fastest peer's, or
-of the floor's time over ours, where nothing can be faster than memory and the processor. Knows
+of the floor's time over ours, where nothing can be faster than memory. Knows
 arithmetic only: nothing of engines, processes or clocks.
 """
 

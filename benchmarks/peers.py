@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bandwidth import ReadProbe, floor_bytes
 from common import ROOT, announce, finish, in_turn, make_parser
 from engines import (
     PEERS,
@@ -52,7 +53,6 @@ from peer_cases import (
     describe,
     mode_of,
 )
-from peer_floor import LimitsProbe, Work
 from peer_search import Found, Peers, SettingsFile, Timing, tune
 from peer_table import (
     CLIENTS,
@@ -138,34 +138,32 @@ def compare(
             for name in in_turn(list(workers), turn):
                 time.sleep(PAUSE_S)
                 timing = peers.measure(workers[name], case, tokens)
-                limits = timing.limits.mean(peers.probe.now())
-                timings[name].append(replace(timing, limits=limits))
+                read = (timing.read_gb_per_s + peers.probe.gb_per_s()) / 2
+                timings[name].append(replace(timing, read_gb_per_s=read))
     return timings, missing
 
 
 def measured(
     case: Case, arm: Arm, timings: Sequence[Timing], metric: str, tokens: int, shape: ModelShape
 ) -> Measured:
-    """An arm by a metric, with the floor of its mode beside its seconds."""
-    mode = mode_of(arm.engine, case.weights, arm.setting)
-    work = Work(shape=shape, weights=case.weights, eight_bit_activations=mode.startswith("8"))
-    first, floors = case.prompt_tokens, list[float]()
+    """An arm by a metric; beside the seconds of plain decoding their floor."""
+    floors = list[float]()
     if metric == FIRST:
         seconds = [timing.prefill_s for timing in timings]
-        floors = [work.prompt_s(t.limits, first) for t in timings]
     else:
         seconds = [timing.decode_s / ((tokens - 1) * case.batch) for timing in timings]
         if case.draft is None and case.batch == 1:
-            floors = [work.decode_s(t.limits, first, first + tokens) for t in timings]
+            read = floor_bytes(shape, case.weights, case.prompt_tokens + tokens / 2) / 1e9
+            floors = [read / t.read_gb_per_s for t in timings if t.read_gb_per_s]
     middle = statistics.median(seconds)
     return Measured(
         seconds=tuple(seconds),
         shown=middle if metric == FIRST else 1.0 / middle,
         unit="s" if metric == FIRST else "tokens/s",
-        read_gb_per_s=statistics.median(t.limits.read_bytes_per_s for t in timings) / 1e9,
-        note=f"{mode}; {describe(arm.setting)}",
+        read_gb_per_s=statistics.median(t.read_gb_per_s for t in timings),
+        note=f"{mode_of(arm.engine, case.weights, arm.setting)}; {describe(arm.setting)}",
         right=all(timing.right for timing in timings),
-        floor_s=tuple(floors) if all(floors) else (),
+        floor_s=tuple(floors),
     )
 
 
@@ -181,7 +179,7 @@ class Table:
         """Read what was tuned before."""
         self._given = given
         place = Place(given.models, given.environments, given.torch_index)
-        self._peers = Peers(place, LimitsProbe(THREADS), load_prompts(given.models, "fresh"))
+        self._peers = Peers(place, ReadProbe(THREADS), load_prompts(given.models, "fresh"))
         self._shape = ModelShape.from_config(given.models / "cycle-target")
         shape = f"{self._shape.num_hidden_layers} layers of {self._shape.hidden_size}"
         machine = {key: where[key] for key in ("cpu", "cores", "cpu_flags")}
@@ -241,7 +239,7 @@ class Table:
             for turn in range(self._given.repeats):
                 for clients in CLIENTS:
                     for name in in_turn(list(servers), turn):
-                        read = self._peers.probe.now().read_bytes_per_s / 1e9
+                        read = self._peers.probe.gb_per_s()
                         seconds, good = self._ask(servers[name], items[:clients])
                         rounds[clients].setdefault(name, []).append((seconds, read))
                         right[name] = right[name] and good

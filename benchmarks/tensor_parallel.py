@@ -9,15 +9,54 @@ Each repeat is a process of its own, in rotated order.
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from common import announce, finish, interleave, make_parser, ratio_of_medians
 
+from foretoken.models.tensors import SpanLayout
+
 ARMS = ("one", "shared")
 ROWS = (1, 6, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A runner whose first pages hold `context` random tokens, and that nothing else uses."""
+
+    runner: Any
+    context: int
+    vocab: int
+
+    def prefill(self) -> None:
+        """Write the context's keys and values."""
+        self._forward(0, self.context)
+
+    def seconds(self, rows: int, times: int) -> float:
+        """Mean time of a pass over `rows` tokens after the context, logits for each."""
+        began = time.perf_counter()
+        for _ in range(times):
+            self._forward(self.context, rows)
+        return (time.perf_counter() - began) / times
+
+    def _forward(self, start: int, rows: int) -> Any:
+        pages = list(range(-(-(start + rows) // self.runner.page_size)))
+        layout = SpanLayout(start=start, num_tokens=rows, page_table=pages)
+        ids = random.Random(rows).choices(range(2, self.vocab), k=rows)
+        return self.runner.forward([layout], [ids], range(rows)).logits_RV
+
+
+def target_probe(llm: Any, context: int) -> Probe:
+    """Over the target of an idle LLM."""
+    parts = llm._engine.parts
+    probe = Probe(runner=parts.runner, context=context, vocab=parts.vocab_size)
+    probe.prefill()
+    return probe
 
 
 def in_process(arm: str) -> dict[str, float]:
@@ -30,8 +69,6 @@ def in_process(arm: str) -> dict[str, float]:
 
 def work(settings: argparse.Namespace) -> dict[str, float]:
     """What a process of an arm does."""
-    from loop import target_probe
-
     from foretoken import LLM
 
     ranks = settings.ranks if settings.arm == "shared" else 1

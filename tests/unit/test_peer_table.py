@@ -36,7 +36,7 @@ NORMS = 3 * 2 * 8 + 8
 @pytest.fixture(scope="module")
 def bench() -> Any:
     """The benchmark's modules by name."""
-    names = ("peer_table", "peer_floor", "peer_cases", "peer_search", "peers", "loop")
+    names = ("peer_table", "bandwidth", "peer_cases", "peer_search", "peers")
     sys.path.insert(0, str(BENCHMARKS))
     try:
         return SimpleNamespace(**{name: import_module(name) for name in names})
@@ -128,72 +128,12 @@ def test_the_floor_is_judged_turn_by_turn(bench: Any) -> None:
     assert found.over_peer.value == pytest.approx(4.5)
 
 
-def limits(bench: Any, read: float, **products: float) -> Any:
-    return bench.peer_floor.Limits(read_bytes_per_s=read, products_per_s=products)
-
-
-def test_a_token_takes_as_long_as_its_bytes(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
+def test_a_token_reads_all_weights_but_embeddings_and_its_keys(bench: Any) -> None:
+    read = bench.bandwidth.floor_bytes
     keys = 2 * 3 * 4 * 2 * 30.0
-    own = work.decode_s(limits(bench, 1e6, bf16=1e12), 20, 40)
-    assert own == pytest.approx((2 * (MATRICES + HEAD + NORMS) + keys) / 1e6)
-
-
-def test_a_token_takes_as_long_as_its_products_if_these_are_slower(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    attended = 2 * 3 * 8 * 30.0
-    own = work.decode_s(limits(bench, 1e12, bf16=1e6), 20, 40)
-    assert own == pytest.approx((MATRICES + HEAD + attended) / 1e6)
-
-
-def test_integer_weights_are_bytes_and_scales_and_their_own_products(bench: Any) -> None:
-    floor = bench.peer_floor
+    assert read(SHAPE, "16 bit", 30) == pytest.approx(2 * (MATRICES + HEAD + NORMS) + keys)
     outputs = 3 * (8 + 2 * 4 + 2 * 16 + 2 * 8)
-    int8 = floor.Work(shape=SHAPE, weights="int8")
-    assert int8.step_bytes() == MATRICES + HEAD + 2 * NORMS + 4 * (outputs + 100)
-    peaks = limits(bench, 1e15, bf16=1e15, int16=1e6, int8=4e6)
-    eight = floor.Work(shape=SHAPE, weights="int8", eight_bit_activations=True)
-    assert int8.decode_s(peaks, 1, 1) == pytest.approx(4 * eight.decode_s(peaks, 1, 1), rel=1e-6)
-
-
-def test_rows_of_a_pass_share_its_bytes_and_have_their_own_products(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="int8")
-    reading = limits(bench, 1e6, int16=1e15, bf16=1e15)
-    assert work.pass_s(reading, 30, 6) == work.decode_s(reading, 20, 40)
-    multiplying = limits(bench, 1e15, int16=1e6, bf16=1e15)
-    assert work.pass_s(multiplying, 30, 6) == pytest.approx(6 * (MATRICES + HEAD) / 1e6)
-
-
-def test_a_prompt_needs_the_head_once_and_every_pair(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    pairs = 10 * 11 / 2 * 3
-    own = work.prompt_s(limits(bench, 1e12, bf16=1e6), 10)
-    assert own == pytest.approx((MATRICES * 10 + HEAD + 2 * pairs * 8) / 1e6)
-
-
-def test_without_a_compiler_the_floor_is_memory_alone(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    assert work.prompt_s(limits(bench, 1e6), 10) == work.step_bytes() / 1e6
-
-
-@pytest.mark.slow
-def test_this_machines_limits_are_measured(bench: Any) -> None:
-    found = bench.peer_floor.LimitsProbe(1).now()
-    if not found.products_per_s:
-        pytest.skip("no compiler, or no instructions that products.c knows")
-    for kind in ("bf16", "int16", "int8"):
-        assert 1e9 < found.products_per_s[kind] < 1e13, kind
-
-
-def test_the_loops_share_of_its_forecast(bench: Any) -> None:
-    """V = 1.2, c = 0.1, AL = 5.1: 3.0 is forecast and 2.4 measured, however turns drift."""
-    turns = [
-        bench.loop.Turn(plain=2.4 * t, spec=1.0 * t, one=0.05 * t, check=0.06 * t, draft=0.005 * t)
-        for t in TURNS
-    ]
-    share = bench.loop.efficiency(turns, 5.1)
-    assert share.value == pytest.approx(0.8)
-    assert share.low == pytest.approx(0.8) and share.high == pytest.approx(0.8)
+    assert read(SHAPE, "int8", 0) == MATRICES + HEAD + 2 * NORMS + 4 * (outputs + 100)
 
 
 def found(bench: Any, speed: float, **setting: Any) -> Any:
