@@ -31,10 +31,7 @@ ADMIN_KEY = "benchmark"
 CHARACTERS = 600_000
 """Of held-out code that prompts are cut from."""
 
-BESIDE = (
-    "PYTHONPATH",
-    os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-)
+BESIDE = "PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 """The variable by which a server finds the modules of this folder."""
 DRAFTING = dict(find_method("draft_model").demo or {})
 """What drafts for the packaged target: the other half of the pair."""
@@ -190,10 +187,8 @@ class Servers:
     def start(self, specs: Sequence[ServerSpec]) -> None:
         """Have all of these run side by side."""
         assert len(set(specs)) <= self.pair.most_servers, (len(specs), self.pair.most_servers)
-        for spec in specs:
-            if spec in self._running:
-                self._running.move_to_end(spec)
-        for spec in specs:
+        # Those that run first, so that none of them makes room.
+        for spec in sorted(specs, key=lambda one: one not in self._running):
             self.url(spec)
 
     def url(self, spec: ServerSpec) -> str:

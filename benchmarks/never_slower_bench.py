@@ -236,6 +236,16 @@ class Bench:
             found[f"off/off {name}"] = apart
         return found
 
+    def crowds(self, first: int, count: int, load: int, make: Asks | None = None) -> Turns:
+        """Turns of so many requests from a first number on; None: the pair's own."""
+        make = make or self.asks
+        return lambda turn: [Crowd(make(first + turn * count, count), load)]
+
+    def cold(self, off: Arm, control: Arm, make: Turns) -> float:
+        """Control over off in their first rounds, before anything was learnt of this load."""
+        found = self.in_turns([off, control], make, 1)
+        return found["control"][0].tokens_per_s / found["off"][0].tokens_per_s
+
     def over_off(
         self, case: str, control: Arm, load: int, make: Asks, wanted: dict[str, float]
     ) -> dict[str, Any]:
@@ -244,13 +254,10 @@ class Bench:
         self.servers.start([off.spec, again.spec, control.spec])
         count = self.size(off, load, make)
 
-        def turns(first: int) -> Turns:
-            return lambda turn: [Crowd(make(first + turn * count, count), load)]
-
-        cold = self.in_turns([off, control], turns(CHOOSING), 1)
-        first = cold["control"][0].tokens_per_s / cold["off"][0].tokens_per_s
-        self.warm_up([control], turns(CHOOSING))
-        rounds = self.in_turns([off, again, control], turns(MEASURED))
+        choosing = self.crowds(CHOOSING, count, load, make)
+        first = self.cold(off, control, choosing)
+        self.warm_up([control], choosing)
+        rounds = self.in_turns([off, again, control], self.crowds(MEASURED, count, load, make))
         self.forget()
         title = f"{case}, {load} in flight, {count} requests a round; "
         arms = show_arms(f"{title}control's first round {first:.2f} of off", rounds)

@@ -6,12 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from common import Ratio, in_turn, ratio_of_medians
-from never_slower_arms import Arm, counters, plain_ask
+from never_slower_arms import Arm, plain_ask
 from never_slower_bench import (
     CACHED,
     CHOOSING,
@@ -54,17 +53,11 @@ def steady(bench: Bench) -> dict[str, Any]:
     for load in bench.given.loads:
         count = bench.size(off, load, bench.asks)
 
-        def choosing(turn: int, count: int = count, load: int = load) -> list[Crowd]:
-            return [Crowd(bench.asks(CHOOSING + turn * count, count), load)]
-
-        def measured(turn: int, count: int = count, load: int = load) -> list[Crowd]:
-            return [Crowd(bench.asks(MEASURED + turn * count, count), load)]
-
-        first = bench.in_turns([off, control], choosing, 1)
-        cold = first["control"][0].tokens_per_s / first["off"][0].tokens_per_s
+        choosing = bench.crowds(CHOOSING, count, load)
+        cold = bench.cold(off, control, choosing)
         bench.warm_up([control, again] if again.spec != off.spec else [control], choosing)
         best, speeds = bench.best_length(fixed, choosing, SPEEDS["throughput"])
-        rounds = bench.in_turns([off, again, best, control], measured)
+        rounds = bench.in_turns([off, again, best, control], bench.crowds(MEASURED, count, load))
         bench.forget()
         where = f"{load} in flight"
         row: dict[str, Any] = {
@@ -213,25 +206,7 @@ def resting(bench: Bench) -> dict[str, Any]:
     share = tokens["control"] / tokens["off"]
     bench.bar("resting", "tokens of KV over off, equal memory", single(share), 0.99)
     results["KV tokens"] = tokens
-    results["prefix hits"] = _prefix_hits(bench)
     return results
-
-
-def _prefix_hits(bench: Bench) -> dict[str, dict[str, float]]:
-    """Counters of the prefix cache after a prompt that was asked twice; of drafters apart."""
-    found = {}
-    length = min(512, bench.pair.context // 2)
-    for arm in (bench.off(CACHED)[0], bench.control(CACHED)):
-        [ask] = [plain_ask(bench.pair, LONG + 99, length=length)]
-        for _ in range(2):
-            bench.ask(arm, [Crowd([ask], 1)])
-        found[arm.name] = counters(bench.servers.metrics(arm.spec), "prefix_cache")
-        print(f"  prefix cache, {arm.name}: {found[arm.name]}", flush=True)
-    apart = any("draft" in name for name in found["control"])
-    bench.bar("resting", "prefix hits of drafters counted apart (1: yes)",
-              single(float(apart)), 1.0)  # fmt: skip
-    bench.forget()
-    return found
 
 
 def useless(bench: Bench) -> dict[str, Any]:
@@ -373,14 +348,10 @@ def drift(bench: Bench) -> dict[str, Any]:
     control, fixed = bench.steered("drift", known)
     results: dict[str, Any] = {"tokens": 3 * third}
     for load in loads:
-        firsts = given.choosing_rounds
-
-        def choosing(turn: int, load: int = load) -> list[Crowd]:
-            return [Crowd(asks(turn * most, load), load)]
-
-        def measured(turn: int, load: int = load, firsts: int = firsts) -> list[Crowd]:
-            return [Crowd(asks((firsts + turn) * most, load), load)]
-
+        choosing = bench.crowds(0, most, load, lambda first, _, load=load: asks(first, load))
+        measured = bench.crowds(
+            given.choosing_rounds * most, most, load, lambda first, _, load=load: asks(first, load)
+        )
         bench.servers.start([off.spec, again.spec, control.spec, fixed.spec])
         bench.warm_up([control], choosing)
         right, _ = bench.best_length(
@@ -418,11 +389,6 @@ def _drift_bars(
     apart = compare("TPOT P50", rounds["off again"], rounds["off"])
     bench.bar("drift", f"{where}, whole answers over {best[1]}", over, 1.0, apart)
     found["whole answers"] = {"over the best fixed length": over, "off/off": apart}
-    begin = phases["returns"][0]
-    back = [_steps_to_drafts(reply, begin) for one in rounds["control"] for reply in one.replies]
-    found["steps until a draft is accepted again"] = statistics.median(back)
-    print(f"  steps until a draft is accepted again: median {statistics.median(back):g}, "
-          f"most {max(back)}", flush=True)  # fmt: skip
     return found
 
 
@@ -442,12 +408,6 @@ def _rate(reply: Reply, phase: tuple[int, int], steps: int) -> float:
     assert len(starts) > 1, (phase, len(reply.ids))
     first, last = starts[min(steps, len(starts) - 2)], starts[-1]
     return (last - first) / (reply.at_s[last] - reply.at_s[first])
-
-
-def _steps_to_drafts(reply: Reply, begin: int) -> int:
-    """Steps from a place of the answer on until one had more than one token."""
-    sizes = [b - a for a, b in pairwise(place for place in reply.starts if place >= begin)]
-    return next((i for i, size in enumerate(sizes) if size > 1), len(sizes))
 
 
 def deciding(bench: Bench) -> dict[str, Any]:

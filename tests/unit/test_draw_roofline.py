@@ -7,7 +7,6 @@ two servers taken for one, seconds of a start among tokens a second.
 import json
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,21 +52,17 @@ def printed(used: Any, capsys: pytest.CaptureFixture[str]) -> str:
         "foretoken": measured(used, 77.0, "weight-only; k 3"),
         "openvino": measured(used, 52.0, f"{EIGHT}; k 3"),
     }
-    served = {"foretoken": measured(used, 20.0, "16 bit"), "vllm": measured(used, 15.0, "16 bit")}
-    served_8 = {"foretoken, 8-bit activations": measured(used, 40.0, f"int8, {EIGHT}")}
+    eight = {"foretoken": measured(used, 20.0, "16 bit"), "vllm": measured(used, 15.0, "16 bit")}
     first = {"foretoken": measured(used, 0.8, "16 bit", unit="s")}
     engines = {
         ("plain, int8", "weight-only"): wide,
         ("plain, int8", EIGHT): wide,
         ("draft right at 80 %, int8", "weight-only"): drafts,
         ("draft right at 80 %, int8", EIGHT): {},
-        ("server, 8 clients", "16 bit"): served,
-        ("server, 8 clients", EIGHT): served_8,
+        ("eight at once, 16 bit", "16 bit"): eight,
         ("prompt of 4,000, 16 bit", "16 bit"): first,
     }
     table = {(row.name, row.mode): row for row in used.peer_table.ROWS}
-    served_row = table["server, 8 clients", "16 bit"]
-    table["server, 8 clients", EIGHT] = replace(served_row, mode=EIGHT)
     rows = [used.peer_table.judge(table[key], own) for key, own in engines.items()]
     used.common.finish("peers", {}, Namespace(quick=True), {"rows": rows}, [])
     return f"met, or missed\n{capsys.readouterr().out}"
@@ -87,8 +82,7 @@ def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixt
             ("foretoken", True, 0.9),
         ],
         "draft right at 80 %, int8": [("openvino", True, 52.0), ("foretoken", False, 77.0)],
-        "server, 8 clients, 16 bit": [("vllm", False, 15.0), ("foretoken", False, 20.0)],
-        "server, 8 clients, int8": [("foretoken", True, 40.0)],
+        "eight at once, 16 bit": [("vllm", False, 15.0), ("foretoken", False, 20.0)],
     }
     assert [name for name, line in lines.items() if line.has_floor] == ["plain, int8"]
 
