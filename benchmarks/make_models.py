@@ -58,30 +58,16 @@ class LlamaShape:
 
     def config(self) -> dict[str, object]:
         """The contents of config.json."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": self.hidden,
-            "intermediate_size": self.ffn,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.hidden // self.heads,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": CONTEXT,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "tie_word_embeddings": False,
-            "bos_token_id": BEGIN_ID,
-            "eos_token_id": END_ID,
-            "torch_dtype": "bfloat16",
-            "use_cache": True,
-        }
+        sizes = {"hidden_size": self.hidden, "intermediate_size": self.ffn,
+                 "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+                 "num_key_value_heads": self.kv_heads, "head_dim": self.hidden // self.heads,
+                 "vocab_size": self.vocab, "max_position_embeddings": CONTEXT}  # fmt: skip
+        usual = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+                 "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+                 "initializer_range": 0.02, "tie_word_embeddings": False, "use_cache": True,
+                 "torch_dtype": "bfloat16"}  # fmt: skip
+        names = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        return {**names, **sizes, **usual, "bos_token_id": BEGIN_ID, "eos_token_id": END_ID}
 
 
 def gaussian(rows: int, columns: int, std: float, generator: torch.Generator) -> Tensor:
@@ -107,10 +93,7 @@ def layer_tensors(
         "mlp.gate_proj": (shape.ffn, shape.hidden),
         "mlp.up_proj": (shape.ffn, shape.hidden),
     }
-    writes = {
-        "self_attn.o_proj": (shape.hidden, wide),
-        "mlp.down_proj": (shape.hidden, shape.ffn),
-    }
+    writes = {"self_attn.o_proj": (shape.hidden, wide), "mlp.down_proj": (shape.hidden, shape.ffn)}
     for name, (rows, columns) in (reads | writes).items():
         scale = residual_std if name in writes else 1.0
         matrix = gaussian(rows, columns, scale / math.sqrt(columns), generator)

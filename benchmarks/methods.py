@@ -90,10 +90,7 @@ def sampling(kind: str, index: int, tokens: int) -> SamplingParams:
 
 
 def measure(
-    llms: Mapping[str, LLM],
-    prompts: Sequence[list[int]],
-    kind: str,
-    settings: argparse.Namespace,
+    llms: Mapping[str, LLM], prompts: Sequence[list[int]], kind: str, settings: argparse.Namespace
 ) -> Table:
     """Every arm on every prompt, `repeats` times, the order of arms rotating."""
     table: Table = {name: [[] for _ in range(settings.repeats)] for name in llms}
@@ -263,17 +260,10 @@ def main() -> None:
     parser = make_pair_parser(__doc__, tokens=128)
     parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
-    parser.add_argument(
-        "--draft-quantization",
-        nargs="+",
-        default=["int8"],
-        choices=["int8", "int4"],
-        help="arms whose draft weights are quantized; the output stays the same",
-    )
+    parser.add_argument("--draft-quantization", nargs="+", default=["int8"],
+                        choices=["int8", "int4"], help="of further arms' drafts")  # fmt: skip
     parser.add_argument("--ngram-k", type=int, nargs="+", default=[5, 10])
-    parser.add_argument(
-        "--heads", nargs="*", default=list(HEADS), choices=HEADS, help="shipped heads to measure"
-    )
+    parser.add_argument("--heads", nargs="*", default=list(HEADS), choices=HEADS)
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
     parser.add_argument("--fast", action="store_true", help="also speculate without invariance")
     settings = parser.parse_args()

@@ -247,23 +247,34 @@ class Bench:
         return found["control"][0].tokens_per_s / found["off"][0].tokens_per_s
 
     def over_off(
-        self, case: str, control: Arm, load: int, make: Asks, wanted: dict[str, float]
+        self,
+        case: str,
+        control: Arm,
+        loads: Sequence[int],
+        wanted: dict[str, float],
+        make: Asks | None = None,
     ) -> dict[str, Any]:
-        """One load of a case in which control is held against off alone; `make` gives requests."""
-        off, again = self.off()
+        """A case in which control is held against off alone; `make` gives requests."""
+        results, (off, again) = {}, self.off()
         self.servers.start([off.spec, again.spec, control.spec])
-        count = self.size(off, load, make)
-
-        choosing = self.crowds(CHOOSING, count, load, make)
-        first = self.cold(off, control, choosing)
-        self.warm_up([control], choosing)
-        rounds = self.in_turns([off, again, control], self.crowds(MEASURED, count, load, make))
-        self.forget()
-        title = f"{case}, {load} in flight, {count} requests a round; "
-        arms = show_arms(f"{title}control's first round {first:.2f} of off", rounds)
-        ratios = self.against_off(case, f"{load} in flight", rounds, wanted)
-        return {"requests a round": count, "first round over off": first, "arms": arms,
-                "ratios": ratios}  # fmt: skip
+        for load in loads:
+            count = self.size(off, load, make or self.asks)
+            choosing = self.crowds(CHOOSING, count, load, make)
+            first = self.cold(off, control, choosing)
+            self.warm_up([control], choosing)
+            measured = self.crowds(MEASURED, count, load, make)
+            rounds = self.in_turns([off, again, control], measured)
+            self.forget()
+            where = f"{load} in flight"
+            title = f"{case}, {where}, {count} requests a round; control's first round"
+            arms = show_arms(f"{title} {first:.2f} of off", rounds)
+            results[where] = {
+                "requests a round": count,
+                "first round over off": first,
+                "arms": arms,
+                "ratios": self.against_off(case, where, rounds, wanted),
+            }
+        return results
 
     def client_share(self) -> float:
         """Median share of a core that the clients took."""

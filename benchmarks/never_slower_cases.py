@@ -30,18 +30,15 @@ GOOD, POOR = "accepting", "creative"
 CHANCES = {GOOD: 0.95, POOR: 0.2}
 KEPT = 0.9
 """Share of the guarded optimum that the accepting class keeps."""
-JSON_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "description": {"type": "string", "maxLength": 24},
-        "size": {"type": "integer", "minimum": 0, "maximum": 9999},
-        "kind": {"enum": ["function", "class", "module"]},
-        "is_public": {"type": "boolean"},
-    },
-    "required": ["name", "description", "size", "kind", "is_public"],
-    "additionalProperties": False,
+PROPERTIES = {
+    "name": {"type": "string", "maxLength": 12},
+    "description": {"type": "string", "maxLength": 24},
+    "size": {"type": "integer", "minimum": 0, "maximum": 9999},
+    "kind": {"enum": ["function", "class", "module"]},
+    "is_public": {"type": "boolean"},
 }
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES),
+          "additionalProperties": False}  # fmt: skip
 
 
 def steady(bench: Bench) -> dict[str, Any]:
@@ -106,27 +103,21 @@ def retrieval(bench: Bench) -> dict[str, Any]:
         listed = [plain_ask(bench.pair, first + i, length=length) for i in range(count)]
         return [Ask(key=a.key, body={**a.body, "max_tokens": 32}) for a in listed]
 
-    wanted = {"end to end": 0.98, "throughput": 0.98}
-    loads = bench.given.retrieval_loads
-    found = {n: bench.over_off("retrieval", bench.control(), n, asks, wanted) for n in loads}
-    return {"prompt tokens": length, **_named(found)}
+    wanted, loads = {"end to end": 0.98, "throughput": 0.98}, bench.given.retrieval_loads
+    found = bench.over_off("retrieval", bench.control(), loads, wanted, asks)
+    return {"prompt tokens": length, **found}
 
 
 def all_json(bench: Bench) -> dict[str, Any]:
     """Every request has a schema."""
-    more = {"structured_outputs": {"json": JSON_SCHEMA}, "ignore_eos": False, "max_tokens": 120}
+    more = {"structured_outputs": {"json": SCHEMA}, "ignore_eos": False, "max_tokens": 120}
 
     def asks(first: int, count: int) -> list[Ask]:
         listed = bench.asks(first, count)
         return [Ask(key=f"JSON {a.key}", body={**a.body, **more}) for a in listed]
 
     wanted = {"throughput": 0.98, "TPOT P50": 0.98}
-    loads = bench.given.json_loads
-    return _named({n: bench.over_off("json", bench.control(), n, asks, wanted) for n in loads})
-
-
-def _named(by_load: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    return {f"{load} in flight": found for load, found in by_load.items()}
+    return bench.over_off("json", bench.control(), bench.given.json_loads, wanted, asks)
 
 
 def ramp(bench: Bench) -> dict[str, Any]:
@@ -199,8 +190,7 @@ def resting(bench: Bench) -> dict[str, Any]:
     control, (off, _) = bench.control(), bench.off()
     bench.servers.set_speculation(control.spec, {"enabled": False})
     wanted = {"throughput": 0.99, "TPOT P50": 0.99}
-    loads = bench.given.resting_loads
-    results = _named({n: bench.over_off("resting", control, n, bench.asks, wanted) for n in loads})
+    results = bench.over_off("resting", control, bench.given.resting_loads, wanted)
     bench.servers.set_speculation(control.spec, {})
     tokens = {arm.name: bench.servers.kv_tokens(arm.spec) for arm in (off, control)}
     share = tokens["control"] / tokens["off"]
@@ -213,10 +203,7 @@ def useless(bench: Bench) -> dict[str, Any]:
     """A drafter that is never right. The rounds of the warm-up are its first steps."""
     control, _ = bench.steered("useless", [])
     wanted = {"throughput": 0.98, "TPOT P50": 0.98}
-    return {
-        f"{load} in flight": bench.over_off("useless", control, load, bench.asks, wanted)
-        for load in bench.given.useless_loads
-    }
+    return bench.over_off("useless", control, bench.given.useless_loads, wanted)
 
 
 def teach(

@@ -27,33 +27,10 @@ from typing import Any
 
 from bandwidth import ReadProbe, floor_bytes
 from common import ROOT, announce, finish, in_turn, make_parser
-from engines import (
-    PEERS,
-    Place,
-    PreparationError,
-    WorkerEnded,
-)
-from peer_cases import (
-    CASES,
-    OURS,
-    OURS_8,
-    SEARCH_TOKENS,
-    Case,
-    Setting,
-    describe,
-    mode_of,
-)
+from engines import PEERS, Place, PreparationError, WorkerEnded
+from peer_cases import CASES, OURS, OURS_8, SEARCH_TOKENS, Case, Setting, describe, mode_of
 from peer_search import Found, Peers, SettingsFile, Timing, tune
-from peer_table import (
-    FIRST,
-    ROWS,
-    Measured,
-    Row,
-    RowResult,
-    goals,
-    judge,
-    lines,
-)
+from peer_table import FIRST, ROWS, Measured, Row, RowResult, goals, judge, lines
 from prompts import load_prompts
 
 from foretoken.shape.model import ModelShape

@@ -22,16 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
-from common import (
-    Goal,
-    announce,
-    at_least,
-    at_most,
-    finish,
-    in_turn,
-    make_parser,
-    ratio_of_medians,
-)
+from common import Goal, announce, at_least, at_most, finish, in_turn, make_parser, ratio_of_medians
 from engines import install
 from pair_asking import ask, chats, drafts_of, first_s, median_speed
 from pair_prompts import EDIT, SUMMARY, prompts_of

@@ -100,7 +100,7 @@ def test_the_picture_is_drawn_from_the_last_line(
     used.draw_roofline.main()
     drawn = picture.read_text("utf-8")
     texts = {one.text for one in ElementTree.fromstring(drawn).iter() if one.text}
-    assert {"llama.cpp", "OpenVINO", "vLLM", "server, 8 clients, int8", "0.95"} <= texts
+    assert {"llama.cpp", "OpenVINO", "vLLM", "eight at once, 16 bit", "0.95"} <= texts
     assert "ONNX Runtime" not in texts, "it took no part"
     assert "var(--" not in drawn, "an image has no page to take colours of"
     assert "#ffffff" not in drawn and "prefers-color-scheme: dark" in drawn, "nor a ground"
