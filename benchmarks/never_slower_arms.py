@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from common import ROOT
 from never_slower_drafter import METHOD, VARIABLE
 from never_slower_load import Ask, Crowd, Round, run_round
 from served import SIZES, Server, demo_server, pages_of
@@ -31,8 +32,9 @@ ADMIN_KEY = "benchmark"
 CHARACTERS = 600_000
 """Of held-out code that prompts are cut from."""
 
-BESIDE = "PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-"""The variable by which a server finds the modules of this folder."""
+HERE = Path(__file__).parent
+BESIDE = "PYTHONPATH", os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
+"""The variable by which a server finds the modules of this folder, and what lies beside it."""
 DRAFTING = dict(find_method("draft_model").demo or {})
 """What drafts for the packaged target: the other half of the pair."""
 
