@@ -14,8 +14,8 @@
 # make bench-peers-prepare   for the next: models of a billion parameters, other engines in
 #                  environments of their own, conversions, the search for everyone's best settings
 #                  (27 GB below MODELS and ENVIRONMENTS; an hour or two, once; goes on if ended)
-# make bench-peers   ours against the other engines, row by row with its goal (under an hour; goes
-#                  on if ended); close everything else first
+# make bench-peers   ours against the other engines, row by row with its goal (under an hour;
+#                  ARGS='--parts int8' runs some of it); close everything else first
 # make dist        sdist and wheel into dist/, checked as a package index and a user would
 # make docs        write the generated documents again
 #

@@ -10,13 +10,12 @@ serves without kernels. Wanted: <= 1.4 floors at batch 16, context 1,024. With o
 processor time is taken, which leaves out the time that other processes had the core.
 """
 
-import argparse
 import ctypes
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from common import (
@@ -44,27 +43,21 @@ LEAST_BYTES = 192 << 20
 """Of all layers' keys and values together: more than any cache of the machine holds."""
 
 
-def clock() -> float:
-    """Seconds, of this thread alone where there is only one."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+def timed(call: Callable[[torch.Tensor], object], layers: list[torch.Tensor]) -> float:
+    """Seconds for a layer, of this thread alone where there is only one."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
+    for layer_SKh in layers:
+        call(layer_SKh)
+    return (clock() - began) / len(layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Keys and values of `batch` sequences of `context` tokens, layer by layer."""
+    """Keys and values of `batch` sequences of `context` tokens, layer by layer: random numbers,
+    pages in random order."""
 
-    batch: int
-    context: int
-    geometry: Geometry
-    layers: tuple[torch.Tensor, ...]
-    tables: tuple[list[int], ...]
-
-    @classmethod
-    def make(
-        cls, batch: int, context: int, least_bytes: int, kv_dtype: torch.dtype | None = None
-    ) -> "Setting":
-        """Random numbers, pages in random order."""
-        geometry = Geometry(
+    def __init__(self, batch: int, context: int, least_bytes: int, kv_dtype: Any) -> None:
+        self.geometry = Geometry(
             num_heads=HEADS,
             num_kv_heads=KV_HEADS,
             head_dim=SIZE,
@@ -73,24 +66,14 @@ class Setting:
             device=torch.device("cpu"),
             kv_dtype=kv_dtype,
         )
-        each = -(-context // PAGE)
+        self.batch, self.context, each = batch, context, -(-context // PAGE)
         pages = random.Random(0).sample(range(batch * each), batch * each)
-        slots = batch * each * PAGE
-        numbers = torch.randn(slots + 1024, 2 * KV_HEADS, SIZE).bfloat16()
-        one = stored(numbers, geometry.stored_dtype)
-        count = max(1, -(-least_bytes // one.nbytes))
-        return cls(
-            batch=batch,
-            context=context,
-            geometry=geometry,
-            layers=tuple(one.clone() for _ in range(count)),
-            tables=tuple(pages[i * each : (i + 1) * each] for i in range(batch)),
-        )
-
-    @property
-    def kv_bytes(self) -> int:
+        self.tables = [pages[i * each : (i + 1) * each] for i in range(batch)]
+        numbers = torch.randn(batch * each * PAGE + 1024, 2 * KV_HEADS, SIZE).bfloat16()
+        one = stored(numbers, self.geometry.stored_dtype)
+        self.layers = [one.clone() for _ in range(max(1, -(-least_bytes // one.nbytes)))]
+        self.kv_bytes = batch * context * one[0].nbytes
         """Of one layer's tokens."""
-        return self.batch * self.context * self.layers[0][0].nbytes
 
     def attend(self, attention: Attention, rows: int) -> Callable[[], float]:
         """Seconds per layer of spans of `rows` rows at the end of each sequence."""
@@ -100,10 +83,7 @@ class Setting:
         @torch.inference_mode()
         def measure() -> float:
             attend = attention.plan(spans)
-            began = clock()
-            for layer_SKh in self.layers:
-                attend(q_THh, layer_SKh)
-            return (clock() - began) / len(self.layers)
+            return timed(lambda layer_SKh: attend(q_THh, layer_SKh), self.layers)
 
         return measure
 
@@ -113,77 +93,60 @@ class Setting:
 
         def measure() -> float:
             library.use_threads(torch.get_num_threads())
-            began = clock()
-            for layer_SKh in self.layers:
-                reading(layer_SKh.data_ptr(), self.kv_bytes)
-            return (clock() - began) / len(self.layers)
+            return timed(lambda one: reading(one.data_ptr(), self.kv_bytes), self.layers)
 
         return measure
 
 
-def compare(
-    setting: Setting, rounded: Setting, repeats: int, library: Library
-) -> dict[str, Ratio | float]:
+def compare(wide: Setting, rounded: Setting, repeats: int, library: Library) -> dict[str, Any]:
     """Milliseconds and ratios of one batch and context, with 16-bit and int8 keys and values."""
-    attention = backend_for(setting.geometry.device).attention
-    compiled = attention(setting.geometry, batch_invariant=True)
-    tiled = TiledAttention(setting.geometry, Tiling(8, 64))
+    attention = backend_for(wide.geometry.device).attention
+    compiled = attention(wide.geometry, batch_invariant=True)
+    tiled = TiledAttention(wide.geometry, Tiling(8, 64))
     int8 = attention(rounded.geometry, batch_invariant=True)
-    arms = {"floor": setting.read(library), "int8 floor": rounded.read(library)}
+    arms = {"floor": wide.read(library), "int8 floor": rounded.read(library)}
+    pairs = [("compiled 6", "compiled 1")]
     for rows in ROWS:
-        arms[f"compiled {rows}"] = setting.attend(compiled, rows)
+        arms[f"compiled {rows}"] = wide.attend(compiled, rows)
         arms[f"int8 {rows}"] = rounded.attend(int8, rows)
-        arms[f"tiled {rows}"] = setting.attend(tiled, rows)
+        arms[f"tiled {rows}"] = wide.attend(tiled, rows)
+        pairs += [
+            (f"compiled {rows}", "floor"),
+            (f"int8 {rows}", f"compiled {rows}"),
+            (f"int8 {rows}", "int8 floor"),
+            (f"tiled {rows}", f"compiled {rows}"),
+        ]
     times = interleave(arms, repeats)
-    found: dict[str, Ratio | float] = {
-        f"{name} ms": statistics.median(seconds) * 1e3 for name, seconds in times.items()
-    }
-    found["floor GB/s"] = setting.kv_bytes / statistics.median(times["floor"]) / 1e9
-    for rows in ROWS:
-        ratio = ratio_of_medians(times[f"compiled {rows}"], times["floor"])
-        found[f"compiled {rows} / floor"] = ratio
-        found[f"int8 {rows} / compiled"] = ratio_of_medians(
-            times[f"int8 {rows}"], times[f"compiled {rows}"]
-        )
-        found[f"int8 {rows} / int8 floor"] = ratio_of_medians(
-            times[f"int8 {rows}"], times["int8 floor"]
-        )
-        found[f"tiled {rows} / compiled"] = ratio_of_medians(
-            times[f"tiled {rows}"], times[f"compiled {rows}"]
-        )
-    found["compiled 6 / 1"] = ratio_of_medians(times["compiled 6"], times["compiled 1"])
-    return found
-
-
-def show(case: Sequence[int], found: dict[str, Ratio | float]) -> None:
-    """Print one case."""
-    print(f"batch {case[0]}, context {case[1]}")
-    for name, value in found.items():
-        print(f"  {name}: {value if isinstance(value, Ratio) else round(value, 4)}", flush=True)
+    found: dict[str, Any] = {f"{n} ms": statistics.median(s) * 1e3 for n, s in times.items()}
+    found["floor GB/s"] = wide.kv_bytes / statistics.median(times["floor"]) / 1e9
+    return found | {f"{a} / {b}": ratio_of_medians(times[a], times[b]) for a, b in pairs}
 
 
 def main() -> None:
     """Measure every case, report."""
     parser = make_parser(__doc__)
-    settings: argparse.Namespace = parser.parse_args()
+    settings = parser.parse_args()
     use_threads(settings.threads)
     library = find_library()
     if library is None:
         parser.error("there are no compiled kernels here")
     cases, least = (((2, 64),), 1) if settings.quick else (CASES, LEAST_BYTES)
     where = announce(settings)
-    results = {}
-    for case in cases:
-        wide, rounded = (Setting.make(*case, least, dtype) for dtype in (None, torch.int8))
-        results[case] = compare(wide, rounded, settings.repeats, library)
-        show(case, results[case])
-    goals = []
-    for rows in ROWS if not settings.quick else ():
-        ratio = results[MAIN][f"compiled {rows} / floor"]
-        assert isinstance(ratio, Ratio)
-        goals.append(at_most(f"batch 16, context 1024, {rows} rows / floor", ratio.value, 1.4))
-    named = {f"batch {batch}, context {context}": r for (batch, context), r in results.items()}
-    finish("attention", where, settings, {"level": library.level, **named}, goals)
+    results: dict[str, Any] = {"level": library.level}
+    for batch, context in cases:
+        wide, rounded = (Setting(batch, context, least, dtype) for dtype in (None, torch.int8))
+        found = compare(wide, rounded, settings.repeats, library)
+        results[f"batch {batch}, context {context}"] = found
+        print(f"batch {batch}, context {context}")
+        for name, value in found.items():
+            print(f"  {name}: {value if isinstance(value, Ratio) else round(value, 4)}", flush=True)
+    main_case = results.get("batch {}, context {}".format(*MAIN), {})
+    goals = [
+        at_most(f"batch 16, context 1024, {rows} rows / floor", ratio.value, 1.4)
+        for rows in ROWS
+        if (ratio := main_case.get(f"compiled {rows} / floor")) is not None
+    ]
+    finish("attention", where, settings, results, goals)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How fast memory can be read right now: what decoding one sequence on a CPU hangs on.
+"""How fast memory can be read right now, and how long a token takes if that is all: the floor.
 
-On a machine shared with others this changes from minute to minute, so every figure that is
-compared over minutes has it beside it. Knows nothing of engines.
+Decoding one sequence on a CPU hangs on it. On a machine shared with others it changes from minute
+to minute, so every figure that is compared over minutes has it beside it. Knows nothing of engines.
 """
 
 import ctypes
@@ -11,6 +11,8 @@ import time
 import torch
 
 from foretoken.kernels.library import find_library
+from foretoken.shape.memory_formula import engine_storage, weight_bytes
+from foretoken.shape.model import ModelShape
 
 BYTES = 2**29
 """More than any cache of a small machine holds."""
@@ -40,3 +42,12 @@ class ReadProbe:
             self._read(self._buffer.data_ptr(), BYTES)
             found.append(BYTES / (time.perf_counter() - began) / 1e9)
         return max(found)
+
+
+def floor_bytes(shape: ModelShape, weights: str, context: float) -> float:
+    """What a token reads after `context` positions: all weights, in 16 bits, int8 or int4, but the
+    table of embeddings, and keys and values of 16 bits."""
+    counts = shape.weight_counts()
+    storage = engine_storage(2, None if weights == "16 bit" else weights)
+    keys = 2 * context * shape.num_hidden_layers * shape.kv_size * 2
+    return weight_bytes(counts, storage) - counts.table * storage.table + keys

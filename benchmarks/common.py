@@ -62,12 +62,10 @@ class Goal:
 
 
 def at_least(name: str, measured: float, wanted: float) -> Goal:
-    """A goal met from `wanted` upwards."""
     return Goal(name=name, wanted=f">= {wanted}", measured=measured, met=measured >= wanted)
 
 
 def at_most(name: str, measured: float, wanted: float) -> Goal:
-    """A goal met up to `wanted`."""
     return Goal(name=name, wanted=f"<= {wanted}", measured=measured, met=measured <= wanted)
 
 
@@ -103,14 +101,8 @@ def ratio_of(
 
     singles = [ratio([pair]) for pair in pairs]
     low, high = bootstrap_ends(pairs, ratio, resamples=resamples)
-    return Ratio(
-        value=ratio(pairs),
-        low=low,
-        high=high,
-        least=min(singles),
-        most=max(singles),
-        repeats=len(pairs),
-    )
+    return Ratio(value=ratio(pairs), low=low, high=high, least=min(singles), most=max(singles),
+                 repeats=len(pairs))  # fmt: skip
 
 
 def repeated_share(tokens: Sequence[int], n: int) -> float:

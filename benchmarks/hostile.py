@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import Goal, announce, at_most, finish, make_parser
-from served import demo_server
+from served import SIZES, demo_server
 
 from foretoken.lab.http.timed import HttpPool, Incoming, now
 
@@ -50,7 +50,9 @@ def attacks(most: int) -> Iterator[Attack]:
     yield asking("text of a's, a quarter", TEXT, prompt="a" * (most // 4))
     yield asking("text of code", TEXT, prompt="def f(x):\n    return x\n" * (most // 27))
     yield asking("text that just fits", TEXT, prompt="def f(x):\n  return x\n" * 100)
-    yield asking("prediction of a's", TEXT, prompt="a", prediction=_predicted("a" * most))
+    yield asking(
+        "prediction of a's", TEXT, prompt="a", prediction={"type": "content", "content": "a" * most}
+    )
     yield asking("message of a's", CHAT, messages=[{**user, "content": "a" * most}])
     yield asking("50,000 bad words", TEXT, prompt="a", bad_words=[f"w{i}" for i in range(50_000)])
     yield asking("1,000 bad words", TEXT, prompt="a", bad_words=[f"w{i}" for i in range(1000)])
@@ -65,21 +67,13 @@ def attacks(most: int) -> Iterator[Attack]:
     yield asking("unknown fields", TEXT, **{f"f{i}": 1 for i in range(most // 14)})
     bias = {str(i): 1 for i in range(most // 12)}
     yield asking("logit_bias of many", TEXT, prompt="a", logit_bias=bias)
-    yield from _schemas(asking)
-
-
-def _predicted(text: str) -> dict[str, str]:
-    return {"type": "content", "content": text}
-
-
-def _schemas(asking: Any) -> Iterator[Attack]:
     wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2500)}}
-    yield asking("a wide schema", TEXT, prompt="a", structured_outputs={"json": wide})
-    choices = [f"choice {i}" for i in range(7000)]
-    yield asking("7,000 choices", TEXT, prompt="a", structured_outputs={"choice": choices})
     some = {"type": "object", "properties": {f"p{j}": {"type": "integer"} for j in range(10)}}
-    either = {"anyOf": [some] * 200}
-    yield asking("200 alternatives", TEXT, prompt="a", structured_outputs={"json": either})
+    choices = {"choice": [f"choice {i}" for i in range(7000)]}
+    either = {"json": {"anyOf": [some] * 200}}
+    yield asking("a wide schema", TEXT, prompt="a", structured_outputs={"json": wide})
+    yield asking("7,000 choices", TEXT, prompt="a", structured_outputs=choices)
+    yield asking("200 alternatives", TEXT, prompt="a", structured_outputs=either)
 
 
 class Streaming:
@@ -156,8 +150,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     given: argparse.Namespace = parser.parse_args()
     where = announce(given)
-    options = ("--kv-cache-memory-bytes", "200000000", "--max-num-seqs", "8")
-    with demo_server(*options) as server:
+    with demo_server(*SIZES, "--max-num-seqs", "8") as server:
         rows = asyncio.run(measure(server.url, MOST // 8 if given.quick else MOST))
     alone = rows[0]["gap_s"]
     goals: list[Goal] = [

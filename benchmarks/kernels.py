@@ -67,17 +67,12 @@ class Case:
     floor: Ratio
     rows: dict[int, Ratio]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """Many rows of one shape."""
-
-    weights: str
-    shape: str
-    rows: int
-    ms: float
-    gflops: float
-    """Two operations per weight and row, 1e9 a second, all threads together."""
+    def __str__(self) -> str:
+        more = ", ".join(f"{rows} rows {ratio}" for rows, ratio in self.rows.items())
+        return (
+            f"{self.weights:9} {self.shape:11} limit {self.limit_gb_per_s:5.1f} GB/s, one row "
+            f"{self.one_row_gb_per_s:5.1f} = {self.floor} of it ({self.one_row_us:.0f} us); {more}"
+        )
 
 
 def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
@@ -170,8 +165,10 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     )
 
 
-def measure_prefill(library: Library, weights: str, arguments: argparse.Namespace) -> list[Prefill]:
-    """All shapes in turns."""
+def measure_prefill(
+    library: Library, weights: str, arguments: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of all shapes in turns, and two operations per weight and row, 1e9 a second."""
     arms, work = {}, {}
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
     for shape in arguments.shapes.split(","):
@@ -180,33 +177,15 @@ def measure_prefill(library: Library, weights: str, arguments: argparse.Namespac
         layer = KernelLinear(library, packed, dtype=dtype)
         arms[shape] = caller([layer], arguments.prefill)
         work[shape] = 2e-9 * outputs * inputs * arguments.prefill
-    found = []
+    found = {}
     for shape, seconds in interleave(arms, arguments.repeats).items():
         median = sorted(seconds)[arguments.repeats // 2]
-        each = Prefill(
-            weights=weights,
-            shape=shape,
-            rows=arguments.prefill,
-            ms=median * 1e3,
-            gflops=work[shape] / median,
-        )
-        print(
-            f"{weights:9} prefill {each.rows} rows, {shape}: {each.ms:.1f} ms, "
-            f"{each.gflops:.0f} GFLOP/s"
-        )
-        found.append(each)
-    rates = [each.gflops for each in found]
+        found[shape] = {"ms": median * 1e3, "gflops": work[shape] / median}
+        print(f"{weights:9} prefill {arguments.prefill} rows, {shape}: {median * 1e3:.1f} ms, "
+              f"{work[shape] / median:.0f} GFLOP/s")  # fmt: skip
+    rates = [each["gflops"] for each in found.values()]
     print(f"{weights:9} slowest shape over fastest: {min(rates) / max(rates):.2f}", flush=True)
     return found
-
-
-def show(case: Case) -> None:
-    more = ", ".join(f"{rows} rows {ratio}" for rows, ratio in case.rows.items())
-    print(
-        f"{case.weights:9} {case.shape:11} limit {case.limit_gb_per_s:5.1f} GB/s, one row "
-        f"{case.one_row_gb_per_s:5.1f} = {case.floor} of it ({case.one_row_us:.0f} us); {more}",
-        flush=True,
-    )
 
 
 def goals(cases: Sequence[Case]) -> list[Goal]:
@@ -236,13 +215,13 @@ def main() -> None:
     where = announce(arguments) | {"kernels": library.level}
     if arguments.quick:
         arguments.shapes, arguments.prefill = "256x256", 100
-    prefill: list[Prefill] = []
+    prefill = {}
     cases: list[Case] = []
     for weights in arguments.weights.split(","):
-        prefill += measure_prefill(library, weights, arguments)
+        prefill[weights] = measure_prefill(library, weights, arguments)
         for shape in arguments.shapes.split(","):
             cases.append(measure(library, weights, shape, arguments))
-            show(cases[-1])
+            print(cases[-1], flush=True)
     finish("kernels", where, arguments, {"cases": cases, "prefill": prefill}, goals(cases))
 
 

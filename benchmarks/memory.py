@@ -41,7 +41,6 @@ class Peak:
     """The most anonymous memory while a `with` block runs, sampled every millisecond."""
 
     def __enter__(self) -> "Peak":
-        """Begin."""
         self.value, self._done = anonymous_bytes(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -52,7 +51,6 @@ class Peak:
             self.value = max(self.value, anonymous_bytes())
 
     def __exit__(self, *_: object) -> None:
-        """End."""
         self._done.set()
         self._thread.join()
         self.value = max(self.value, anonymous_bytes())
@@ -127,28 +125,16 @@ def measure(model: str, draft: str | None, arm: Mapping[str, Any], quick: bool) 
     return found
 
 
-def goals_of(results: Mapping[str, Mapping[str, int]]) -> list[Goal]:
-    """The two promises, per arm."""
-    found = []
-    for name, one in results.items():
-        error = abs(one["predicted"] / one["measured"] - 1)
-        found.append(at_most(f"{name}: error of the prediction", error, 0.05))
-        more = (one["loading_peak"] - one["loaded"]) / one["layer"]
-        found.append(at_most(f"{name}: layers more while loading", more, 1.0))
-    return found
-
-
-def show(name: str, one: Mapping[str, int]) -> None:
-    """One line."""
+def judged(name: str, one: Mapping[str, int]) -> list[Goal]:
+    """Print one arm; the two promises."""
     error = one["predicted"] / one["measured"] - 1
-    print(
-        f"{name}: {one['tokens']} tokens of KV, predicted {one['predicted'] / MIB:.0f} MiB, "
-        f"measured {one['measured'] / MIB:.0f} MiB ({error:+.1%}); "
-        f"after loading {one['loaded'] / MIB:.0f}, "
-        f"peak while loading {one['loading_peak'] / MIB:.0f} "
-        f"(a layer: {one['layer'] / MIB:.0f} MiB)",
-        flush=True,
-    )
+    more = (one["loading_peak"] - one["loaded"]) / one["layer"]
+    print(f"{name}: {one['tokens']} tokens of KV, predicted {one['predicted'] / MIB:.0f} MiB, "
+          f"measured {one['measured'] / MIB:.0f} MiB ({error:+.1%}); after loading "
+          f"{one['loaded'] / MIB:.0f}, peak while loading {one['loading_peak'] / MIB:.0f} "
+          f"(a layer: {one['layer'] / MIB:.0f} MiB)", flush=True)  # fmt: skip
+    return [at_most(f"{name}: error of the prediction", abs(error), 0.05),
+            at_most(f"{name}: layers more while loading", more, 1.0)]  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -163,11 +149,11 @@ def main(arguments: Sequence[str]) -> None:
     settings: argparse.Namespace = parser.parse_args()
     names = settings.arms or [n for n in ARMS if settings.draft or "draft" not in ARMS[n]]
     where = announce(settings)
-    results = {}
+    results, goals = {}, list[Goal]()
     for name in names:
         results[name] = measure(settings.model, settings.draft, ARMS[name], settings.quick)
-        show(name, results[name])
-    finish("memory", where, settings, results, goals_of(results))
+        goals += judged(name, results[name])
+    finish("memory", where, settings, results, goals)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,6 @@ Each of the three ways of sampling is measured: greedy, temperature 0.8 with a s
 Greedy and seeded output must be identical with speculation on and off (batch_invariant=True).
 Prompts whose plain output repeats more than 30 % of its 8-grams flatter every method: they are
 reported apart. Speed-ups are sums over prompts, median over repeats.
-
-The mixed workload takes prompts of fresh code (temperature 0.8 with a seed: greedy, the small
-target repeats itself), of edits and of filled-in templates (greedy) in turn, and asks whether
-several drafters with policy `best` beat the better of their parts.
 """
 
 import argparse
@@ -21,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mixture
 from common import (
     Goal,
     Ratio,
@@ -49,7 +44,9 @@ HEADS = {
     "dspark": (4, 5, 7),
 }  # fmt: skip
 """Methods whose heads ship for `demo`, and draft lengths."""
-HEAD_LENGTHS = {"eagle3 k=5": 3.0, "mlp k=3": 1.9, "medusa k=4": 1.9, "parallel k=5": 2.5}
+LENGTHS = {"draft_model k=5": 2.6, "eagle3 k=5": 3.0, "mlp k=3": 1.9, "medusa k=4": 1.9,
+           "parallel k=5": 2.5}  # fmt: skip
+"""Acceptance lengths that are wanted."""
 SAMPLINGS = ("greedy", "seeded", "unseeded")
 
 
@@ -93,24 +90,17 @@ def sampling(kind: str, index: int, tokens: int) -> SamplingParams:
 
 
 def measure(
-    llms: Mapping[str, LLM],
-    prompts: Sequence[list[int]],
-    kind: str | Sequence[str],
-    settings: argparse.Namespace,
+    llms: Mapping[str, LLM], prompts: Sequence[list[int]], kind: str, settings: argparse.Namespace
 ) -> Table:
-    """Every arm on every prompt, `repeats` times, the order of arms rotating.
-
-    `kind` of sampling is one for all, or one for each prompt.
-    """
+    """Every arm on every prompt, `repeats` times, the order of arms rotating."""
     table: Table = {name: [[] for _ in range(settings.repeats)] for name in llms}
     for llm in llms.values():
         run_once(llm, prompts[0], sampling("greedy", 0, settings.tokens), "warm-up")
     for repeat in range(settings.repeats):
         for index, ids in enumerate(prompts):
-            how = kind if isinstance(kind, str) else kind[index]
-            params = sampling(how, index, settings.tokens)
+            params = sampling(kind, index, settings.tokens)
             for name in in_turn(list(llms), repeat * len(prompts) + index):
-                salt = f"{how} {repeat}"
+                salt = f"{kind} {repeat}"
                 table[name][repeat].append(run_once(llms[name], ids, params, salt))
     return table
 
@@ -227,35 +217,6 @@ def workload(
     return results
 
 
-def mixed(settings: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """Drafters alone and together on kinds of prompts in turn, fresh code drawn, others greedy."""
-    configs = mixture.arms(settings.draft)
-    llms = {name: build(settings.model, batch_invariant=name == INVARIANT) for name in
-            (PLAIN, INVARIANT)}  # fmt: skip
-    llms |= {n: build(settings.model, c, batch_invariant=True) for n, c in configs.items()}
-    pairs = mixture.in_turn(mixture.kinds(settings.mixed))
-    tokenizer = llms[PLAIN].get_tokenizer()
-    prompts = [tokenizer.encode(text) for _, text in pairs]
-    how = ["seeded" if kind == "fresh" else "greedy" for kind, _ in pairs]
-    table = measure(llms, prompts, how, settings)
-    everyone = list(range(len(prompts)))
-    groups = {kind: [i for i in everyone if pairs[i][0] == kind] for kind, _ in pairs}
-    results: dict[str, Any] = {}
-    for kind, members in {**groups, "all": everyone}.items():
-        title = f"mixed, {kind}"
-        results[title] = summarize(table, prompts, members)
-        show(title, results[title])
-    seconds = {name: sums(repeats, everyone, "decode_s") for name, repeats in table.items()}
-    better, won = mixture.gain(seconds)
-    print(f"\nbest over {better}: {won}")
-    results["mixed, best over the better part"] = {"better": better, "gain": won}
-    lengths = {
-        kind: {n: a.acceptance.length for n, a in results[f"mixed, {kind}"].arms.items()}
-        for kind in groups
-    }
-    return results, mixture.goals(lengths, won)
-
-
 def best(result: GroupResult, method: str) -> float:
     """The best speed-up among a method's arms."""
     return max(arm.speedup.value for name, arm in result.arms.items() if name.startswith(method))
@@ -265,40 +226,32 @@ def goals(results: Mapping[str, GroupResult]) -> list[Goal]:
     """What the project wants of its packaged pair; groups without prompts have no goal."""
     wrong = 0
     for title, result in results.items():
-        if "unseeded" not in title and isinstance(result, GroupResult):
+        if "unseeded" not in title:
             kept = [a for n, a in result.arms.items() if n != PLAIN and not n.endswith("fast")]
             wrong += sum(result.num_prompts - arm.num_same for arm in kept)
     name = "outputs that differ with speculation (greedy, seeded)"
     found = [Goal(name=name, wanted="0", measured=wrong, met=wrong == 0)]
     for title, result in results.items():
-        if title == "held-out, greedy" and "draft_model k=5" in result.arms:
-            length = result.arms["draft_model k=5"].acceptance.length
-            found.append(at_least(f"acceptance length, draft_model k=5, {title}", length, 2.6))
         if title == "held-out, greedy":
-            found += head_goals(result)
+            found += length_goals(result)
         if title.startswith("held-out") and not title.endswith("looping"):
             speed = best(result, "draft_model")
             found.append(at_least(f"draft_model speed-up at its best k, {title}", speed, 1.6))
-        if title.startswith("held-out") and "dspark k=5" in result.arms:
-            others = max(best(result, name) for name in ("eagle3", "parallel", "draft_model"))
-            gain = best(result, "dspark") / others
-            found.append(at_least(f"dspark over the best older drafter, {title}", gain, 1.15))
         if title == "edits, greedy":
             found.append(at_least(f"ngram speed-up, {title}", best(result, "ngram"), 1.6))
     return found
 
 
-def head_goals(result: GroupResult) -> list[Goal]:
-    """What the project wants of the heads that are there, on held-out functions, greedy."""
+def length_goals(result: GroupResult) -> list[Goal]:
+    """What the project wants of drafters on held-out functions, greedy."""
     found = []
-    for arm, wanted in HEAD_LENGTHS.items():
+    for arm, wanted in LENGTHS.items():
         if arm in result.arms:
             length = result.arms[arm].acceptance.length
             found.append(at_least(f"acceptance length, {arm}, held-out, greedy", length, wanted))
-    trained = [n for n in result.arms if n.split(" ")[0] in (*HEADS, "draft_model")]
-    if found:
-        speed = max(result.arms[n].speedup.value for n in trained)
-        found.append(at_least("best trained method's speed-up, held-out, greedy", speed, 2.0))
+    speeds = [a.speedup.value for n, a in result.arms.items() if n.split(" ")[0] in HEADS]
+    if speeds:
+        found.append(at_least("best head's speed-up, held-out, greedy", max(speeds), 2.0))
     return found
 
 
@@ -306,49 +259,27 @@ def main() -> None:
     """Load every arm, measure the workloads, report."""
     parser = make_pair_parser(__doc__, tokens=128)
     parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
-    parser.add_argument("--mixed", type=int, default=8, help="of each kind; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
-    parser.add_argument(
-        "--draft-quantization",
-        nargs="+",
-        default=["int8"],
-        choices=["int8", "int4"],
-        help="arms whose draft weights are quantized; the output stays the same",
-    )
+    parser.add_argument("--draft-quantization", nargs="+", default=["int8"],
+                        choices=["int8", "int4"], help="of further arms' drafts")  # fmt: skip
     parser.add_argument("--ngram-k", type=int, nargs="+", default=[5, 10])
-    parser.add_argument(
-        "--heads", nargs="*", default=list(HEADS), choices=HEADS, help="shipped heads to measure"
-    )
+    parser.add_argument("--heads", nargs="*", default=list(HEADS), choices=HEADS)
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
     parser.add_argument("--fast", action="store_true", help="also speculate without invariance")
     settings = parser.parse_args()
     if settings.quick:
         settings.repeats, settings.prompts, settings.edits, settings.tokens = 2, 2, 1, 24
-        settings.draft_k, settings.ngram_k, settings.mixed = [2, 5], [5], 1
+        settings.draft_k, settings.ngram_k = [2, 5], [5]
     use_threads(settings.threads)
     where = announce(settings)
     for method in settings.heads:
         if f"demo-{method}" not in installed():
             print(f"{method}: left out, demo-{method} is not installed")
-    results: dict[str, Any] = {}
-    if settings.prompts:
-        results |= separate(settings)
-    found = goals(results)
-    if settings.mixed:
-        together, more = mixed(settings)
-        results |= together
-        found += more
-        wrong = sum(
-            r.num_prompts - a.num_same
-            for r in together.values() if isinstance(r, GroupResult)
-            for n, a in r.arms.items() if n != PLAIN
-        )  # fmt: skip
-        name = "outputs that differ with speculation (mixed)"
-        found.append(Goal(name=name, wanted="0", measured=wrong, met=wrong == 0))
-    finish("methods", where, settings, results, found)
+    results = measure_all(settings)
+    finish("methods", where, settings, results, goals(results))
 
 
-def separate(settings: argparse.Namespace) -> dict[str, GroupResult]:
+def measure_all(settings: argparse.Namespace) -> dict[str, GroupResult]:
     """Fresh code and edits, each under every way of sampling."""
     llms = {name: build(settings.model, **config) for name, config in arms(settings).items()}
     texts = [p.text for p in heldout_prompts(settings.prompts, tokens=128)]

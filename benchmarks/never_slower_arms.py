@@ -17,9 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from common import ROOT
 from never_slower_drafter import METHOD, VARIABLE
 from never_slower_load import Ask, Crowd, Round, run_round
-from served import DemoServer, demo_server, pages_of
+from served import SIZES, Server, demo_server, pages_of
 
 from foretoken.checkpoint import find_model
 from foretoken.config.methods import find_method
@@ -30,13 +31,10 @@ from tools.python_text.stdlib import held_out_files
 ADMIN_KEY = "benchmark"
 CHARACTERS = 600_000
 """Of held-out code that prompts are cut from."""
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-BESIDE = (
-    "PYTHONPATH",
-    os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-)
-"""The variable by which a server finds the modules of this folder."""
+HERE = Path(__file__).parent
+BESIDE = "PYTHONPATH", os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
+"""The variable by which a server finds the modules of this folder, and what lies beside it."""
 DRAFTING = dict(find_method("draft_model").demo or {})
 """What drafts for the packaged target: the other half of the pair."""
 
@@ -87,8 +85,6 @@ class Pair:
     most_servers: int
     fewest: float
     """Requests of a round for each one in flight, at least."""
-    start_s: float
-    """To start all servers, for the estimate of the time."""
     temperatures: tuple[float, ...] = (0.8,)
     """Of requests, in turns: more than one are classes that differ in what they accept."""
 
@@ -131,13 +127,12 @@ def demo_pair() -> Pair:
         name="demo",
         target="demo",
         drafting=drafting,
-        options=("--kv-cache-memory-bytes", "200000000", "--admin-key", ADMIN_KEY),
+        options=(*SIZES, "--admin-key", ADMIN_KEY),
         context=2048,
         prompt_tokens=64,
         tokens=(32, 96),
         most_servers=6,
         fewest=2.0,
-        start_s=40.0,
     )
 
 
@@ -158,7 +153,6 @@ def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
         tokens=(24, 64),
         most_servers=3,
         fewest=1.5,
-        start_s=120.0,
         temperatures=(0.8, 0.0),
     )  # fmt: skip
 
@@ -183,31 +177,27 @@ class Servers:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.idle_share = 0.0
-        """Largest share of a core that the waiting servers together took during a round."""
-        self._running: OrderedDict[ServerSpec, tuple[DemoServer, ExitStack]] = OrderedDict()
+        self._running: OrderedDict[ServerSpec, tuple[Server, ExitStack]] = OrderedDict()
 
     def __enter__(self) -> "Servers":
         return self
 
     def __exit__(self, *_: object) -> None:
         for spec in list(self._running):
-            self._running.pop(spec)[1].close()
+            self.stop(spec)
 
     def start(self, specs: Sequence[ServerSpec]) -> None:
         """Have all of these run side by side."""
         assert len(set(specs)) <= self.pair.most_servers, (len(specs), self.pair.most_servers)
-        for spec in specs:
-            if spec in self._running:
-                self._running.move_to_end(spec)
-        for spec in specs:
+        # Those that run first, so that none of them makes room.
+        for spec in sorted(specs, key=lambda one: one not in self._running):
             self.url(spec)
 
     def url(self, spec: ServerSpec) -> str:
         """Where it listens; it is started if it does not run."""
         if spec not in self._running:
             while len(self._running) >= self.pair.most_servers:
-                self._running.popitem(last=False)[1][1].close()
+                self.stop(next(iter(self._running)))
             stack = ExitStack()
             server = demo_server(
                 *spec.options, model=self.pair.target, env=dict(spec.env), module=spec.module
@@ -223,33 +213,22 @@ class Servers:
     def ask(self, arm: Arm, crowds: Sequence[Crowd]) -> Round:
         """A round of one arm, while the others wait."""
         url = self.url(arm.spec)
-        waiting = [server for spec, (server, _) in self._running.items() if spec != arm.spec]
-        before = sum(map(processor_seconds, waiting))
         try:
-            found = run_round(url, crowds, arm.extra)
+            return run_round(url, crowds, arm.extra)
         except TransportError as error:
             code = self._running[arm.spec][0].process.poll()
             state = "runs" if code is None else f"ended with {code}"
             raise SystemExit(f"the server of `{arm.name}`, which {state}: {error}") from error
-        taken = sum(map(processor_seconds, waiting)) - before
-        self.idle_share = max(self.idle_share, taken / max(found.lasted_s, 0.5))
-        return found
 
     def set_speculation(self, spec: ServerSpec, policy: Mapping[str, Any]) -> None:
         """Say as its operator how it may draft from now on."""
-        self.admin(spec, json.dumps(policy).encode())
-
-    def admin(self, spec: ServerSpec, body: bytes | None = None) -> dict[str, Any]:
-        """What /admin/speculation says, after `body` was put there."""
         request = urllib.request.Request(
             f"{self.url(spec)}/admin/speculation",
-            data=body,
-            method="GET" if body is None else "PUT",
+            data=json.dumps(policy).encode(),
+            method="PUT",
             headers={"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+        urllib.request.urlopen(request, timeout=60).close()
 
     def metrics(self, spec: ServerSpec) -> str:
         with urllib.request.urlopen(f"{self.url(spec)}/metrics", timeout=60) as answer:
@@ -265,12 +244,6 @@ def counters(page: str, part: str) -> dict[str, float]:
     """Counters of a metrics page whose names hold `part`."""
     found = re.findall(rf"^(\w[\w:]*{part}[\w:]*_total)(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
     return {name: float(value) for name, value in found}
-
-
-def processor_seconds(server: DemoServer) -> float:
-    """All threads of a server, since it began."""
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def plain_ask(pair: Pair, number: int, *, group: str = "", length: int | None = None) -> Ask:

@@ -1,4 +1,8 @@
-"""What the cases of `never_slower.py` share: arms, rounds in turns, sizes of rounds, identity."""
+"""What the cases of `never_slower.py` share: arms, rounds in turns, ratios of speeds, and bars.
+
+Every ratio is above 1 where the first arm is faster. A bar counts as missed only if it still is
+after what an off server gained or lost against another off server in the same run.
+"""
 
 import argparse
 import statistics
@@ -7,23 +11,106 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import Ratio
+import numpy as np
+from common import Goal, Ratio, in_turn, ratio_of, ratio_of_medians
 from never_slower_arms import Arm, Pair, Servers, plain_ask
-from never_slower_bars import Bar, compare, resolution, show_arms
 from never_slower_drafter import Stream, write_streams
 from never_slower_load import Ask, Crowd, Reply, Round
 
-from foretoken.lab.stats.repeats import in_turn
-
 CHOOSING, MEASURED, TAUGHT, LONG = (half * 1_000_000 for half in range(4))
 """First numbers of prompts: what a length is chosen on is not what is measured."""
-ESTIMATED = 16
-"""Requests by which it is estimated how long a run takes."""
 CACHED, UNCACHED = "--enable-prefix-caching", "--no-enable-prefix-caching"
+RESAMPLES = 1000
+"""Fewer than usual: each draws percentiles of all requests."""
 Asks = Callable[[int, int], list[Ask]]
 """Requests from a first number, and how many."""
 Turns = Callable[[int], Sequence[Crowd]]
 """The requests of a turn."""
+Sample = Sequence[Round]
+
+
+def _pooled(values: Callable[[Reply], float | None], percent: float) -> Callable[[Sample], float]:
+    """Speed by a percentile of all requests of some rounds."""
+
+    def speed(rounds: Sample) -> float:
+        found = [value for one in rounds for r in one.replies if (value := values(r)) is not None]
+        return 1.0 / float(np.percentile(found, percent))
+
+    return speed
+
+
+SPEEDS: dict[str, Callable[[Sample], float]] = {
+    "throughput": lambda rounds: float(np.median([one.tokens_per_s for one in rounds])),
+    "TPOT P50": _pooled(lambda reply: reply.tpot_s, 50),
+    "TPOT P99": _pooled(lambda reply: reply.tpot_s, 99),
+    "TTFT P50": _pooled(lambda reply: reply.ttft_s, 50),
+    "TTFT P99": _pooled(lambda reply: reply.ttft_s, 99),
+    "end to end": _pooled(lambda reply: reply.whole_s, 50),
+    "decoding": lambda rounds: float(np.median([one.together_per_s for one in rounds])),
+}
+"""Of some rounds of an arm: tokens per second, or one over a time."""
+
+
+def compare(name: str, above: Sample, below: Sample) -> Ratio:
+    """How much faster `above` is; both hold one round per turn, in the same order."""
+    return ratio_of(list(zip(above, below, strict=True)), SPEEDS[name], RESAMPLES)
+
+
+def single(value: float) -> Ratio:
+    """A number that was measured once."""
+    return ratio_of_medians([value], [1.0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar and what was measured."""
+
+    case: str
+    what: str
+    wanted: float
+    wanted_low: float
+    """What the lower end of the interval has to reach; 0: nothing."""
+    measured: Ratio
+    resolution: float
+    """What two equal servers differed by, at the far end of the interval."""
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `noise` (below it by less than two equal servers differ), or `MISSED`."""
+        value, low = self.measured.value, self.measured.low
+        for word, slack in (("met", 1.0), ("noise", 1.0 + self.resolution)):
+            if value * slack >= self.wanted and low * slack >= self.wanted_low:
+                return word
+        return "MISSED"
+
+    def __str__(self) -> str:
+        low = f" ({self.wanted_low})" if self.wanted_low else ""
+        return (
+            f"  {self.verdict:6}  {self.what:58} {self.measured!s:22} "
+            f">= {self.wanted}{low:8} off/off +-{self.resolution:.3f}"
+        )
+
+    def goal(self) -> Goal:
+        return Goal(
+            name=f"{self.case}: {self.what} [{self.verdict}, off/off {self.resolution:.3f}]",
+            wanted=f">= {self.wanted}" + (f" (low {self.wanted_low})" if self.wanted_low else ""),
+            measured=self.measured.value,
+            met=self.verdict != "MISSED",
+        )
+
+
+def show_arms(title: str, arms: Mapping[str, Sample]) -> dict[str, dict[str, float]]:
+    """Print a table of the arms' own numbers, and return them."""
+    found = {}
+    print(f"\n{title}")
+    print(f"  {'':12}{'tokens/s':>10}{'TPOT P50':>10}{'P99':>10}{'TTFT P50':>10}{'P99 ms':>10}")
+    for name, rounds in arms.items():
+        speeds = {key: speed(rounds) for key, speed in list(SPEEDS.items())[:5]}
+        found[name] = {
+            key: value if key == "throughput" else 1e3 / value for key, value in speeds.items()
+        }
+        print(f"  {name:12}" + "".join(f"{n:10.2f}" for n in found[name].values()), flush=True)
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,9 +144,9 @@ class Bench:
         config = self.given.control_config or self._drafting()
         return Arm(name="control", spec=self.pair.drafted(config, cache))
 
-    def fixed(self, cache: str = UNCACHED) -> Arm:
+    def fixed(self) -> Arm:
         """Drafts at any load, as far as its requests say."""
-        spec = self.pair.drafted(self._drafting(), cache, "--no-adaptive-speculation")
+        spec = self.pair.drafted(self._drafting(), UNCACHED, "--no-adaptive-speculation")
         return Arm(name="fixed", spec=spec)
 
     def _drafting(self) -> dict[str, Any]:
@@ -80,15 +167,11 @@ class Bench:
         """One round, whose tokens must be those of every other arm."""
         found = self.servers.ask(arm, crowds)
         self.client_shares.append(found.client_share)
-        self.check(arm.name, found.replies)
-        return found
-
-    def check(self, arm: str, replies: Sequence[Reply]) -> None:
-        """Compare tokens with those that the same request was answered with before."""
-        for reply in replies:
+        for reply in found.replies:
             self.num_answers += 1
             if self._tokens.setdefault(reply.ask.key, reply.ids) != reply.ids:
-                self.different.append(f"{arm}, {reply.ask.key}")
+                self.different.append(f"{arm.name}, {reply.ask.key}")
+        return found
 
     def forget(self) -> None:
         """Drop the tokens of a case that is over."""
@@ -122,17 +205,8 @@ class Bench:
             for arm in arms:
                 self.ask(arm, make(turn))
 
-    def rows_per_s(self) -> float:
-        """Tokens that are read and written per second without drafts, 16 requests in flight."""
-        off, _ = self.off()
-        for first in (0, ESTIMATED):  # the first round warms up
-            asks = self.asks(TAUGHT + first, ESTIMATED)
-            found = self.servers.ask(off, [Crowd(asks, ESTIMATED)])
-        rows = sum(len(ask.body["prompt"]) + ask.body["max_tokens"] for ask in asks)
-        return rows / found.lasted_s
-
     def best_length(
-        self, fixed: Arm, make: Turns, speed: Callable[[Sequence[Round]], float]
+        self, fixed: Arm, make: Turns, speed: Callable[[Sample], float]
     ) -> tuple[Arm, dict[int, float]]:
         """The fastest of the lengths on the half of the prompts that is kept for choosing."""
         arms = {length: fixed.limited(length) for length in self.given.lengths}
@@ -140,26 +214,15 @@ class Bench:
         speeds = {length: speed(rounds[arm.name]) for length, arm in arms.items()}
         return arms[max(speeds, key=lambda length: speeds[length])], speeds
 
-    def bar(
-        self,
-        case: str,
-        what: str,
-        measured: Ratio,
-        wanted: tuple[float, float | None],
-        off: Ratio | None,
-    ) -> Bar:
+    def bar(self, case: str, what: str, measured: Ratio, wanted: float, off: Ratio | None = None,
+            low: float = 0.0) -> None:  # fmt: skip
         """Hold a ratio against its bar and print it; `off` is the same ratio of two off servers."""
-        bar = Bar(
-            case=case,
-            what=what,
-            wanted=wanted[0],
-            wanted_low=wanted[1],
-            measured=measured,
-            resolution=resolution(off),
-        )
-        self.bars.append(bar)
-        print(bar, flush=True)
-        return bar
+        resolution = 0.0 if off is None else max(off.high, 1.0 / off.low) - 1.0
+        self.bars.append(
+            Bar(case=case, what=what, wanted=wanted, wanted_low=low, measured=measured,
+                resolution=resolution)
+        )  # fmt: skip
+        print(self.bars[-1], flush=True)
 
     def against_off(
         self, case: str, where: str, rounds: Mapping[str, list[Round]], wanted: dict[str, float]
@@ -169,35 +232,49 @@ class Bench:
         for name, least in wanted.items():
             apart = compare(name, rounds["off again"], rounds["off"])
             found[name] = compare(name, rounds["control"], rounds["off"])
-            self.bar(case, f"{where}, {name} over off", found[name], (least, None), apart)
+            self.bar(case, f"{where}, {name} over off", found[name], least, apart)
             found[f"off/off {name}"] = apart
         return found
 
+    def crowds(self, first: int, count: int, load: int, make: Asks | None = None) -> Turns:
+        """Turns of so many requests from a first number on; None: the pair's own."""
+        make = make or self.asks
+        return lambda turn: [Crowd(make(first + turn * count, count), load)]
+
+    def cold(self, off: Arm, control: Arm, make: Turns) -> float:
+        """Control over off in their first rounds, before anything was learnt of this load."""
+        found = self.in_turns([off, control], make, 1)
+        return found["control"][0].tokens_per_s / found["off"][0].tokens_per_s
+
     def over_off(
-        self, case: str, control: Arm, load: int, make: Asks, wanted: dict[str, float]
+        self,
+        case: str,
+        control: Arm,
+        loads: Sequence[int],
+        wanted: dict[str, float],
+        make: Asks | None = None,
     ) -> dict[str, Any]:
-        """One load of a case in which control is held against off alone; `make` gives requests."""
-        off, again = self.off()
+        """A case in which control is held against off alone; `make` gives requests."""
+        results, (off, again) = {}, self.off()
         self.servers.start([off.spec, again.spec, control.spec])
-        count = self.size(off, load, make)
-
-        def turns(first: int) -> Turns:
-            return lambda turn: [Crowd(make(first + turn * count, count), load)]
-
-        cold = self.in_turns([off, control], turns(CHOOSING), 1)
-        first = cold["control"][0].tokens_per_s / cold["off"][0].tokens_per_s
-        self.warm_up([control], turns(CHOOSING))
-        rounds = self.in_turns([off, again, control], turns(MEASURED))
-        self.forget()
-        title = f"{case}, {load} in flight, {count} requests a round; "
-        arms = show_arms(f"{title}control's first round {first:.2f} of off", rounds)
-        ratios = self.against_off(case, f"{load} in flight", rounds, wanted)
-        return {
-            "requests a round": count,
-            "first round over off": first,
-            "arms": arms,
-            "ratios": ratios,
-        }
+        for load in loads:
+            count = self.size(off, load, make or self.asks)
+            choosing = self.crowds(CHOOSING, count, load, make)
+            first = self.cold(off, control, choosing)
+            self.warm_up([control], choosing)
+            measured = self.crowds(MEASURED, count, load, make)
+            rounds = self.in_turns([off, again, control], measured)
+            self.forget()
+            where = f"{load} in flight"
+            title = f"{case}, {where}, {count} requests a round; control's first round"
+            arms = show_arms(f"{title} {first:.2f} of off", rounds)
+            results[where] = {
+                "requests a round": count,
+                "first round over off": first,
+                "arms": arms,
+                "ratios": self.against_off(case, where, rounds, wanted),
+            }
+        return results
 
     def client_share(self) -> float:
         """Median share of a core that the clients took."""

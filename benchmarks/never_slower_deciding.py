@@ -9,65 +9,52 @@ before each step and in all that learn after it, over the time of the steps. One
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from common import make_pair_parser, use_threads
 
 from foretoken import LLM, SamplingParams
 from foretoken.config.methods import find_method
-from foretoken.types import StepStats
 from tools.python_text.heldout import heldout_prompts
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Seconds of what it wraps, since it was last emptied."""
-
-    seconds: float = 0.0
-
-    def timed(self, function: Callable[..., T]) -> Callable[..., T]:
-        def timed(*arguments: Any) -> T:
-            began = time.perf_counter()
-            try:
-                return function(*arguments)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        return timed
 
 
 def measure(llm: LLM, sequences: int, tokens: int) -> dict[str, Any]:
     """Shares of whole steps in which all sequences decode, after a tenth of them."""
-    engine, clock = llm._engine, _Clock()
-    steps: list[tuple[float, float]] = []
+    engine, spent, steps = llm._engine, [0.0], list[tuple[float, float]]()
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent[0] += time.perf_counter() - began
+
+        return call
 
     def note(*arguments: Any) -> None:
-        stats: StepStats = arguments[-1]
+        stats = arguments[-1]
         if stats.num_prefilled == 0 and stats.num_sampled == sequences:
-            steps.append((clock.seconds, stats.total_s + clock.seconds))
-        clock.seconds = 0.0
+            steps.append((spent[0], stats.total_s + spent[0]))
+        spent[0] = 0.0
 
     scheduler = engine.parts.scheduler
-    scheduler._plan_drafts = clock.timed(scheduler._plan_drafts)
-    observers = [clock.timed(observe) for observe in engine.parts.observers]
+    scheduler._plan_drafts = timed(scheduler._plan_drafts)
+    observers = [timed(observe) for observe in engine.parts.observers]
     engine.parts = replace(engine.parts, observers=(*observers, note))
     encode = llm.get_tokenizer().encode
-    prompts = [
-        {"prompt_token_ids": encode(p.text)[:64]} for p in heldout_prompts(sequences, tokens=64)
-    ]
+    texts = [prompt.text for prompt in heldout_prompts(sequences, tokens=64)]
+    prompts = [{"prompt_token_ids": encode(text)[:64]} for text in texts]
     params = [
         SamplingParams(max_tokens=tokens, temperature=0.8 * (i % 2), seed=i, ignore_eos=True)
         for i in range(sequences)
     ]
     llm.generate(prompts, params, use_tqdm=False)
-    found = np.array(steps[len(steps) // 10 :])
-    deciding, whole = found[:, 0], found[:, 1]
+    deciding, whole = np.array(steps[len(steps) // 10 :]).T
     return {
-        "steps": len(found),
+        "steps": len(whole),
         "share": float(deciding.sum() / whole.sum()),
         "deciding_us_p50": 1e6 * float(np.median(deciding)),
         "deciding_us_p99": 1e6 * float(np.percentile(deciding, 99)),
@@ -82,12 +69,9 @@ def main() -> None:
     if given.quick:
         given.tokens = 48
     use_threads(given.threads)
-    with LLM(
-        "demo",
-        speculative_config=dict(find_method("draft_model").demo or {}),
-        adaptive_speculation=True,
-        kv_cache_memory_bytes=200_000_000,
-    ) as llm:
+    drafting = dict(find_method("draft_model").demo or {})
+    with LLM("demo", speculative_config=drafting, adaptive_speculation=True,
+             kv_cache_memory_bytes=200_000_000) as llm:  # fmt: skip
         print(json.dumps(measure(llm, given.sequences, given.tokens)))
 
 

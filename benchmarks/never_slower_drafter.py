@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
@@ -36,25 +36,18 @@ class Stream:
     chances: Sequence[tuple[int, float]]
     """(first place, chance), ascending from 0."""
 
-    def chance_at(self, place: int) -> float:
-        return [chance for first, chance in self.chances if first <= place][-1]
-
     def drafts(self, vocab_size: int) -> list[int]:
         """What is drafted for each place of the answer."""
-        draw = random.Random(f"{self.seed} {list(self.prompt)[-16:]}")
-        return [
-            token if draw.random() < self.chance_at(place) else (token + 1) % vocab_size
-            for place, token in enumerate(self.tokens)
-        ]
+        draw, drafts = random.Random(f"{self.seed} {list(self.prompt)[-16:]}"), []
+        for place, token in enumerate(self.tokens):
+            chance = [chance for first, chance in self.chances if first <= place][-1]
+            drafts.append(token if draw.random() < chance else (token + 1) % vocab_size)
+        return drafts
 
 
 def write_streams(path: Path, streams: Sequence[Stream], pass_s: float) -> None:
     """The file that FORETOKEN_STEERED names; a drafted token takes `pass_s`."""
-    listed = [
-        {"prompt": list(s.prompt), "seed": s.seed, "tokens": list(s.tokens), "chances": s.chances}
-        for s in streams
-    ]
-    path.write_text(json.dumps({"pass_s": pass_s, "streams": listed}))
+    path.write_text(json.dumps({"pass_s": pass_s, "streams": [asdict(one) for one in streams]}))
 
 
 @final

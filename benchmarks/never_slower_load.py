@@ -9,18 +9,15 @@ import asyncio
 import gc
 import json
 import re
-import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate, count, cycle
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle
+from typing import Any, TypeAlias
 
 from foretoken.lab.http.timed import Answer, HttpPool, now
 
-T = TypeVar("T")
 Encoded: TypeAlias = Iterator[tuple["Ask", bytes]]
 TIMEOUT_S = 900.0
 TOKEN = re.compile(rb'"token_ids":\[(\d+)\]')
@@ -62,6 +59,11 @@ class Reply:
         return (self.at_s[-1] - self.at_s[0]) / more if more else None
 
     @property
+    def starts(self) -> list[int]:
+        """Places of the answer at which steps began."""
+        return [place for place, position in enumerate(self.positions) if position == 0]
+
+    @property
     def whole_s(self) -> float:
         """From the request to its last token."""
         return self.at_s[-1] - self.sent_s
@@ -77,7 +79,6 @@ class Round:
     """Until when every client had a request under way."""
     client_share: float
     """Share of a core that this process took."""
-    groups: Mapping[str, tuple[Reply, ...]] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:
@@ -98,19 +99,10 @@ class Round:
         seen = sum(begin < at <= end for one in self.replies for at in one.at_s)
         return seen / (end - begin) if end > begin else self.tokens_per_s
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(one.ids) for one in self.replies)
-
     def of_group(self, name: str) -> "Round":
         """Only the replies of one group."""
         kept = tuple(one for one in self.replies if one.ask.group == name)
-        return Round(
-            replies=kept,
-            began_s=self.began_s,
-            full_until_s=self.full_until_s,
-            client_share=self.client_share,
-        )
+        return replace(self, replies=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +138,8 @@ def read_reply(ask: Ask, answer: Answer) -> Reply:
                 positions.append(int(found[2]))
     if not ids:
         raise SystemExit(f"an answer without tokens: {body[:300]!r}")
-    return Reply(
-        ask=ask,
-        sent_s=answer.sent_s,
-        at_s=tuple(at),
-        ids=tuple(ids),
-        positions=tuple(positions),
-    )
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No collection of garbage of ours while a round runs."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    return Reply(ask=ask, sent_s=answer.sent_s, at_s=tuple(at), ids=tuple(ids),
+                 positions=tuple(positions))  # fmt: skip
 
 
 def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Round:
@@ -192,7 +168,14 @@ def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Ro
         await pool.close()
         return began
 
-    began, share = _share_of(everyone())
+    gc.collect()
+    gc.disable()  # none of ours while a round runs
+    try:
+        processor, wall = time.process_time(), now()
+        began = asyncio.run(everyone())
+        share = (time.process_time() - processor) / (now() - wall)
+    finally:
+        gc.enable()
     replies = tuple(read_reply(ask, answer) for ask, answer in answers)
     return Round(replies=replies, began_s=began, full_until_s=min(empty), client_share=share)
 
@@ -200,60 +183,3 @@ def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Ro
 async def post(pool: HttpPool, body: bytes) -> Answer:
     """One completion, to its end."""
     return await pool.send("POST", "/v1/completions", body, timeout_s=TIMEOUT_S)
-
-
-def _share_of(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
-    """What `work` returns, and the share of a core that this process took meanwhile."""
-    with undisturbed():
-        began, processor = now(), time.process_time()
-        found = asyncio.run(work)
-        return found, (time.process_time() - processor) / (now() - began)
-
-
-def run_ramp(
-    url: str, asks: Callable[[int, int], Ask], phases: Sequence[tuple[int, float]]
-) -> tuple[list[float], list[Reply]]:
-    """Tokens per second of each phase (clients, seconds), and all replies.
-
-    `asks` gives the request of a client and a number. Clients of a phase begin at once with it;
-    those who are too many in the next one leave after the request that they have under way.
-    """
-    answers: list[tuple[Ask, Answer]] = []
-    bounds: list[float] = []
-    wanted = 0
-
-    async def client(pool: HttpPool, number: int) -> None:
-        for turn in count():
-            if number >= wanted:
-                return
-            ask = asks(number, turn)
-            answers.append((ask, await post(pool, ask.encoded({}))))
-
-    async def everyone() -> None:
-        nonlocal wanted
-        pool, running = HttpPool(url), dict[int, asyncio.Task[None]]()
-        bounds.append(now())
-        for clients, seconds in phases:
-            wanted = clients
-            for number in range(clients):
-                if number not in running or running[number].done():
-                    running[number] = asyncio.ensure_future(client(pool, number))
-            await asyncio.sleep(max(0.0, bounds[-1] + seconds - now()))
-            bounds.append(now())
-        wanted = 0
-        await asyncio.gather(*running.values())
-        await pool.close()
-
-    _share_of(everyone())
-    replies = [read_reply(ask, answer) for ask, answer in answers]
-    arrivals = sorted(at for one in replies for at in one.at_s)
-    rates = [
-        (bisect_left(arrivals, end) - bisect_left(arrivals, begin)) / (end - begin)
-        for begin, end in zip(bounds, bounds[1:], strict=False)
-    ]
-    return rates, replies
-
-
-def median_client_share(rounds: Sequence[Round]) -> float:
-    """Share of a core that the clients took."""
-    return statistics.median(one.client_share for one in rounds)

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 from never_slower_arms import BESIDE, Arm, counters
-from never_slower_bars import SPEEDS, compare, single
-from never_slower_bench import CHOOSING, MEASURED, Bench
-from never_slower_load import Ask, Crowd, Reply, Round
+from never_slower_bench import CHOOSING, MEASURED, SPEEDS, Bench, compare, single
+from never_slower_load import Ask, Crowd, Round
 from never_slower_steps import VARIABLE, learn, steps_of
 
-from benchmarks.simulate.arms import ControlArm, FixedArm, SimulatedArm
+from benchmarks.simulate.arms import ControlArm, FixedArm
 from benchmarks.simulate.machine import SimulatedMachine
 from benchmarks.simulate.server import WatchedRound, measured_server_cost
 from benchmarks.simulate.serving import ServingLimits, SimulatedRun, SimulatedServing
@@ -47,17 +46,50 @@ class _Seen:
     accepted: dict[float, list[int]] = field(default_factory=dict)
     """By temperature: accepted drafts of each step that had the most."""
 
+    def teach(self, bench: Bench, arm: Arm, crowds: Sequence[Crowd]) -> None:
+        """A round that the simulator learns from."""
+        before = bench.servers.metrics(arm.spec)
+        found = bench.ask(arm, crowds)
+        after = bench.servers.metrics(arm.spec)
 
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    """The rounds of one load."""
+        def grown(name: str) -> float:
+            return sum(counters(after, name).values()) - sum(counters(before, name).values())
 
-    load: int
-    count: int
+        load = sum(crowd.clients for crowd in crowds)
+        span = found.began_s, found.began_s + found.lasted_s
+        self.spans.setdefault(load, []).append(span)
+        self.rounds.append(
+            WatchedRound(
+                seconds=found.lasted_s,
+                steps_s=grown("step_seconds"),
+                steps=grown("engine_steps"),
+                tokens=sum(len(one.ids) for one in found.replies),
+                requests_alone=len(found.replies) if load == 1 else 0,
+            )
+        )
+        self.by_arm.setdefault((load, arm.name), []).append(found)
 
-    def crowd(self, bench: Bench, first: int, more: Mapping[str, Any]) -> list[Crowd]:
-        asks = bench.asks(first, self.count)
-        return [Crowd([Ask(key=a.key, body={**a.body, **more}) for a in asks], self.load)]
+    def add_accepted(self, round_: Round, most: int) -> None:
+        """How many drafts each step with all of them accepted: numbers in a step tell."""
+        for reply in round_.replies:
+            listed = self.accepted.setdefault(float(reply.ask.body["temperature"]), [])
+            # The first token is the prompt's step; the last steps have fewer drafts.
+            for begin, end in pairwise(reply.starts[1:]):
+                if end + most < len(reply.positions):
+                    listed.append(end - begin - 1)
+
+    def classes(self, most: int, drafter: str) -> tuple[RequestClass, ...]:
+        """A class for each temperature, in the order in which requests come."""
+        found = []
+        for temperature, counts in sorted(self.accepted.items(), reverse=True):
+            reached = [sum(count >= depth for count in counts) for depth in range(most + 1)]
+            chances = tuple((kept + 0.5) / (tried + 1.0) for tried, kept in pairwise(reached))
+            shown = ", ".join(f"{chance:.3f}" for chance in chances)
+            print(f"temperature {temperature:g}: chances by depth {shown}")
+            law = {drafter: DraftChance(chance=chances[0], by_depth=chances)}
+            name = f"{temperature:g}"
+            found.append(RequestClass(name=name, temperature=temperature, chances=law))
+        return tuple(found)
 
 
 def simulated(bench: Bench) -> dict[str, Any]:
@@ -65,28 +97,29 @@ def simulated(bench: Bench) -> dict[str, Any]:
     found = [_written_down(bench, arm) for arm in (bench.off()[0], bench.fixed(), bench.control())]
     off, fixed, control = found
     arms = [off, *(fixed.limited(k) for k in bench.given.lengths), control]
-    full = fixed.limited(bench.most)
     bench.servers.start([arm.spec for arm in found])
-    sizes = [_Sized(n, bench.size(off, n, bench.asks)) for n in bench.given.simulated_loads]
-    seen = _Seen()
-    real: dict[int, dict[str, list[Round]]] = {
-        one.load: {arm.name: [] for arm in arms} for one in sizes
-    }
-    _teach(bench, seen, off, [Crowd(_short(bench), 1)])
+    sizes = {n: bench.size(off, n, bench.asks) for n in bench.given.simulated_loads}
+    seen, real = _Seen(), dict[tuple[int, str], list[Round]]()
+
+    def crowd(load: int, first: int, **more: Any) -> list[Crowd]:
+        asks = bench.asks(first, sizes[load])
+        return [Crowd([Ask(key=a.key, body={**a.body, **more}) for a in asks], load)]
+
+    short = [Ask(key=f"short {a.key}", body={**a.body, "max_tokens": SHORT})
+             for a in bench.asks(CHOOSING + MANY // 2, 24)]  # fmt: skip
+    seen.teach(bench, off, [Crowd(short, 1)])
     for turn in range(bench.given.repeats):
         # The speed of a shared machine drifts: each turn has something of everything.
-        for size in sizes:
-            choosing = size.crowd(bench, CHOOSING + turn * MANY, {})
-            sources = {"token_sources": True, "return_token_ids": False}
-            shown = size.crowd(bench, CHOOSING + turn * MANY, sources)
+        for load in sizes:
+            first = turn * MANY
             for arm in in_turn(arms, turn):
-                _teach(bench, seen, arm, choosing)
+                seen.teach(bench, arm, crowd(load, CHOOSING + first))
             # These events are longer, and so is what they take: no part of what is taught.
-            for reply in bench.ask(full, shown).replies:
-                _add_accepted(seen.accepted, reply, bench.most)
-            measured = size.crowd(bench, MEASURED + turn * MANY, {})
+            told = crowd(load, CHOOSING + first, token_sources=True, return_token_ids=False)
+            seen.add_accepted(bench.ask(fixed.limited(bench.most), told), bench.most)
             for arm in in_turn(arms, turn):
-                real[size.load][arm.name].append(bench.ask(arm, measured))
+                asked = bench.ask(arm, crowd(load, MEASURED + first))
+                real.setdefault((load, arm.name), []).append(asked)
     bench.forget()
     tokens, page = bench.servers.kv_tokens(control.spec), 32
     for arm in found:
@@ -94,24 +127,20 @@ def simulated(bench: Bench) -> dict[str, Any]:
     server = measured_server_cost(seen.rounds)
     print(f"\nbetween steps {1e6 * server.step_s:.0f} us and {1e6 * server.token_s:.0f} us for "
           f"each token; a request is on its way for {1e3 * server.request_s:.2f} ms")  # fmt: skip
-    machines = {
-        one.load: replace(_machine(bench, seen.spans[one.load], found), server=server)
-        for one in sizes
-    }
-    names = {one.name for machine in machines.values() for one in machine.drafters}
-    classes = _classes(seen.accepted, bench.most, *names)
     limits = ServingLimits(num_pages=tokens // page, page_size=page)
-    results: dict[str, Any] = {"server": server, "classes": classes}
-    for size in sizes:
-        print(f"\nsimulated, {size.count} requests a round; real / simulated, medians")
+    results: dict[str, Any] = {"server": server}
+    for load in sizes:
+        machine = replace(_machine(bench, seen.spans[load], found), server=server)
+        [drafter] = {one.name for one in machine.drafters}
+        classes = results["classes"] = seen.classes(bench.most, drafter)
+        print(f"\nsimulated, {sizes[load]} requests a round; real / simulated, medians")
         for arm in arms:
-            rounds = real[size.load][arm.name]
-            machine = machines[size.load]
-            runs = _runs(_simulated_arm(arm), machine, classes, size.load, rounds, limits)
-            taught = seen.by_arm[size.load, arm.name][-len(rounds) :]
-            results[f"{size.load} in flight, {arm.name}"] = _compared(
-                bench, f"{size.load} in flight, {arm.name}", rounds, taught, runs
-            )
+            rounds, where = real[load, arm.name], f"{load} in flight, {arm.name}"
+            limit = arm.extra.get("speculation", {}).get("num_speculative_tokens", 0)
+            other = ControlArm() if arm.name == "control" else FixedArm(limit)
+            runs = _runs(SimulatedServing(machine, other, limits), classes, load, rounds)
+            taught = seen.by_arm[load, arm.name][-len(rounds) :]
+            results[where] = _compared(bench, where, rounds, taught, runs)
     return results
 
 
@@ -124,63 +153,6 @@ def _written_down(bench: Bench, arm: Arm) -> Arm:
     )
     spec = replace(arm.spec, module="never_slower_steps", env=(*arm.spec.env, *env))
     return replace(arm, spec=spec)
-
-
-def _teach(bench: Bench, seen: _Seen, arm: Arm, crowds: Sequence[Crowd]) -> None:
-    """A round that the simulator learns from."""
-    before = bench.servers.metrics(arm.spec)
-    found = bench.ask(arm, crowds)
-    after = bench.servers.metrics(arm.spec)
-
-    def grown(name: str) -> float:
-        return sum(counters(after, name).values()) - sum(counters(before, name).values())
-
-    ended_s = found.began_s + found.lasted_s
-    load = sum(crowd.clients for crowd in crowds)
-    seen.spans.setdefault(load, []).append((found.began_s, ended_s))
-    alone = len(found.replies) if load == 1 else 0
-    seen.rounds.append(
-        WatchedRound(
-            seconds=ended_s - found.began_s,
-            steps_s=grown("step_seconds"),
-            steps=grown("engine_steps"),
-            tokens=found.num_tokens,
-            requests_alone=alone,
-        )
-    )
-    seen.by_arm.setdefault((load, arm.name), []).append(found)
-
-
-def _short(bench: Bench) -> list[Ask]:
-    asks = bench.asks(CHOOSING + MANY // 2, 24)
-    return [Ask(key=f"short {a.key}", body={**a.body, "max_tokens": SHORT}) for a in asks]
-
-
-def _add_accepted(accepted: dict[float, list[int]], reply: Reply, most: int) -> None:
-    """How many drafts each step with all of them accepted: a token's number in its step tells."""
-    starts = [i for i, position in enumerate(reply.positions) if position == 0]
-    listed = accepted.setdefault(float(reply.ask.body["temperature"]), [])
-    # The first token is the prompt's step; the last steps have fewer drafts.
-    for begin, end in pairwise(starts[1:]):
-        if end + most < len(reply.positions):
-            listed.append(end - begin - 1)
-
-
-def _classes(
-    accepted: Mapping[float, list[int]], most: int, drafter: str
-) -> tuple[RequestClass, ...]:
-    """A class for each temperature, in the order in which requests come."""
-    classes = []
-    for temperature in sorted(accepted, reverse=True):
-        counts = accepted[temperature]
-        reached = [sum(count >= depth for count in counts) for depth in range(most + 1)]
-        chances = tuple((kept + 0.5) / (tried + 1.0) for tried, kept in pairwise(reached))
-        print(f"temperature {temperature:g}: chances by depth "
-              + ", ".join(f"{chance:.3f}" for chance in chances))  # fmt: skip
-        law = DraftChance(chance=chances[0], by_depth=chances)
-        name = f"{temperature:g}"
-        classes.append(RequestClass(name=name, temperature=temperature, chances={drafter: law}))
-    return tuple(classes)
 
 
 def _machine(
@@ -200,37 +172,19 @@ def _machine(
     )
 
 
-def _simulated_arm(arm: Arm) -> SimulatedArm:
-    limit = arm.extra.get("speculation", {}).get("num_speculative_tokens", 0)
-    return ControlArm() if arm.name == "control" else FixedArm(limit)
-
-
 def _runs(
-    arm: SimulatedArm,
-    machine: SimulatedMachine,
-    classes: tuple[RequestClass, ...],
-    load: int,
-    real: Sequence[Round],
-    limits: ServingLimits,
+    serving: SimulatedServing, classes: tuple[RequestClass, ...], load: int, real: Sequence[Round]
 ) -> list[SimulatedRun]:
     """The same rounds on the virtual clock, after two that teach control this load."""
-    serving = SimulatedServing(machine, arm, limits)
     traffics = []
-    for number, one in enumerate(real):
+    for seed, one in enumerate(real):
         replies = sorted(one.replies, key=lambda reply: int(reply.ask.key.split()[-1]))
         recorded = tuple(
             RecordedRequest(None, len(reply.ask.body["prompt"]), len(reply.ids))
             for reply in replies
         )
-        traffics.append(
-            Traffic(
-                classes=classes,
-                requests=len(recorded),
-                clients=load,
-                recorded=recorded,
-                seed=number,
-            )
-        )
+        traffics.append(Traffic(classes=classes, requests=len(recorded), clients=load,
+                                recorded=recorded, seed=seed))  # fmt: skip
     for traffic in traffics[:2]:
         serving.run(traffic)
     return [serving.run(traffic) for traffic in traffics]
@@ -242,7 +196,7 @@ def _compared(
     real: Sequence[Round],
     taught: Sequence[Round],
     runs: Sequence[SimulatedRun],
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Print both, and hold the throughput against the bar.
 
     How much the same server differed between the rounds that taught and these is the resolution.
@@ -255,14 +209,13 @@ def _compared(
     }
     both = {name: (SPEEDS[name](real), speed) for name, speed in speeds.items()}
     rate, first, each = both["throughput"], both["TTFT P50"], both["TPOT P50"]
-    before = SPEEDS["throughput"](taught)
-    print(f"  {where}: {rate[0]:.0f} / {rate[1]:.0f} tokens/s ({before:.0f} in what taught), TTFT "
+    print(f"  {where}: {rate[0]:.0f} / {rate[1]:.0f} tokens/s "
+          f"({SPEEDS['throughput'](taught):.0f} in what taught), TTFT "
           f"{1e3 / first[0]:.2f} / {1e3 / first[1]:.2f}, TPOT {1e3 / each[0]:.3f} / "
           f"{1e3 / each[1]:.3f} ms")  # fmt: skip
     ratio = rate[1] / rate[0]
-    agreement = single(min(ratio, 1.0 / ratio))
     apart = compare("throughput", taught, real)
     what = f"{where}, simulated {ratio:.3f} of real, agreement"
-    bench.bar("simulated", what, agreement, (NEAR, None), single(max(apart.value, 1 / apart.value)))
-    found = {name: {"real": one[0], "simulated": one[1]} for name, one in both.items()}
-    return {**found, "rounds that taught over these": apart}
+    resolution = single(max(apart.value, 1 / apart.value))
+    bench.bar("simulated", what, single(min(ratio, 1.0 / ratio)), NEAR, resolution)
+    return {"real, simulated": both, "rounds that taught over these": apart}

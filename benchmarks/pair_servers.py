@@ -5,7 +5,6 @@ answer, since a port that listens says nothing of weights.
 """
 
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -14,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kept_servers import kept
-from peer_llama_cpp import library_path, llama_server
-from peer_servers import free_port
+from engines import library_path, llama_server
+from served import started
 
 from foretoken.hardware import anonymous_memory
 
@@ -24,6 +22,8 @@ CONTEXT = 4096
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Of drafts that are tried; for llama.cpp and for us the same."""
 OURS, PEER = "foretoken", "llama.cpp"
+POLL_S = 0.5
+"""Between two looks whether a server answers yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +143,9 @@ def running(setting: Setting, logs: Path) -> Iterator[Running]:
     Raises:
         EndpointError: it does not start.
     """
-    log, port = logs / f"{setting.engine}.log", free_port()
-    with kept(shlex.join(setting.command), setting.env, log, port) as url:
-        yield Running(url=url, setting=setting, process=_process_of(port))
-
-
-def _process_of(port: int) -> int:
-    """The youngest process whose command line has the port."""
-    words = ["pgrep", "-n", "-f", f"(--port|:) ?{port}"]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    log = logs / f"{setting.engine}.log"
+    with started(setting.command, setting.env, log, poll_s=POLL_S) as server:
+        yield Running(url=server.url, setting=setting, process=server.process.pid)
 
 
 def memory_of(process: int) -> tuple[float, float]:

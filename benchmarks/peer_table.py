@@ -1,10 +1,11 @@
 """The table of `peers.py`: what is compared, in which mode, what is wanted, and who came how far.
 
-Every row is a ratio above which the wanted value lies: of speeds, ours over the fastest peer's; of
-the floor's time over ours, where nothing can be faster than memory and the processor; or of the
-seconds allowed over those taken. Knows arithmetic only: nothing of engines, processes or clocks.
+Every row is a ratio above which the wanted value lies: of speeds, ours over the fastest peer's, or
+of the floor's time over ours, where nothing can be faster than memory. Knows
+arithmetic only: nothing of engines, processes or clocks.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,6 @@ from peer_cases import OURS, OURS_8
 FLOOR = "floor"
 DECODE, FIRST = "decode", "first token"
 WEIGHT_ONLY, EIGHT, SIXTEEN = "weight-only", "8-bit activations", "16 bit"
-CLIENTS = (1, 8, 32)
-ALLOWED_S = 1.0
-"""From `LLM(...)` to the first token, at a second start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +23,13 @@ class Row:
 
     name: str
     part: str
-    """What is run for it: a case of `peer_cases.py`, or a part with a name of its own."""
+    """What is run for it: a case of `peer_cases.py`."""
     metric: str
     mode: str
     wanted: float | None
     """The least ratio; None: told, not judged."""
     over: str = "peers"
-    """What ours is divided by: the fastest peer, the floor, the seconds allowed, the forecast."""
+    """What ours is divided by: the fastest peer, or the floor."""
 
     @property
     def ours(self) -> str:
@@ -61,14 +59,14 @@ class RowResult:
     name: str
     mode: str
     ours: Measured | None
-    """None: this version has no such mode, or it was not run; `note` says."""
+    """None: it was not run; `note` says why."""
     peers: dict[str, Measured]
     best_peer: str | None
     over_peer: Ratio | None
     """Ours over the fastest peer."""
     over_floor: Ratio | None
     judged: Ratio | None
-    """The one of them, or the part's own, that the goal is about."""
+    """The one of them that the goal is about."""
     wanted: float | None
     met: bool | None
     short_by: float | None
@@ -76,27 +74,14 @@ class RowResult:
     note: str = ""
 
 
-def short_by(value: float, wanted: float) -> float:
-    """Share of `wanted` that `value` lacks; 0 from `wanted` upwards."""
-    return max(0.0, 1.0 - value / wanted)
-
-
 def fastest(peers: Mapping[str, Measured]) -> str | None:
     """The peer with the shortest median of seconds whose texts were right, if there is one."""
     able = {name: one for name, one in peers.items() if one.right and one.seconds}
-    if not able:
-        return None
-    return min(able, key=lambda name: _median(able[name].seconds))
+    return min(able, key=lambda name: statistics.median(able[name].seconds), default=None)
 
 
-def judge(
-    row: Row,
-    measured: Mapping[str, Measured],
-    *,
-    own: Ratio | None = None,
-    note: str = "",
-) -> RowResult:
-    """A line from what was measured, by engine; `own` is the ratio of a part that judges itself."""
+def judge(row: Row, measured: Mapping[str, Measured], *, note: str = "") -> RowResult:
+    """A line from what was measured, by engine."""
     ours = measured.get(row.ours)
     peers = {name: one for name, one in measured.items() if name not in (OURS, OURS_8)}
     best = fastest(peers)
@@ -105,12 +90,12 @@ def judge(
         over_peer = ratio_of_medians(peers[best].seconds, ours.seconds)
     if ours is not None and ours.floor_s:
         over_floor = ratio_of_medians(ours.floor_s, ours.seconds)
-    judged = own or (over_floor if row.over == FLOOR else over_peer)
+    judged = over_floor if row.over == FLOOR else over_peer
     if ours is not None and not ours.right:
         judged, note = None, note or "our text is wrong"
     met = missing = None
     if row.wanted is not None and judged is not None:
-        met, missing = judged.value >= row.wanted, short_by(judged.value, row.wanted)
+        met, missing = judged.value >= row.wanted, max(0.0, 1.0 - judged.value / row.wanted)
     return RowResult(
         name=row.name,
         mode=row.mode,
@@ -149,29 +134,16 @@ def verdict(result: RowResult) -> str:
 def lines(result: RowResult) -> list[str]:
     """A row as it is printed: the verdict, then a line for each engine."""
     found = [f"{result.name} ({result.mode}): {verdict(result)}"]
-    if result.over_floor is not None and result.over_floor != result.judged:
-        found.append(f"    floor / ours {result.over_floor}")
-    if result.over_peer is not None and result.over_peer != result.judged:
-        found.append(f"    ours / {result.best_peer} {result.over_peer}")
-    if result.ours is None:
-        return found
+    others = {"floor / ours": result.over_floor, f"ours / {result.best_peer}": result.over_peer}
+    found += [
+        f"    {name} {one}" for name, one in others.items() if one not in (None, result.judged)
+    ]
     for name, one in {"ours": result.ours, **result.peers}.items():
-        text = "" if one.right else "WRONG TEXT "
-        read = f"{one.read_gb_per_s:.0f} GB/s" if one.read_gb_per_s else ""
-        found.append(f"    {name:12} {one.shown:8.2f} {one.unit:9} {read:8} {text}{one.note}")
-    if result.note and result.judged is not None:
-        found.append(f"    {result.note}")
-    return found
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if len(ordered) % 2 else sum(_middle(ordered)) / 2
-
-
-def _middle(ordered: Sequence[float]) -> tuple[float, float]:
-    half = len(ordered) // 2
-    return ordered[half - 1], ordered[half]
+        if one is not None:
+            text = "" if one.right else "WRONG TEXT "
+            read = f"{one.read_gb_per_s:.0f} GB/s" if one.read_gb_per_s else ""
+            found.append(f"    {name:12} {one.shown:8.2f} {one.unit:9} {read:8} {text}{one.note}")
+    return found + ([f"    {result.note}"] if result.note and result.judged is not None else [])
 
 
 def _decoding(name: str, case: str, mode: str, wanted: float | None, over: str = "peers") -> Row:
@@ -180,22 +152,6 @@ def _decoding(name: str, case: str, mode: str, wanted: float | None, over: str =
 
 def _first(name: str, case: str, mode: str, wanted: float) -> Row:
     return Row(name=name, part=case, metric=FIRST, mode=mode, wanted=wanted)
-
-
-def _serving(clients: int, mode: str, wanted: float) -> Row:
-    part = "server" if mode == SIXTEEN else "server, int8"
-    name = f"server, {clients} client{'s' * (clients > 1)}"
-    return Row(name=name, part=part, metric=f"{clients}", mode=mode, wanted=wanted)
-
-
-def _starting(weights: str, mode: str) -> Row:
-    name = f"ready to answer, {weights} pair"
-    return Row(name=name, part="start-up", metric=weights, mode=mode, wanted=1.0, over="allowed")
-
-
-def _looping(weights: str, mode: str) -> Row:
-    name = f"speed-up / (AL / (V + k c)), {weights}"
-    return Row(name=name, part="loop", metric=weights, mode=mode, wanted=0.95, over="forecast")
 
 
 ROWS = (
@@ -210,17 +166,10 @@ ROWS = (
     _decoding("draft right at 80 %, int4", "int4, draft 80 %", WEIGHT_ONLY, 2.0),
     _decoding("draft right at 80 %, int4", "int4, draft 80 %", EIGHT, 2.0),
     _first("prompt of 4,000, 16 bit", "16 bit, prompt 4000", SIXTEEN, 1.1),
+    _decoding("decoding at 4,000, 16 bit", "16 bit, prompt 4000", SIXTEEN, 1.2),
     _first("prompt of 4,000, int8", "int8, prompt 4000", WEIGHT_ONLY, 1.0),
     _first("prompt of 4,000, int8", "int8, prompt 4000", EIGHT, 1.3),
-    _decoding("decoding at 4,000, 16 bit", "16 bit, at 4000", SIXTEEN, 1.2),
-    _decoding("decoding at 4,000, int8", "int8, at 4000", WEIGHT_ONLY, 1.4),
-    _decoding("decoding at 4,000, int8", "int8, at 4000", EIGHT, 1.4),
-    *(_serving(n, SIXTEEN, goal) for n, goal in zip(CLIENTS, (1.05, 1.2, 1.15), strict=True)),
-    *(_serving(n, EIGHT, 1.3) for n in CLIENTS),
-    _starting("16 bit", SIXTEEN),
-    _starting("int8", WEIGHT_ONLY),
-    _starting("int4", WEIGHT_ONLY),
-    _looping("16 bit", SIXTEEN),
-    _looping("int8", WEIGHT_ONLY),
-    _looping("int4", WEIGHT_ONLY),
+    _decoding("decoding at 4,000, int8", "int8, prompt 4000", WEIGHT_ONLY, 1.4),
+    _decoding("decoding at 4,000, int8", "int8, prompt 4000", EIGHT, 1.4),
+    _decoding("eight at once, 16 bit", "batch 8", SIXTEEN, 1.0),
 )

@@ -1,12 +1,14 @@
 """Quality of quantized targets, and how often quantized drafts are right, on the packaged pair.
 
     python benchmarks/quantization.py [--prompts 12] [--tokens 96] [--sequences 128]
+    python benchmarks/quantization.py --kv
 
 16-bit, int8, int4 rounded to nearest and int4 calibrated on the pair's training text, as targets
 and as drafts; integers with activations of 16 bits and, `a8`, of 8. Bits per byte of held-out code
 for each target, and the share of drafts that each draft model has accepted by it, greedy and at
 temperatures 0.8 and 1.0 with a seed, k=5. Times play no part, so the machine may be busy. More than
-five points lost: step back to more bits.
+five points lost: step back to more bits. With --kv instead keys and values in 16 bits and in int8,
+of target and draft, whose weights have 16 bits.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from common import Goal, announce, at_least, finish, make_pair_parser, use_threads
+from common import Goal, announce, at_least, at_most, finish, make_pair_parser, use_threads
 from runs import acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
@@ -29,7 +31,7 @@ from tools.python_text.heldout import heldout_prompts
 WHOLE, CALIBRATED = "16-bit", "int4 calibrated"
 ARMS = (WHOLE, "int8", "int4", CALIBRATED, "int8 a8", "int4 a8", "int4 calibrated a8")
 TEMPERATURES = (0.0, 0.8, 1.0)
-POINTS = 5.0
+POINTS, KV_LOSS = 5.0, 1.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +49,14 @@ class Model:
     """How an arm is opened."""
 
     path: str
-    quantization: str | None
+    quantization: str | None = None
     activations: str = "auto"
+    kv_cache_dtype: str = "auto"
 
-    @property
-    def with_8_bits(self) -> "Model":
-        """The same with activations of 8 bits."""
-        return replace(self, activations="int8")
+    def settings(self) -> dict[str, str | None]:
+        """As target and draft take them."""
+        return {"quantization": self.quantization, "activations": self.activations,
+                "kv_cache_dtype": self.kv_cache_dtype}  # fmt: skip
 
 
 def arms(name: str, folder: Path, settings: argparse.Namespace) -> dict[str, Model]:
@@ -69,7 +72,7 @@ def arms(name: str, folder: Path, settings: argparse.Namespace) -> dict[str, Mod
         "int4": Model(path=name, quantization="int4", activations="int16"),
         CALIBRATED: Model(path=str(folder), quantization="int4", activations="int16"),
     }
-    rounded = {f"{arm} a8": model.with_8_bits for arm, model in integers.items()}
+    rounded = {f"{arm} a8": replace(model, activations="int8") for arm, model in integers.items()}
     return {WHOLE: Model(path=name, quantization=None), **integers, **rounded}
 
 
@@ -109,14 +112,8 @@ def measure(
     pairings = []
     for name, target in targets.items():
         for other, draft in drafts.items():
-            config = {
-                "model": draft.path,
-                "num_speculative_tokens": 5,
-                "quantization": draft.quantization,
-                "activations": draft.activations,
-            }
-            kept = {"quantization": target.quantization, "activations": target.activations}
-            llm = build(target.path, config, **kept)
+            config = {"model": draft.path, "num_speculative_tokens": 5, **draft.settings()}
+            llm = build(target.path, config, **target.settings())
             ids = [llm.get_tokenizer().encode(text) for text in prompts]
             if name not in bits:
                 bits[name] = bits_per_byte(llm, texts)
@@ -153,6 +150,7 @@ def main() -> None:
     parser = make_pair_parser(__doc__, tokens=96)
     parser.add_argument("--targets", nargs="+", choices=ARMS, default=ARMS, help="default: all")
     parser.add_argument("--drafts", nargs="+", choices=ARMS, default=ARMS, help="default: all")
+    parser.add_argument("--kv", action="store_true", help="keys and values in place of weights")
     parser.add_argument("--folder", type=Path, help="keeps the calibrated models for other runs")
     parser.add_argument("--texts", type=int, default=24, help="for bits; default: %(default)s")
     parser.add_argument(
@@ -165,13 +163,23 @@ def main() -> None:
     where = announce(settings)
     with tempfile.TemporaryDirectory() as temporary:
         folder = settings.folder or Path(temporary)
-        targets = arms(settings.model, folder / "target", settings)
-        drafts = arms(settings.draft, folder / "draft", settings)
-        targets = {name: targets[name] for name in settings.targets}
-        drafts = {name: drafts[name] for name in settings.drafts}
+        if settings.kv:
+            targets, drafts = (
+                {f"KV {kept}": Model(path=path, kv_cache_dtype=kept) for kept in ("auto", "int8")}
+                for path in (settings.model, settings.draft)
+            )
+        else:
+            targets = arms(settings.model, folder / "target", settings)
+            drafts = arms(settings.draft, folder / "draft", settings)
+            targets = {name: targets[name] for name in settings.targets}
+            drafts = {name: drafts[name] for name in settings.drafts}
         bits, pairings = measure(targets, drafts, settings)
+    found = goals(pairings)
+    if settings.kv:
+        ratio = bits["KV int8"] / bits["KV auto"]
+        found = [at_most("int8 keys and values, bits per byte over 16 bits", ratio, KV_LOSS)]
     results = {"bits_per_byte": bits, "acceptance": pairings}
-    finish("quantization", where, settings, results, goals(pairings))
+    finish("quantization", where, settings, results, found)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
-from common import (
-    Goal,
-    announce,
-    at_least,
-    at_most,
-    finish,
-    in_turn,
-    make_parser,
-    ratio_of_medians,
-)
+from common import Goal, announce, at_least, at_most, finish, in_turn, make_parser, ratio_of_medians
+from engines import install
 from pair_asking import ask, chats, drafts_of, first_s, median_speed
 from pair_prompts import EDIT, SUMMARY, prompts_of
 from pair_servers import (
@@ -46,7 +38,6 @@ from pair_servers import (
     peer_settings,
     running,
 )
-from peer_setup import install
 
 from foretoken.errors import EndpointError
 from foretoken.lab.measure.workload import Item

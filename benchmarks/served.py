@@ -1,43 +1,105 @@
-"""A server of the packaged models for the benchmarks that measure one: its start, pages, memory.
+"""Starting servers, ours and others': one way for all benchmarks, ended with the block.
 
-The server is a process of its own and is ended with the block, also by a SIGTERM to the benchmark.
+A server is a process of its own. It is ended also by a SIGTERM to the benchmark.
 """
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from foretoken.errors import EndpointError
 from foretoken.hardware import anonymous_memory
 
-START_S = 120.0
-STOP_S = 60.0
+START_S, STOP_S = 600.0, 60.0
+SIZES = ("--kv-cache-memory-bytes", "200000000")
+"""Options of a server of the packaged models that leaves memory to others."""
 
 
 @dataclass(slots=True)
-class DemoServer:
+class Server:
     """Where it listens, and its process."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: "subprocess.Popen[bytes]"
 
     def stop(self) -> int:
         """Tell it to stop as an operator would; its exit code, -9 if it had to be killed."""
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.terminate()
         try:
-            return self.process.wait(STOP_S)
+            self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
     def anonymous_bytes(self) -> int:
         """Memory of its own that the process has."""
         return anonymous_bytes(self.process.pid)
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    *,
+    poll_s: float = 0.05,
+) -> Iterator[Server]:
+    """A server that answers and runs as long as the block; {port} in `command` is a free port.
+
+    Raises:
+        EndpointError: it ends, or does not answer in ten minutes.
+    """
+    port = free_port()
+    words = [word.replace("{port}", str(port)) for word in command]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    out = log.open("ab") if log is not None else None
+    process = subprocess.Popen(
+        words,
+        env={**os.environ, **(env or {})},
+        stdout=out or subprocess.DEVNULL,
+        stderr=out,
+        start_new_session=True,
+    )
+    server = Server(f"http://127.0.0.1:{port}", process)
+    try:
+        until = time.monotonic() + START_S
+        while not _answers(server.url):
+            if process.poll() is not None or time.monotonic() > until:
+                raise EndpointError(f"`{words[0]}` did not start" + (f": see {log}" if log else ""))
+            time.sleep(poll_s)
+        yield server
+    finally:
+        server.stop()
+        if out is not None:
+            out.close()
 
 
 @contextmanager
@@ -46,38 +108,22 @@ def demo_server(
     model: str = "demo",
     env: Mapping[str, str] | None = None,
     module: str = "foretoken",
-) -> Iterator[DemoServer]:
-    """`foretoken serve` of the packaged target, or another, with `options` on any free port.
+) -> Iterator[Server]:
+    """`foretoken serve` of the packaged target, or another, with `options`.
 
     Another `module` is run in place of Foretoken's command line.
 
     Raises:
         SystemExit: it does not start.
     """
-    command = [sys.executable, "-m", module, "serve", model, "--port", "0", *options]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "FORETOKEN_LOGGING_LEVEL": "WARNING", **(env or {})},
-    )
-    late = threading.Timer(START_S, process.kill)
-    late.start()
-    try:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        late.cancel()
-        if found is None:
-            raise SystemExit("the server did not start: " + " ".join(command[2:]))
-        server = DemoServer(found[0], process)
+    command = [sys.executable, "-m", module, "serve", model, "--port", "{port}", *options]
+    quiet = {"FORETOKEN_LOGGING_LEVEL": "WARNING", **(env or {})}
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(started(command, quiet))
+        except EndpointError as error:
+            raise SystemExit("the server did not start: " + " ".join(command[2:])) from error
         yield server
-    finally:
-        late.cancel()
-        if process.poll() is None:
-            DemoServer("", process).stop()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def anonymous_bytes(process: int | str = "self") -> int:

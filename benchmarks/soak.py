@@ -17,14 +17,16 @@ import statistics
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import httpx
 from common import Goal, announce, at_most, finish, make_parser
-from served import DemoServer, demo_server, pages_of
+from served import Server, demo_server, pages_of
 
 from foretoken.lab.http.scraping import parse_metrics
 
+PATH = "/v1/completions"
 PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")
 NONSENSE: tuple[bytes, ...] = (
     b"{", b"\xff\xff", b'{"prompt": 3}', b'{"prompt": "x", "temperature": -1}', b"[" * 5000,
@@ -45,16 +47,20 @@ class Tallies:
             self.wrong.append(what)
 
 
-async def whole(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
-    body = some_body(draw)
-    answer = await client.post("/v1/completions", json=body)
+async def refused(answer: httpx.Response, seen: Tallies) -> bool:
+    """Whether the server is full; then wait as long as it says."""
     if answer.status_code == 429:
         seen.counts["refused"] += 1
         await asyncio.sleep(float(answer.headers["retry-after"]))
-        return
-    seen.expect(answer.status_code == 200, f"{answer.status_code}: {answer.text[:200]}")
-    if answer.status_code == 200:
-        choices = answer.json()["choices"]
+    return answer.status_code == 429
+
+
+async def whole(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
+    body = some_body(draw)
+    answer = await client.post(PATH, json=body)
+    if not await refused(answer, seen):
+        seen.expect(answer.status_code == 200, f"{answer.status_code}: {answer.text[:200]}")
+        choices = answer.json().get("choices", ())
         seen.expect(len(choices) == body["n"], f"{len(choices)} choices for n={body['n']}")
         seen.expect(all(c["finish_reason"] for c in choices), "a choice without an end")
         seen.counts["whole"] += 1
@@ -66,10 +72,8 @@ async def streamed(
     """Read a stream to its end: each choice ends once, and [DONE] is last."""
     body = {**some_body(draw), "stream": True}
     began, ends, last = time.perf_counter(), Counter[int](), ""
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code == 429:
-            seen.counts["refused"] += 1
-            await asyncio.sleep(float(answer.headers["retry-after"]))
+    async with client.stream("POST", PATH, json=body) as answer:
+        if await refused(answer, seen):
             return
         seen.expect(answer.status_code == 200, f"stream: {answer.status_code}")
         async for line in answer.aiter_lines():
@@ -82,8 +86,7 @@ async def streamed(
                 chunk = json.loads(line.removeprefix("data: "))
                 seen.expect("error" not in chunk, str(chunk)[:200])
                 ends.update(c["index"] for c in chunk.get("choices", ()) if c["finish_reason"])
-            if pause_s:
-                await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s)
     seen.expect(last == "data: [DONE]", f"last line {last[:100]}")
     seen.expect(ends == Counter(range(body["n"])), f"ends {dict(ends)} for n={body['n']}")
     seen.counts["slow" if pause_s else "streamed"] += 1
@@ -92,7 +95,7 @@ async def streamed(
 async def leaves(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
     body = {**some_body(draw), "max_tokens": 1000, "stream": True, "ignore_eos": True}
     stop_after = draw.randrange(20)
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
+    async with client.stream("POST", PATH, json=body) as answer:
         async for _ in answer.aiter_lines():
             stop_after -= 1
             if stop_after < 0:
@@ -101,11 +104,15 @@ async def leaves(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) 
 
 
 async def nonsense(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
-    headers = {"content-type": "application/json"}
     raw = draw.choice(NONSENSE)
-    answer = await client.post("/v1/completions", content=raw, headers=headers)
+    answer = await client.post(PATH, content=raw, headers={"content-type": "application/json"})
     seen.expect(400 <= answer.status_code < 500, f"{raw[:30]!r}: {answer.status_code}")
     seen.counts["nonsense"] += 1
+
+
+KINDS = ((0.35, whole), (0.4, streamed), (0.05, partial(streamed, pause_s=0.02)), (0.1, leaves),
+         (0.1, nonsense))  # fmt: skip
+"""What a client does next, and with which chance."""
 
 
 def some_body(draw: random.Random) -> dict[str, Any]:
@@ -123,20 +130,11 @@ async def one_client(url: str, number: int, until: float, seen: Tallies) -> None
     draw = random.Random(number)
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         while time.monotonic() < until:
-            kind = draw.random()
-            if kind < 0.35:
-                await whole(client, draw, seen)
-            elif kind < 0.75:
-                await streamed(client, draw, seen)
-            elif kind < 0.8:
-                await streamed(client, draw, seen, pause_s=0.02)
-            elif kind < 0.9:
-                await leaves(client, draw, seen)
-            else:
-                await nonsense(client, draw, seen)
+            [(_, act)] = draw.choices(KINDS, [chance for chance, _ in KINDS])
+            await act(client, draw, seen)
 
 
-async def watch(server: DemoServer, until: float, samples: list[int]) -> None:
+async def watch(server: Server, until: float, samples: list[int]) -> None:
     while time.monotonic() < until:
         samples.append(server.anonymous_bytes())
         await asyncio.sleep(1)
@@ -164,12 +162,12 @@ async def fill(url: str) -> int:
         draw, num_tokens = random.Random(0), page_size * num_pages
         for _ in range(num_tokens // 1800 + 1):
             prompt = [draw.randrange(300, 4000) for _ in range(1800)]
-            answer = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            answer = await client.post(PATH, json={"prompt": prompt, "max_tokens": 1})
             answer.raise_for_status()
     return num_tokens
 
 
-async def soak(server: DemoServer, minutes: float, clients: int) -> dict[str, Any]:
+async def soak(server: Server, minutes: float, clients: int) -> dict[str, Any]:
     url = server.url
     seen, samples, filled = Tallies(), list[int](), await fill(url)
     until = time.monotonic() + minutes * 60

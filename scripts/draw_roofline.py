@@ -39,10 +39,8 @@ NAMES = {
     "llama-cpp": "llama.cpp",
     "vllm": "vLLM",
     "onnxruntime": "ONNX Runtime",
-    "transformers": "transformers",
 }
 """By what the benchmark calls them, in the order of their colours."""
-WEIGHTS = ("16 bit", "int8", "int4")
 WIDE, EIGHT = "o", "D"
 """Markers: of activations in 16 bits, and of those that are rounded to 8."""
 INCHES = 0.4
@@ -88,7 +86,7 @@ def lines_of(document: Mapping[str, Any]) -> list[Line]:
         able = {name: one for name, one in everyone.items() if one and one["right"]}
         told = {name: one for name, one in able.items() if one["floor_s"] or _is_speed(one)}
         if told:
-            found.setdefault(_name(row), {}).update(told)
+            found.setdefault(str(row["name"]), {}).update(told)
     lines = []
     for name, own in found.items():
         has_floor = all(one["floor_s"] for one in own.values())
@@ -99,14 +97,6 @@ def lines_of(document: Mapping[str, Any]) -> list[Line]:
 
 def _is_speed(measured: Mapping[str, Any]) -> bool:
     return bool(measured["unit"] == "tokens/s")
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    """A row's name with its weights, which those of servers leave to the mode."""
-    name = str(row["name"])
-    if any(weights in name for weights in WEIGHTS):
-        return name
-    return f"{name}, {row['mode'] if row['mode'] in WEIGHTS else 'int8'}"
 
 
 def _point(name: str, measured: Mapping[str, Any], has_floor: bool) -> Point:

@@ -52,17 +52,15 @@ def printed(used: Any, capsys: pytest.CaptureFixture[str]) -> str:
         "foretoken": measured(used, 77.0, "weight-only; k 3"),
         "openvino": measured(used, 52.0, f"{EIGHT}; k 3"),
     }
-    served = {"foretoken": measured(used, 20.0, "16 bit"), "vllm": measured(used, 15.0, "16 bit")}
-    served_8 = {"foretoken, 8-bit activations": measured(used, 40.0, f"int8, {EIGHT}")}
-    started = {"foretoken": measured(used, 0.8, "16 bit", unit="s")}
+    eight = {"foretoken": measured(used, 20.0, "16 bit"), "vllm": measured(used, 15.0, "16 bit")}
+    first = {"foretoken": measured(used, 0.8, "16 bit", unit="s")}
     engines = {
         ("plain, int8", "weight-only"): wide,
         ("plain, int8", EIGHT): wide,
         ("draft right at 80 %, int8", "weight-only"): drafts,
         ("draft right at 80 %, int8", EIGHT): {},
-        ("server, 8 clients", "16 bit"): served,
-        ("server, 8 clients", EIGHT): served_8,
-        ("ready to answer, 16 bit pair", "16 bit"): started,
+        ("eight at once, 16 bit", "16 bit"): eight,
+        ("prompt of 4,000, 16 bit", "16 bit"): first,
     }
     table = {(row.name, row.mode): row for row in used.peer_table.ROWS}
     rows = [used.peer_table.judge(table[key], own) for key, own in engines.items()]
@@ -84,8 +82,7 @@ def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixt
             ("foretoken", True, 0.9),
         ],
         "draft right at 80 %, int8": [("openvino", True, 52.0), ("foretoken", False, 77.0)],
-        "server, 8 clients, 16 bit": [("vllm", False, 15.0), ("foretoken", False, 20.0)],
-        "server, 8 clients, int8": [("foretoken", True, 40.0)],
+        "eight at once, 16 bit": [("vllm", False, 15.0), ("foretoken", False, 20.0)],
     }
     assert [name for name, line in lines.items() if line.has_floor] == ["plain, int8"]
 
@@ -103,7 +100,7 @@ def test_the_picture_is_drawn_from_the_last_line(
     used.draw_roofline.main()
     drawn = picture.read_text("utf-8")
     texts = {one.text for one in ElementTree.fromstring(drawn).iter() if one.text}
-    assert {"llama.cpp", "OpenVINO", "vLLM", "server, 8 clients, int8", "0.95"} <= texts
+    assert {"llama.cpp", "OpenVINO", "vLLM", "eight at once, 16 bit", "0.95"} <= texts
     assert "ONNX Runtime" not in texts, "it took no part"
     assert "var(--" not in drawn, "an image has no page to take colours of"
     assert "#ffffff" not in drawn and "prefers-color-scheme: dark" in drawn, "nor a ground"

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from foretoken.shape.model import ModelShape
 
@@ -37,9 +36,7 @@ NORMS = 3 * 2 * 8 + 8
 @pytest.fixture(scope="module")
 def bench() -> Any:
     """The benchmark's modules by name."""
-    names = ("peer_table", "peer_floor", "peer_compare", "peer_cases", "peer_kept", "peer_settings",
-             "peer_servers", "peer_vllm_int8", "peer_llama_cpp", "peer_instructions",
-             "sockets_on_paper", "peers", "loop")  # fmt: skip
+    names = ("peer_table", "bandwidth", "peer_cases", "peer_search", "peers")
     sys.path.insert(0, str(BENCHMARKS))
     try:
         return SimpleNamespace(**{name: import_module(name) for name in names})
@@ -131,199 +128,55 @@ def test_the_floor_is_judged_turn_by_turn(bench: Any) -> None:
     assert found.over_peer.value == pytest.approx(4.5)
 
 
-def limits(bench: Any, read: float, **products: float) -> Any:
-    return bench.peer_floor.Limits(read_bytes_per_s=read, products_per_s=products)
-
-
-def test_a_token_takes_as_long_as_its_bytes(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
+def test_a_token_reads_all_weights_but_embeddings_and_its_keys(bench: Any) -> None:
+    read = bench.bandwidth.floor_bytes
     keys = 2 * 3 * 4 * 2 * 30.0
-    own = work.decode_s(limits(bench, 1e6, bf16=1e12), 20, 40)
-    assert own == pytest.approx((2 * (MATRICES + HEAD + NORMS) + keys) / 1e6)
-
-
-def test_a_token_takes_as_long_as_its_products_if_these_are_slower(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    attended = 2 * 3 * 8 * 30.0
-    own = work.decode_s(limits(bench, 1e12, bf16=1e6), 20, 40)
-    assert own == pytest.approx((MATRICES + HEAD + attended) / 1e6)
-
-
-def test_integer_weights_are_bytes_and_scales_and_their_own_products(bench: Any) -> None:
-    floor = bench.peer_floor
+    assert read(SHAPE, "16 bit", 30) == pytest.approx(2 * (MATRICES + HEAD + NORMS) + keys)
     outputs = 3 * (8 + 2 * 4 + 2 * 16 + 2 * 8)
-    int8 = floor.Work(shape=SHAPE, weights="int8")
-    assert int8.step_bytes() == MATRICES + HEAD + 2 * NORMS + 4 * (outputs + 100)
-    peaks = limits(bench, 1e15, bf16=1e15, int16=1e6, int8=4e6)
-    eight = floor.Work(shape=SHAPE, weights="int8", eight_bit_activations=True)
-    assert int8.decode_s(peaks, 1, 1) == pytest.approx(4 * eight.decode_s(peaks, 1, 1), rel=1e-6)
-
-
-def test_rows_of_a_pass_share_its_bytes_and_have_their_own_products(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="int8")
-    reading = limits(bench, 1e6, int16=1e15, bf16=1e15)
-    assert work.pass_s(reading, 30, 6) == work.decode_s(reading, 20, 40)
-    multiplying = limits(bench, 1e15, int16=1e6, bf16=1e15)
-    assert work.pass_s(multiplying, 30, 6) == pytest.approx(6 * (MATRICES + HEAD) / 1e6)
-
-
-def test_the_heads_floor_is_its_share_of_a_pass(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="int8")
-    assert work.head_s(limits(bench, 1e6, int16=1e15), 6) == pytest.approx((HEAD + 400) / 1e6)
-    assert work.head_s(limits(bench, 1e15, int16=1e6), 6) == pytest.approx(6 * HEAD / 1e6)
-
-
-def test_a_prompt_needs_the_head_once_and_every_pair(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    pairs = 10 * 11 / 2 * 3
-    own = work.prompt_s(limits(bench, 1e12, bf16=1e6), 10)
-    assert own == pytest.approx((MATRICES * 10 + HEAD + 2 * pairs * 8) / 1e6)
-
-
-def test_without_a_compiler_the_floor_is_memory_alone(bench: Any) -> None:
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    assert work.prompt_s(limits(bench, 1e6), 10) == work.step_bytes() / 1e6
-
-
-@pytest.mark.slow
-def test_this_machines_limits_are_measured(bench: Any) -> None:
-    found = bench.peer_floor.LimitsProbe(1).now()
-    if not found.products_per_s:
-        pytest.skip("no compiler, or no instructions that products.c knows")
-    for kind in ("bf16", "int16", "int8"):
-        assert 1e9 < found.products_per_s[kind] < 1e13, kind
-
-
-def test_the_loops_share_of_its_forecast(bench: Any) -> None:
-    """V = 1.2, c = 0.1, AL = 5.1: 3.0 is forecast and 2.4 measured, however turns drift."""
-    turns = [
-        bench.loop.Turn(plain=2.4 * t, spec=1.0 * t, one=0.05 * t, check=0.06 * t, draft=0.005 * t)
-        for t in TURNS
-    ]
-    share = bench.loop.efficiency(turns, 5.1)
-    assert share.value == pytest.approx(0.8)
-    assert share.low == pytest.approx(0.8) and share.high == pytest.approx(0.8)
+    assert read(SHAPE, "int8", 0) == MATRICES + HEAD + 2 * NORMS + 4 * (outputs + 100)
 
 
 def found(bench: Any, speed: float, **setting: Any) -> Any:
-    trial = bench.peer_settings.Trial(setting=setting, tokens_per_s=speed, read_gb_per_s=40.0)
-    tried = [trial]
-    return bench.peer_settings.Found(best=setting, versions={}, tokens=50, when="", tried=tried)
+    return bench.peer_search.Found(best=setting, speed=speed, versions={"own": "1"}, tried=[])
 
 
-def test_what_fewer_instructions_find_is_not_the_machine_s_own(bench: Any, tmp_path: Path) -> None:
-    """An engine that fails when it is held to AVX2 was skipped natively from then on."""
-    path, own = tmp_path / "settings.json", tmp_path / "settings-avx2.json"
-    native = bench.peer_settings.SettingsFile(path, {"cores": 2})
-    native.put("openvino", "int8", found(bench, 30.0, threads=2))
-    held = bench.peer_settings.SettingsFile(path, {"cores": 2}, own)
-    assert held.get("openvino", "int8", {}).best == {"threads": 2}, "known: taken as it is"
-    held.put("openvino", "16 bit", found(bench, 0.0))
-    held.forget(["openvino"], ["int8"])
-    assert held.get("openvino", "int8", {}) is None
-    again = bench.peer_settings.SettingsFile(path, {"cores": 2})
-    assert again.get("openvino", "16 bit", {}) is None
-    assert again.get("openvino", "int8", {}) is not None
-    assert bench.peer_settings.SettingsFile(path, {"cores": 2}, own).get("openvino", "16 bit", {})
+def test_what_was_found_is_kept_for_a_machine_and_its_versions(bench: Any, tmp_path: Path) -> None:
+    path, versions = tmp_path / "settings.json", {"own": "1"}
+    file = bench.peer_search.SettingsFile(path, {"cores": 2})
+    file.put("openvino", "int8", found(bench, 30.0, threads=2))
+    again = bench.peer_search.SettingsFile(path, {"cores": 2})
+    assert again.get("openvino", "int8", versions) == found(bench, 30.0, threads=2)
+    assert again.get("openvino", "int8", {"own": "2"}) is None
+    cases = bench.peer_cases.CASES
+    assert again.first_like("openvino", cases["int4"], versions) == {"threads": 2}
+    assert again.first_like("openvino", cases["int4, draft 80 %"], versions) == {}
+    with pytest.raises(SystemExit, match="--settings"):
+        bench.peer_search.SettingsFile(path, {"cores": 4})
 
 
 def test_a_peer_far_behind_is_named_and_not_asked(bench: Any) -> None:
     results = {
-        ("foretoken", "int8"): found(bench, 20.0, threads=2),
-        ("openvino", "int8"): found(bench, 50.0, threads=2),
-        ("llama-cpp", "int8"): found(bench, 24.0, threads=2),
+        "foretoken": found(bench, 20.0, threads=2),
+        "openvino": found(bench, 50.0, threads=2),
+        "llama-cpp": found(bench, 24.0, threads=2),
     }
-    chosen = bench.peer_compare.choose_arms(["int8"], results)
-    assert set(chosen.arms) == {"foretoken", "openvino"}, "ours stays however slow"
-    assert chosen.missing == {"llama-cpp": "0.48 of openvino's speed when it was tuned: "
-                              "not asked again"}  # fmt: skip
-
-
-def test_cases_of_equal_work_share_their_arms(bench: Any) -> None:
-    first, second = "int8, prompt 4000", "int8, at 4000"
-    assert bench.peers.cases_of(second) == [first, second]
-    results = {
-        ("foretoken", first): found(bench, 1.0, threads=2),
-        ("foretoken", second): found(bench, 1.0, threads=2),
-        ("openvino", first): found(bench, 1.0, threads=2, backend="PA"),
-        ("openvino", second): found(bench, 1.0, threads=2, backend="SDPA"),
-    }
-    arms = bench.peer_compare.choose_arms([first, second], results).arms
-    assert list(arms) == ["foretoken", "openvino", "openvino (backend SDPA)"]
+    arms, missing = bench.peers.choose_arms(bench.peer_cases.CASES["int8"], results)
+    assert set(arms) == {"foretoken", "openvino"}, "ours stays however slow"
+    assert missing == {"llama-cpp": "0.48 of openvino's speed when it was tuned: not asked again"}
 
 
 def test_we_are_also_asked_with_a_peers_draft(bench: Any) -> None:
-    case = "int8, draft 80 %"
     results = {
-        ("foretoken", case): found(bench, 60.0, draft="int4", k=3),
-        ("openvino", case): found(bench, 50.0, draft="int8", k=2),
+        "foretoken": found(bench, 60.0, draft="int4", k=3),
+        "openvino": found(bench, 50.0, draft="int8", k=2),
     }
-    arms = bench.peer_compare.choose_arms([case], results).arms
+    arms, _ = bench.peers.choose_arms(bench.peer_cases.CASES["int8, draft 80 %"], results)
     assert arms["foretoken (draft int8)"].setting == {"draft": "int8", "k": 3}
+    own = dict.fromkeys(arms, measured(bench, 1.0)) | {"foretoken": measured(bench, 2.0)}
+    assert bench.peers.best_of_engine(arms, own)["foretoken"] == own["foretoken"]
 
 
 def test_every_row_is_run_by_one_part(bench: Any) -> None:
     rows = bench.peer_table.ROWS
-    parts = bench.peers.parts_of(rows)
-    assert sum(len(own) for own in parts.values()) == len(rows)
+    assert {row.part for row in rows} == set(bench.peer_cases.CASES)
     assert len({(one.name, one.mode) for one in rows}) == len(rows)
-
-
-def test_kept_parts_come_back_as_they_were(bench: Any, tmp_path: Path) -> None:
-    table, kept = bench.peer_table, bench.peer_kept.Kept
-    engines = {"foretoken": measured(bench, 2.0, floor_s=TURNS), "vllm": measured(bench, 2.2)}
-    rows = [table.judge(row(bench, 1.2), engines), table.judge(row(bench, 1.2), {}, note="none")]
-    file = tmp_path / "table.json"
-    kept(file, {"git": "a"}).put("int8", rows)
-    again = kept(file, {"git": "a"})
-    assert again.rows("int8") == rows
-    assert again.rows("int4") is None
-    assert kept(file, {"git": "b"}).rows("int8") is None, "another commit measures anew"
-
-
-def test_texts_are_compared_up_to_half_characters(bench: Any) -> None:
-    right = bench.peer_servers.is_right
-    assert right(" one two\ufffd", "one two thr")
-    assert not right(" one two", "one tow")
-    assert not right("on", "one two three"), "less than half of it is no answer"
-
-
-def test_no_server_of_the_table_drafts(bench: Any) -> None:
-    command = bench.peer_servers.ours(Path("models")).command
-    assert command[command.index("--speculative-config") + 1] == "none"
-
-
-def test_everyone_is_held_to_the_same_instructions(bench: Any, tmp_path: Path) -> None:
-    own, llama = bench.peer_instructions, bench.peer_llama_cpp
-    assert own.VARIABLES.keys() == own.LLAMA_CPP.keys() == set(own.CHOICES)
-    for name in own.CHOICES[1:]:
-        assert own.VARIABLES[name]["FORETOKEN_KERNELS"] == name
-        assert "-DGGML_NATIVE=OFF" in own.LLAMA_CPP[name]
-    environment = tmp_path / "venv"
-    first, *rest = llama.library_path(environment, "openmp", "avx2").split(":")
-    assert first == str(tmp_path / "llama-cpp" / "openmp-avx2" / "bin")
-    assert rest == llama.library_path(environment, "openmp").split(":")
-    (tmp_path / "llama-cpp").mkdir()
-    (tmp_path / "llama-cpp" / f".built-{llama.VERSION}").touch()
-    assert llama.is_built(environment, "native") and not llama.is_built(environment, "avx2")
-
-
-def test_sockets_on_paper(bench: Any) -> None:
-    paper = bench.sockets_on_paper
-    machine = paper.Machine(nodes=2, cores=4, read_gb_per_s=100.0, core_gb_per_s=50.0,
-                            link_gb_per_s=10.0, products_per_ns=1e9, gather_us=0.0)  # fmt: skip
-    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
-    ways = list(paper.step_seconds(machine, work, rows=1, context=0).values())
-    one_node, spread, own_node, shared, replicas = (seconds for seconds, _ in ways)
-    # 100 GB/s; 4 x 10 over the link; 100; 2 x 100; 100.
-    assert [own_node / s for s in (one_node, spread, shared, replicas)] == pytest.approx(
-        [1.0, 0.4, 2.0, 1.0]
-    )
-    assert [count for _, count in ways] == [1, 1, 1, 1, 2]
-
-
-def test_int8_weights_are_within_half_a_step(bench: Any) -> None:
-    weight = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
-    whole, scale = bench.peer_vllm_int8.rounded(weight)
-    assert whole.dtype == torch.int8 and scale.shape == (6, 1)
-    assert ((whole * scale - weight).abs() <= scale / 2 + 1e-7).all()

@@ -1,6 +1,6 @@
 """Write a Llama checkpoint in bfloat16 as GGUF, for llama.cpp's server. Needs gguf and numpy.
 
-    python benchmarks/lab_gguf.py CHECKPOINT FILE.gguf [F16|Q8_0|Q4_0]
+    python benchmarks/to_gguf.py CHECKPOINT FILE.gguf [F16|Q8_0|Q4_0]
 
 Matrices stay in bfloat16 or become float16, Q8_0 or Q4_0: 8 or 4 bits and a scale for every 32.
 
