@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.export import export
-from foretoken.lab.lint.read.shell import read_commands
+from foretoken.lab.launch.export import export
+from foretoken.lab.launch.shell import read_commands
 from tests.unit.lab.exported import every_command
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.sources import read_source
 from foretoken.metrics import EngineMetrics
 
 VALUES: dict[str, object] = {

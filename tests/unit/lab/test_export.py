@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.export import EXPORTED_TO, export
-from foretoken.lab.commands.write import WrittenCommand
+from foretoken.lab.launch.export import EXPORTED_TO, export
+from foretoken.lab.launch.command import WrittenCommand
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.launches import Launch
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.sources import read_source
 from tests.unit.lab.exported import (
     KEYS,
     OPTIONS,

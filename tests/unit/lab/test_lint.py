@@ -11,7 +11,7 @@ from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
 from foretoken.lab.lint.fit import Machine, planned_settings
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.translate import translated
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from foretoken.lab.lint.launches import Launch
-from foretoken.lab.lint.read.shell import read_commands
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.shell import read_commands
+from foretoken.lab.launch.sources import read_source
 
 GUIDE = """vllm serve Qwen/Qwen3-8B \\
 --speculative-config \\

@@ -15,8 +15,8 @@ from foretoken.config.other_engines import find_other, other_names
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.checks import LaunchVerdict, lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.launches import Launch
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.sources import read_source
 from tests.unit.lab.test_lint_corrects import judged, sound
 from tests.unit.lab.test_lint_reads import only
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.sources import read_source
 
 ENGINE = """from vllm import LLM
 llm = LLM("Qwen/Qwen3-8B", {counters}speculative_config={{"method": "ngram",

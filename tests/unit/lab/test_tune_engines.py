@@ -7,7 +7,7 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.tune.candidates import offered, settings_of
-from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import OfferedDrafter, ServerCommand
 from foretoken.lab.tune.settings import OFF, Setting
 
 DRAFTERS = {

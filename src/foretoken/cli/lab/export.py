@@ -46,8 +46,8 @@ def export(
     """Write the command of another engine that serves and drafts the same, for those who serve
     elsewhere. What it cannot be told stands in comments, or is an error where its outputs would be
     others. For OpenVINO GenAI it is a script."""
-    from foretoken.lab.commands.export import EXPORTED_TO
-    from foretoken.lab.commands.export import export as write
+    from foretoken.lab.launch.export import EXPORTED_TO
+    from foretoken.lab.launch.export import export as write
 
     if engine not in EXPORTED_TO:
         raise ConfigError("ENGINE", engine, one_of(engine, EXPORTED_TO))
@@ -94,7 +94,7 @@ def _settings(
         ConfigError: there is none, or more than one.
     """
     from foretoken.lab.lint.checks import words_of
-    from foretoken.lab.lint.read.source import read_source
+    from foretoken.lab.launch.sources import read_source
 
     launches = [one for one in read_source(text).launches if one.engine == "foretoken"]
     commands = [words_of(one) for one in launches if one.form.kind in ("shell", "list", "exec")]

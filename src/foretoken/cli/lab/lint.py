@@ -58,8 +58,8 @@ def lint(
     from foretoken.lab.findings import worst_level
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
-    from foretoken.lab.lint.launches import ENGINES
-    from foretoken.lab.lint.read.source import read_source
+    from foretoken.lab.launch.launch import ENGINES
+    from foretoken.lab.launch.sources import read_source
 
     if engine not in ("auto", *ENGINES):
         raise ConfigError("--engine", engine, one_of(engine, ("auto", *ENGINES)))
@@ -146,7 +146,7 @@ def text_of(name: str, field: str = "INPUTS") -> str:
 
 def _speaks_for_itself(text: str) -> bool:
     """Whether a single word is a metric's name or sets a variable that a server reads."""
-    from foretoken.lab.lint.read.source import read_source
+    from foretoken.lab.launch.sources import read_source
 
     found = read_source(text)
     return bool(found.launches or found.metrics)

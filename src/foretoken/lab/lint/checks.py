@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
-from foretoken.lab.lint.launches import Launch, LaunchCheck, LintSource
+from foretoken.lab.launch.launch import Launch, LaunchCheck, LintSource
 from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
-from foretoken.lab.lint.read.python import PYTHON_CHECK
-from foretoken.lab.lint.read.shell import SHELL_CHECK
-from foretoken.lab.lint.read.unreadable import UNREAD_CHECK
+from foretoken.lab.launch.python import PYTHON_CHECK
+from foretoken.lab.launch.shell import SHELL_CHECK
+from foretoken.lab.launch.unreadable import UNREAD_CHECK
 from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
 from foretoken.lab.lint.translate import repaired, translated
 from foretoken.lab.lint.variables import VARIABLE_CHECK
 from foretoken.lab.lint.vllm import VLLM_CHECKS
-from foretoken.lab.lint.write import written
+from foretoken.lab.launch.write import written
 
 MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
 LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)

@@ -11,7 +11,7 @@ from foretoken.checkpoint import PACKAGED
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import (
+from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     METHOD_OPTIONS,
     Launch,
@@ -20,7 +20,7 @@ from foretoken.lab.lint.launches import (
 )
 from foretoken.lab.lint.shares import SHARES, check_share
 from foretoken.lab.lint.translate import drafts_blocks
-from foretoken.lab.lint.write import written
+from foretoken.lab.launch.write import written
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan

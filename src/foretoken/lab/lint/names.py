@@ -6,7 +6,7 @@ from foretoken.config.methods import known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import (
+from foretoken.lab.launch.launch import (
     METHOD_OPTIONS,
     SHORT,
     Launch,
@@ -18,7 +18,7 @@ from foretoken.lab.lint.launches import (
     typed,
 )
 from foretoken.lab.lint.translate import method_by_name, schedule_of
-from foretoken.lab.lint.unsaid import is_unsaid, json_for_shell, json_text
+from foretoken.lab.launch.values import is_unsaid, json_for_shell, json_text
 from foretoken.lab.lint.variables import VARIABLE_CHECK
 
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")

@@ -6,7 +6,7 @@ from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import (
+from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     Launch,
     LaunchCheck,
@@ -15,7 +15,7 @@ from foretoken.lab.lint.launches import (
     number,
 )
 from foretoken.lab.lint.translate import drafts_blocks
-from foretoken.lab.lint.unsaid import Expression
+from foretoken.lab.launch.values import Expression
 
 _LLAMA = ("llama.cpp",)
 _MOST, _FEWEST = "spec-draft-n-max", "spec-draft-n-min"

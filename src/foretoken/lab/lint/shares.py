@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, number
+from foretoken.lab.launch.launch import Launch, number
 from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.setup import Setup
 

@@ -11,8 +11,8 @@ from typing import Any
 from foretoken.config.other_engines import todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import engine_table
-from foretoken.lab.lint.read.source import find_metric, whole_metric
+from foretoken.lab.launch.launch import engine_table
+from foretoken.lab.launch.sources import find_metric, whole_metric
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"

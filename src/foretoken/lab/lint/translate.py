@@ -10,8 +10,8 @@ from typing import Any
 
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other
-from foretoken.lab.commands.told import MOST_RUNNING
-from foretoken.lab.lint.launches import (
+from foretoken.lab.launch.drafting import MOST_RUNNING
+from foretoken.lab.launch.launch import (
     ELSEWHERE,
     METHOD_OPTIONS,
     SHORT,
@@ -23,8 +23,8 @@ from foretoken.lab.lint.launches import (
     number,
     typed,
 )
-from foretoken.lab.lint.read.variables import part_of
-from foretoken.lab.lint.unsaid import is_unsaid, one_more
+from foretoken.lab.launch.variables import part_of
+from foretoken.lab.launch.values import is_unsaid, one_more
 
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 _NAMED_SO = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from foretoken.config.other_engines import OtherName, find_other, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import ENGINES, Launch, LaunchCheck, LaunchPart, engine_table
-from foretoken.lab.lint.read.variables import PREFIXES, owner_of
+from foretoken.lab.launch.launch import ENGINES, Launch, LaunchCheck, LaunchPart, engine_table
+from foretoken.lab.launch.variables import PREFIXES, owner_of
 
 _ABOUT_DRAFTS = re.compile(r"_(SPEC|SPECULATIVE|DRAFT|NGRAM)(_|$)")
 _COMPLETE = ("llama.cpp", "vllm")

@@ -5,9 +5,9 @@ from typing import Any
 
 from foretoken.config.methods import DraftingMethod
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import JSON_OPTIONS, Launch, LaunchCheck, engine_table, number
+from foretoken.lab.launch.launch import JSON_OPTIONS, Launch, LaunchCheck, engine_table, number
 from foretoken.lab.lint.translate import method_in
-from foretoken.lab.lint.unsaid import is_unsaid
+from foretoken.lab.launch.values import is_unsaid
 
 _VLLM = ("vllm",)
 

@@ -13,7 +13,7 @@ from foretoken.lab.plan.checks import PlanContext
 from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
 from foretoken.lab.plan.checks.pays import LOAD_CHECKS
 from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
-from foretoken.lab.plan.commands import ready_commands
+from foretoken.lab.plan.ready_commands import ready_commands
 from foretoken.lab.plan.latency import PlannedLatency, latency
 from foretoken.lab.plan.memory_plan import (
     MemoryPlan,

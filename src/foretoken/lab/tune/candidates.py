@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
-from foretoken.lab.tune.engines import CONTROL, TEMPLATE, OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import CONTROL, TEMPLATE, OfferedDrafter, ServerCommand
 from foretoken.lab.tune.settings import Setting
 
 LENGTHS = (1, 2, 3, 5, 8)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from foretoken.lab.lint.fit import Machine, is_known, planned_settings, unsaid_bits
-from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import MethodOutlook, method_outlooks
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
 from foretoken.lab.plan.speedup import MOST_K
-from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import OfferedDrafter, ServerCommand
 
 _CLEARLY = 1.05
 """Times the gain of what is there, from which a drafter that is not is worth naming."""

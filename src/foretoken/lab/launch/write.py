@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from foretoken.lab.lint.launches import ELSEWHERE, Launch, LaunchPart
-from foretoken.lab.lint.read.shell import quoted
-from foretoken.lab.lint.read.variables import SETTERS, words_that_set
-from foretoken.lab.lint.unsaid import Expression, json_for_shell, json_text
+from foretoken.lab.launch.launch import ELSEWHERE, Launch, LaunchPart
+from foretoken.lab.launch.shell import quoted
+from foretoken.lab.launch.variables import SETTERS, words_that_set
+from foretoken.lab.launch.values import Expression, json_for_shell, json_text
 
 
 def written(launch: Launch) -> str:

@@ -14,18 +14,18 @@ import yaml
 
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
-from foretoken.lab.lint.read import containers, python
-from foretoken.lab.lint.read.shell import SHELL_CHECK, Word, commands_as_torn
-from foretoken.lab.lint.read.unreadable import unreadable
-from foretoken.lab.lint.read.variables import (
+from foretoken.lab.launch.launch import Form, Launch, LaunchPart, LintSource
+from foretoken.lab.launch import containers, python
+from foretoken.lab.launch.shell import SHELL_CHECK, Word, commands_as_torn
+from foretoken.lab.launch.unreadable import unreadable
+from foretoken.lab.launch.variables import (
     exported,
     file_of_variables,
     first_word,
     variables_alone,
     with_variables,
 )
-from foretoken.lab.lint.read.words import FLAG, guess_engine, launch_of
+from foretoken.lab.launch.read import FLAG, guess_engine, launch_of
 
 _METRIC = re.compile(
     r"\b(?:(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_]\w*|trtllm_\w+|spec_decode_\w+|"

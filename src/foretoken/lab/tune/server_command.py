@@ -13,8 +13,8 @@ from typing import Any, final
 
 from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.commands.engines import tell
-from foretoken.lab.commands.told import DraftingSetup
+from foretoken.lab.launch.engines import tell
+from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import Schedule, Setting
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretoken.lab.commands.engines import refusal
-from foretoken.lab.commands.told import MOST_RUNNING, DraftingSetup, Ranges
-from foretoken.lab.commands.write import write_command
+from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
+from foretoken.lab.launch.command import write_command
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.schedule import DraftSchedule
 from foretoken.lab.plan.setup import DRAWN_FROM, ENGINES, Setup

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from foretoken.lab.commands.engines import tell
-from foretoken.lab.commands.options import told_option
-from foretoken.lab.commands.told import DraftingSetup, Told, Unsaid, in_groups
-from foretoken.lab.lint.launches import Form, Launch, LaunchPart
-from foretoken.lab.lint.read.shell import Word
-from foretoken.lab.lint.write import written
+from foretoken.lab.launch.engines import tell
+from foretoken.lab.launch.options import told_option
+from foretoken.lab.launch.drafting import DraftingSetup, Told, Unsaid, in_groups
+from foretoken.lab.launch.launch import Form, Launch, LaunchPart
+from foretoken.lab.launch.shell import Word
+from foretoken.lab.launch.write import written
 
 _PROGRAMS = {
     "vllm": ("vllm", "serve"),

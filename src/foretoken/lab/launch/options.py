@@ -15,8 +15,8 @@ from foretoken.config.drafter import drafter_keys
 from foretoken.config.other_engines import find_other
 from foretoken.config.speculative import general_keys
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.told import Told, flag_part
-from foretoken.lab.lint.launches import ELSEWHERE, LaunchPart
+from foretoken.lab.launch.drafting import Told, flag_part
+from foretoken.lab.launch.launch import ELSEWHERE, LaunchPart
 
 ENGINE_NAMES = {
     "vllm": "vLLM",
@@ -55,7 +55,7 @@ class OptionRow:
 @cache
 def _table() -> dict[str, dict[str, dict[str, OptionRow]]]:
     """Kind -> name -> engine -> row."""
-    file = resources.files("foretoken.lab.commands").joinpath("options.toml")
+    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
     return {
         kind: {
             name: {

@@ -11,8 +11,8 @@ from pathlib import PurePath
 import yaml
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.read.python import STARTS_SERVER, not_python
-from foretoken.lab.lint.read.shell import SHELL_CHECK, open_quotations
+from foretoken.lab.launch.python import STARTS_SERVER, not_python
+from foretoken.lab.launch.shell import SHELL_CHECK, open_quotations
 
 UNREAD_CHECK = "unread"
 _TEMPLATE = "{{"

@@ -14,11 +14,11 @@ from foretoken.config.methods import DraftingMethod, find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import LoadConfig, RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.commands.engines import refusal
-from foretoken.lab.commands.openvino import write_script
-from foretoken.lab.commands.options import ENGINE_NAMES
-from foretoken.lab.commands.told import MOST_RUNNING, DraftingSetup, Ranges, Unsaid
-from foretoken.lab.commands.write import WrittenCommand, write_command
+from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.openvino import write_script
+from foretoken.lab.launch.options import ENGINE_NAMES
+from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges, Unsaid
+from foretoken.lab.launch.command import WrittenCommand, write_command
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")

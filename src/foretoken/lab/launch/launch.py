@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.read.shell import Word
-from foretoken.lab.lint.unsaid import is_unsaid, read_json
+from foretoken.lab.launch.shell import Word
+from foretoken.lab.launch.values import is_unsaid, read_json
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "foretoken")
 JSON_OPTIONS = ("speculative-config", "sc")

@@ -11,8 +11,8 @@ from foretoken.config.methods import DraftingMethod, NgramSettings
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.config.reader import defaults_of
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.options import ENGINE_NAMES, told_key
-from foretoken.lab.commands.told import DraftingSetup, Told
+from foretoken.lab.launch.options import ENGINE_NAMES, told_key
+from foretoken.lab.launch.drafting import DraftingSetup, Told
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "openvino", "foretoken")
 """Those that commands are written for."""

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from foretoken.lab.lint.launches import Form, Launch
-from foretoken.lab.lint.read.shell import Word, read_commands
-from foretoken.lab.lint.read.variables import (
+from foretoken.lab.launch.launch import Form, Launch
+from foretoken.lab.launch.shell import Word, read_commands
+from foretoken.lab.launch.variables import (
     of_container,
     of_instruction,
     owner_of,
     variables_alone,
     with_variables,
 )
-from foretoken.lab.lint.read.words import engine_of_image, launch_of
+from foretoken.lab.launch.read import engine_of_image, launch_of
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*(FROM|CMD|ENTRYPOINT|ENV|ARG|RUN)[ \t]+((?:\\[ \t]*\n|.)*)", re.M | re.I

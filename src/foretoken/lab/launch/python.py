@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Form, Launch, LaunchPart
-from foretoken.lab.lint.unsaid import Expression
+from foretoken.lab.launch.launch import Form, Launch, LaunchPart
+from foretoken.lab.launch.values import Expression
 
 _CALLS = {
     "LLM": "vllm",

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from foretoken.config.other_engines import find_other
-from foretoken.lab.lint.launches import ELSEWHERE, Form, Launch, LaunchPart
-from foretoken.lab.lint.read.shell import ASSIGNED, Word
+from foretoken.lab.launch.launch import ELSEWHERE, Form, Launch, LaunchPart
+from foretoken.lab.launch.shell import ASSIGNED, Word
 
 PREFIXES = {"LLAMA_ARG_": "llama.cpp", "VLLM_": "vllm", "SGLANG_": "sglang"}
 """How the variables of an engine begin."""

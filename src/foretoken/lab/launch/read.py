@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from foretoken.config.other_engines import find_other
-from foretoken.lab.lint.launches import ENGINES, Form, Launch, LaunchPart
-from foretoken.lab.lint.read.shell import ASSIGNED, Word
-from foretoken.lab.lint.read.variables import first_word, owner_of, set_before, words_that_set
+from foretoken.lab.launch.launch import ENGINES, Form, Launch, LaunchPart
+from foretoken.lab.launch.shell import ASSIGNED, Word
+from foretoken.lab.launch.variables import first_word, owner_of, set_before, words_that_set
 
 FLAG = re.compile(r"^--?[a-zA-Z]")
 _SERVERS = {

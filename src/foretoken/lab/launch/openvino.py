@@ -9,11 +9,11 @@ from typing import Any
 
 from foretoken.config.methods import NgramSettings
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.engines import refusal
-from foretoken.lab.commands.options import told_key, told_option
-from foretoken.lab.commands.told import DraftingSetup, Told, Unsaid
-from foretoken.lab.commands.write import WrittenCommand
-from foretoken.lab.lint.launches import LaunchPart
+from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.options import told_key, told_option
+from foretoken.lab.launch.drafting import DraftingSetup, Told, Unsaid
+from foretoken.lab.launch.command import WrittenCommand
+from foretoken.lab.launch.launch import LaunchPart
 
 _ENGINE = "openvino"
 _THRESHOLD = "config.assistant_confidence_threshold"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self, final
 
 from foretoken.config.methods import DraftingMethod, known_methods
-from foretoken.lab.lint.launches import LaunchPart
-from foretoken.lab.lint.unsaid import json_text
+from foretoken.lab.launch.launch import LaunchPart
+from foretoken.lab.launch.values import json_text
 
 MOST_RUNNING = 4096
 """Where the last range of a schedule ends."""
