@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
 from foretoken.lab.lint.fit import Machine, planned_settings
-from foretoken.lab.launch.sources import read_source
-from foretoken.lab.lint.translate import translated
+from foretoken.lab.lint.names import todays
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from tests.marks import slow_but
@@ -140,7 +140,7 @@ def test_accepts_every_command_that_plan_writes(
 )  # fmt: skip
 def test_blocks_are_planned(text: str, method: str, drafts: int) -> None:
     [launch] = read_source(text).launches
-    settings = planned_settings(translated(launch), Machine(device="h100-sxm"))
+    settings = planned_settings(todays(launch)[0], Machine(device="h100-sxm"))
     assert settings is not None
     setup = resolve_setup(settings)
     assert (setup.method, setup.k) == (method, drafts)

@@ -10,10 +10,10 @@ import yaml
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.lint.checks import LaunchVerdict, lint
-from foretoken.lab.lint.fit import Machine
 from foretoken.lab.launch.shell import read_commands
 from foretoken.lab.launch.sources import read_source
+from foretoken.lab.lint.checks import LaunchVerdict, lint
+from foretoken.lab.lint.fit import Machine
 from tests.unit.lab.test_lint_reads import COMPOSE, DOCKERFILE, KUBERNETES, PYTHON, SCRIPT
 
 TODAY = {"model": "org/draft", "num_speculative_tokens": 5, "method": "draft_model"}

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.checks import LaunchVerdict, lint
-from foretoken.lab.lint.fit import Machine
 from foretoken.lab.launch.launch import Launch
 from foretoken.lab.launch.sources import read_source
+from foretoken.lab.lint.checks import LaunchVerdict, lint
+from foretoken.lab.lint.fit import Machine
 from tests.unit.lab.test_lint_corrects import judged, sound
 from tests.unit.lab.test_lint_reads import only
 

@@ -9,9 +9,9 @@ from prometheus_client.registry import CollectorRegistry
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.launch.sources import read_source
 
 ENGINE = """from vllm import LLM
 llm = LLM("Qwen/Qwen3-8B", {counters}speculative_config={{"method": "ngram",

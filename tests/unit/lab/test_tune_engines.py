@@ -6,17 +6,18 @@ import shlex
 import pytest
 
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.tune.candidates import offered, settings_of
-from foretoken.lab.tune.server_command import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import ServerCommand
 from foretoken.lab.tune.settings import OFF, Setting
 
 DRAFTERS = {
     one.name: one
     for one in (
-        OfferedDrafter("ngram"),
-        OfferedDrafter("draft_model", "org/small-1b"),
-        OfferedDrafter("eagle3", "org/head"),
-        OfferedDrafter("mtp"),
+        DraftingSetup("ngram"),
+        DraftingSetup("draft_model", "org/small-1b"),
+        DraftingSetup("eagle3", "org/head"),
+        DraftingSetup("mtp"),
     )
 }
 LOADS = (1, 8, 64)
@@ -47,7 +48,7 @@ def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
     )
     text = f"vllm serve org/model --speculative-config '{config}' \\\n --tensor-parallel-size 4"
     command = ServerCommand.parse(text)
-    assert command.given == OfferedDrafter(
+    assert command.given == DraftingSetup(
         "eagle3", "org/head", (("draft_tensor_parallel_size", 1),)
     )
     drafters = offered(command, ())
@@ -137,7 +138,7 @@ def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:
 )
 def test_drafters_are_named_by_their_methods(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        OfferedDrafter.parse(text)
+        DraftingSetup.parse(text)
 
 
 def test_llama_cpp_has_a_flag_for_the_drafts_of_each_look_up() -> None:
@@ -186,6 +187,6 @@ def test_what_sglang_drafts_with_is_tried() -> None:
 
 
 def test_llama_cpp_refuses_what_it_has_no_word_for() -> None:
-    drafters = {"medusa": OfferedDrafter("medusa")}
+    drafters = {"medusa": DraftingSetup("medusa")}
     with pytest.raises(ConfigError, match=r"llama\.cpp"):
         ServerCommand.parse("llama-server -m a").line(Setting("medusa", (3,)), drafters, LOADS)

@@ -93,11 +93,10 @@ def _settings(
     Raises:
         ConfigError: there is none, or more than one.
     """
-    from foretoken.lab.lint.checks import words_of
     from foretoken.lab.launch.sources import read_source
 
     launches = [one for one in read_source(text).launches if one.engine == "foretoken"]
-    commands = [words_of(one) for one in launches if one.form.kind in ("shell", "list", "exec")]
+    commands = [one.words for one in launches if one.form.is_command]
     if len(commands) == 1:
         return settings_of_words(root, commands[0])
     if document is not None and not commands and isinstance(document.get("model"), str):

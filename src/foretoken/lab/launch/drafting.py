@@ -1,45 +1,81 @@
-"""What an engine is told, and what it cannot be told.
+"""How a server is to draft, and what an engine is told of it.
 
-A `DraftingSetup` is how drafts are to be made, whoever makes them. `Told` is what a writer made of
-it or of an option: parts of a command, and an `Unsaid` for everything that has no place in it.
+A `DraftingSetup` is what is wanted, whoever drafts. An `LaunchEngine` is what is known of one: how it is
+started, and its writer, which gives parts of a launch, and an `Unsaid` for everything that has no
+place in them.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.values import json_text
 
 MOST_RUNNING = 4096
 """Where the last range of a schedule ends."""
-
 Ranges = tuple[tuple[int, int, int], ...]
 """(first, last, drafts) of running requests, from 1 on."""
+Schedule = Literal["any", "falling", "one"]
+"""What lengths by load an engine can be told: any, none longer than at a lower load, or one."""
+LENGTHS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DraftingSetup:
     """One drafter, and how far it drafts."""
 
     method: str
     """Our word."""
     model: str | None = None
-    num_drafts: int
-    """Draft tokens per verification; the most, where `ranges` says more."""
-    ranges: Ranges = ()
-    """Drafts by load; empty: the same at every load."""
-    ranges_key: str = "num_speculative_tokens_per_batch_size"
-    """The key that said so."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Other keys, as Foretoken and vLLM name them."""
     flags: tuple[tuple[str, str], ...] = ()
     """Flags of the engine itself with their values (empty: a switch), as somebody gave them."""
+    num_drafts: int = 0
+    """Draft tokens per verification; the most, where `ranges` says more; 0: not decided."""
+    ranges: Ranges = ()
+    """Drafts by load; empty: the same at every load."""
+    ranges_key: str = "num_speculative_tokens_per_batch_size"
+    """The key that said so."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys.
+
+        Raises:
+            ConfigError: it is none of them, or the method is not known.
+        """
+        if text.lstrip().startswith("{"):
+            try:
+                return cls.of(dict(json.loads(text)))
+            except (ValueError, TypeError) as error:
+                allowed = "METHOD, METHOD:MODEL, or a JSON object with a method"
+                raise ConfigError("--drafter", text, allowed) from error
+        method, _, model = text.partition(":")
+        return cls.of({"method": method, **({"model": model} if model else {})})
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """From a speculative config; what says how far to draft is left out."""
+        names = [method.name for method in known_methods()]
+        given = {name: value for name, value in config.items() if name not in LENGTHS}
+        method = given.pop("method", "draft_model" if given.get("model") else None)
+        if method not in names:
+            raise ConfigError("--drafter", method, one_of(str(method), names))
+        return cls(method, given.pop("model", None), given)
 
     @property
-    def drafting(self) -> DraftingMethod:
+    def name(self) -> str:
+        """The method, with the last part of the model's name where it has one."""
+        last = (self.model or "").rstrip("/").rsplit("/", 1)[-1]
+        return f"{self.method}:{last}" if last else self.method
+
+    @property
+    def known(self) -> DraftingMethod:
         """What is known of the method."""
         return next(method for method in known_methods() if method.name == self.method)
 
@@ -64,50 +100,15 @@ class Unsaid:
     """What is missing there, and what to do instead."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Parts of a command, and what has no place in it."""
-
-    parts: tuple[LaunchPart, ...] = ()
-    unsaid: tuple[Unsaid, ...] = ()
-
-    @classmethod
-    def flag(cls, written: str, value: Any = True) -> Self:
-        """One option; True: it has no value."""
-        return cls((flag_part(written, value),))
-
-    @classmethod
-    def flags(cls, pairs: Iterable[tuple[str, Any]]) -> Self:
-        """Several options."""
-        return cls(tuple(flag_part(written, value) for written, value in pairs))
-
-    @classmethod
-    def not_said(cls, name: str, why: str) -> Self:
-        """Nothing, and why."""
-        return cls(unsaid=(Unsaid(name, why),))
-
-    def __add__(self, other: "Told") -> "Told":
-        """Both, one after the other."""
-        return Told(self.parts + other.parts, self.unsaid + other.unsaid)
-
-    @property
-    def words(self) -> list[str]:
-        """The parts as words of a command."""
-        found = []
-        for part in self.parts:
-            found += [part.written] if part.written else []
-            found += [] if part.value is True and part.name else [_text(part.value)]
-        return found
+Told = Iterator[LaunchPart | Unsaid]
+"""Parts of a launch, and what has no place in it."""
 
 
-def flag_part(written: str, value: Any = True) -> LaunchPart:
-    """An option of a command, with its value."""
-    return LaunchPart(name=written.lstrip("-"), written=written, value=value)
-
-
-def _text(value: Any) -> str:
-    return json_text(value) if isinstance(value, dict | list) else str(value)
+def not_by_load(whose: str, drafting: DraftingSetup) -> Told:
+    """That an engine drafts equally far at every load, where that is not what is wanted."""
+    if drafting.ranges:
+        why = f"{whose} drafts equally far at every load; its longest is written"
+        yield Unsaid(drafting.ranges_key, why)
 
 
 def in_groups(unsaid: Iterable[Unsaid]) -> list[str]:
@@ -116,3 +117,38 @@ def in_groups(unsaid: Iterable[Unsaid]) -> list[str]:
     for one in unsaid:
         names.setdefault(one.why, []).append(one.name)
     return [f"{', '.join(dict.fromkeys(group))}: {why}" for why, group in names.items()]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEngine:
+    """How one engine is started, and how it is told to draft."""
+
+    name: str
+    program: tuple[str, ...] = ()
+    """The words that start it."""
+    model_flag: str = ""
+    """What its model stands behind; empty: it is a word by itself."""
+    programs: tuple[str, ...] = ()
+    """Programs that start it; one with a space is followed by that word."""
+    module: str = ""
+    """How the Python module begins that starts it."""
+    images: tuple[str, ...] = ()
+    """Parts of the names of its images."""
+    variables: str = ""
+    """How the variables of the environment begin that it reads."""
+    completed: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of options that people type, which argparse completes."""
+    drafting: str = r"(?!)"
+    """Pattern of the names of options about drafting."""
+    lengths: str = ""
+    """Those among them that say how far; empty: all are written anew."""
+    off: tuple[str, ...] = ()
+    """What turns drafting off, where saying nothing does not."""
+    fixed: tuple[str, ...] = ()
+    """What keeps it to the lengths that it is told."""
+    schedule: Schedule = "one"
+    word: Callable[[DraftingMethod], str] = lambda _: ""
+    """Its word for a method; empty: it has none."""
+    tell: Callable[[DraftingSetup], Told] | None = None
+    """None: no commands are written for it."""

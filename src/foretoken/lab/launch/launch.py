@@ -1,23 +1,14 @@
-"""One way to start a server, whatever it was written in, and how a check of it is declared.
+"""One way to start a server, whatever it was written in: its words, options and variables.
 
-Judges nothing. What each engine refuses is data, in `engines.toml` beside this file; the names
-that engines have or had are in the configuration's table of other engines.
+Made by `read`, `sources` and the writers of engines, given back as text by `write`. Judges nothing.
 """
 
-import json
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
 from typing import Any, Literal, Self
 
-from foretoken.config.other_engines import OtherName, find_other
-from foretoken.lab.findings import Finding
-from foretoken.lab.launch.shell import Word
-from foretoken.lab.launch.values import is_unsaid, read_json
+from foretoken.lab.launch.values import as_text, is_unsaid, number, read_json, typed
 
-ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "foretoken")
 JSON_OPTIONS = ("speculative-config", "sc")
 SHORT = {
     "spec-method": "method",
@@ -28,42 +19,55 @@ SHORT = {
 METHOD_OPTIONS = ("spec-type", "speculative-algorithm")
 """Options of llama.cpp and of SGLang that name methods."""
 DRAFT_OPTIONS = (
-    "spec-draft-model",
-    "model-draft",
-    "md",
-    "spec-draft-hf",
-    "hf-repo-draft",
-    "hfd",
-    "hfrd",
-    "speculative-draft-model-path",
-    "speculative-draft-model",
+    *("spec-draft-model", "model-draft", "md", "spec-draft-hf", "hf-repo-draft", "hfd", "hfrd"),
+    *("speculative-draft-model-path", "speculative-draft-model"),
 )
 """Their options that name a draft model or a head."""
 _RANKS = ("tensor-parallel-size", "tp", "tp-size")
-ELSEWHERE = -1
-"""The place of a variable that other lines than the command's set."""
+_MODELS = ("model", "m", "model-path", "hf-repo", "hf")
+
+Role = Literal["argument", "before", "set", "elsewhere", "after"]
+"""`before`: up to the server's name; `set`: a variable of the environment among these;
+`elsewhere`: a variable that other lines set; `after`: where the output goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPart:
-    """An option with its value, or a word of its own."""
+    """An option or a variable with its value, or a word."""
 
     name: str = ""
-    """Without dashes, `-` between words; empty for a word that belongs to no option."""
+    """Without dashes, `-` between words; empty for a word. A variable has the name of the option
+    that it stands for, or its own behind a `$`."""
     written: str = ""
-    """The flag, the keyword or the key as it was written; empty for a word."""
+    """The flag, the keyword, the key or the variable as it was written; empty for a word."""
     value: Any = True
     """True: an option without a value."""
     raw: str = ""
     """How the value was written; empty for one that was made here."""
-    place: int | None = None
-    """Of a variable of the environment: which word before the server's name sets it; ELSEWHERE: set
-    by other lines. None: no variable."""
+    role: Role = "argument"
+    prefix: str = ""
+    """Of a variable: the option before it, such as `--env=` or `-e `."""
 
     @classmethod
     def keyword(cls, key: object, value: Any, raw: str = "") -> Self:
         """A keyword of a call or a key of a document."""
         return cls(name=str(key).replace("_", "-"), written=str(key), value=value, raw=raw)
+
+    @classmethod
+    def flag(cls, written: str, value: Any = True) -> Self:
+        """An option of a command; True: it has no value."""
+        return cls(name=written.lstrip("-"), written=written, value=value)
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is a variable of the environment."""
+        return self.role in ("set", "elsewhere")
+
+    @property
+    def words(self) -> list[str]:
+        """Of an argument: as words of a command."""
+        found = [self.written] if self.written else []
+        return found if self.value is True and self.name else [*found, as_text(self.value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +75,19 @@ class Form:
     """What a launch was written in."""
 
     kind: Literal["shell", "list", "exec", "python", "settings", "variables"] = "shell"
-    """`shell`; `list`: words in YAML; `exec`: words in a Dockerfile; `python`; `settings`;
-    `variables`: of the environment alone."""
+    """`list`: words in YAML; `exec`: words in a Dockerfile; `variables`: of the environment
+    alone."""
     holder: str = ""
     """The key, the instruction or the function that holds it."""
     elsewhere: int = 0
     """Of words in a list: how many of the leading ones stand under another key."""
-    variables: str = ""
+    variables: str = "export"
     """The key or the instruction that sets variables of the environment."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is made of words of a command line."""
+        return self.kind in ("shell", "list", "exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +95,33 @@ class Launch:
     """One way to start a server."""
 
     engine: str
-    """One of ENGINES, or `unknown`."""
+    """One of the engines' names, or `unknown`."""
     parts: tuple[LaunchPart, ...]
     """In the order in which they were written."""
-    before: tuple[Word, ...] = ()
-    """Words of a command up to the server's name."""
-    after: tuple[Word, ...] = ()
-    """Where a command's output goes."""
     form: Form = field(default_factory=Form)
     torn: str = ""
     """The first option that a shell would not give it, for want of a backslash before its line."""
 
+    def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
+        """The parts with one of these roles."""
+        return tuple(part for part in self.parts if part.role in roles)
+
     @property
     def arguments(self) -> tuple[LaunchPart, ...]:
-        """The parts that are no variables of the environment."""
-        return tuple(part for part in self.parts if part.place is None)
+        """What the server itself is given."""
+        return self.of("argument")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a command from the subcommand's name on."""
+        before = [as_text(part.value) for part in self.of("before")[-1:]]
+        return (*before, *(word for part in self.arguments for word in part.words))
 
     @property
     def options(self) -> dict[str, str | bool]:
-        """Option -> its value as text, True where there is none."""
+        """Option -> its value as text, True where there is none; variables included."""
         return {
-            part.name: part.value if isinstance(part.value, bool) else _as_text(part.value)
+            part.name: part.value if isinstance(part.value, bool) else as_text(part.value)
             for part in self.parts
             if part.name
         }
@@ -115,16 +130,14 @@ class Launch:
     def model(self) -> str | None:
         """The name of the target."""
         named = {part.name: part.value for part in self.parts if part.name}
-        for name in ("model", "m", "model-path", "hf-repo", "hf"):
-            if isinstance(named.get(name), str):
-                return str(named[name])
-        words = (str(part.value) for part in self.parts if not part.name)
-        return next(words, None)
+        words = (str(part.value) for part in self.arguments if not part.name)
+        found = (named[name] for name in _MODELS if isinstance(named.get(name), str))
+        return next(found, None) or next(words, None)
 
     @property
-    def speculation(self) -> dict[str, Any] | None:
-        """The speculative config; None: speculation is off, as far as the text says."""
-        return self._speculation()[0] or None
+    def speculation(self) -> dict[str, Any]:
+        """The speculative config; empty: speculation is off, as far as the text says."""
+        return self._speculation()[0]
 
     @property
     def broken(self) -> str:
@@ -135,7 +148,7 @@ class Launch:
         found: dict[str, Any] = {}
         broken = ""
         for part in self.parts:
-            head, _, key = part.name.partition(".")
+            key = part.name.partition(".")[2]
             if part.name in JSON_OPTIONS and part.value not in ("None", "null", "none", "auto"):
                 if is_unsaid(part.value):
                     continue
@@ -145,9 +158,7 @@ class Launch:
                     found |= {str(k).replace("-", "_"): v for k, v in dict(value or {}).items()}
                 except (ValueError, TypeError) as error:
                     broken = str(error)
-            elif (
-                head.replace("_", "-") in JSON_OPTIONS and key
-            ):  # --speculative-config.method ngram
+            elif in_json(part.name) and key:  # --speculative-config.method ngram
                 found[key.replace("-", "_")] = typed(part.value)
             elif part.name in SHORT and self.engine == "vllm":
                 found.setdefault(SHORT[part.name], typed(part.value))
@@ -155,23 +166,14 @@ class Launch:
 
     @property
     def unread(self) -> bool:
-        """Whether the speculative config stands elsewhere, in a variable that nothing here sets."""
+        """Whether the speculative config stands elsewhere, in a variable."""
         return any(part.name in JSON_OPTIONS and is_unsaid(part.value) for part in self.parts)
-
-    @property
-    def given_twice(self) -> tuple[str, ...]:
-        """vLLM's short options whose key stands in the speculative config's JSON too."""
-        if self.engine != "vllm":
-            return ()
-        whole = next((typed(part.value) for part in self.parts if part.name in JSON_OPTIONS), None)
-        keys, given = whole if isinstance(whole, dict) else {}, self.options
-        return tuple(name for name, key in SHORT.items() if name in given and key in keys)
 
     @property
     def ranks(self) -> int:
         """Devices that the target is split over; 1 where the text does not say it."""
-        given = (number(self.options[name]) for name in _RANKS if name in self.options)
-        return next(given, None) or 1
+        options = self.options
+        return next((number(options[name]) for name in _RANKS if name in options), None) or 1
 
     @property
     def ranks_are_said(self) -> bool:
@@ -180,95 +182,13 @@ class Launch:
 
     def without(self, *names: str) -> Self:
         """The launch without these options."""
-        return replace(self, parts=tuple(p for p in self.parts if p.name not in names))
+        return self.having(part for part in self.parts if part.name not in names)
+
+    def having(self, parts: Iterable[LaunchPart]) -> Self:
+        """The launch with these parts."""
+        return replace(self, parts=tuple(parts))
 
 
 def in_json(name: str) -> bool:
     """Whether an option holds the speculative config or a key of it."""
     return name.partition(".")[0].replace("_", "-") in JSON_OPTIONS
-
-
-def typed(value: Any) -> Any:
-    """A text of a command line as the JSON value that it is, if it is one."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
-
-
-@cache
-def engine_table(engine: str) -> dict[str, Any]:
-    """What `engine` refuses, its defaults and words; empty for one that nothing is known of."""
-    file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
-    found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoneValue:
-    """What became of a value of an option or key."""
-
-    now: str = ""
-    """The value that stands for it; empty: the option goes."""
-    remedy: str = ""
-    """What to say where `now` is not all."""
-
-
-def gone_values(engine: str) -> Iterator[tuple[str, str, GoneValue]]:
-    """Option or key, its value that `engine` has no more, and what became of it."""
-    for option, values in engine_table(engine).get("removed_values", {}).items():
-        yield from ((option, value, GoneValue(**record)) for value, record in values.items())
-
-
-def gone_value(engine: str, option: str, value: object) -> GoneValue | None:
-    """What became of one value; None: it is there still, or never was."""
-    found = (gone for *given, gone in gone_values(engine) if given == [option, value])
-    return next(found, None)
-
-
-def flag_name(engine: str, option: str) -> OtherName | None:
-    """What is known of an option of this engine."""
-    return find_other("flags", option.partition(".")[0], engine)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchCheck:
-    """A named check of one launch, and the engines it is for."""
-
-    name: str
-    engines: tuple[str, ...]
-    run: Callable[[Launch], Iterator[Finding]]
-
-
-def number(value: object) -> int | None:
-    """`value` as an integer, if it is one."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    try:
-        return int(str(value))
-    except ValueError:
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintSource:
-    """Everything found in a text."""
-
-    launches: tuple[Launch, ...]
-    requests: tuple[Mapping[str, Any], ...]
-    metrics: tuple[str, ...]
-    """Distinct, in order of appearance."""
-    num_unread: int = 0
-    """Lines of a JSON lines file that are not JSON."""
-    findings: tuple[Finding, ...] = ()
-    """What is wrong with the text itself, beside its launches."""
-    reads_metrics: bool = False
-    """Whether metrics are read in Python, where counters have no `_total`."""

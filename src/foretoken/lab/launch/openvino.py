@@ -4,92 +4,67 @@ Knows the names of GenAI's own classes; what its options are called is in the ta
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from foretoken.config.methods import NgramSettings
-from foretoken.errors import ConfigError
-from foretoken.lab.launch.engines import refusal
-from foretoken.lab.launch.options import told_key, told_option
-from foretoken.lab.launch.drafting import DraftingSetup, Told, Unsaid
-from foretoken.lab.launch.command import WrittenCommand
+from foretoken.config.methods import DraftingMethod, NgramSettings
+from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid, not_by_load
 from foretoken.lab.launch.launch import LaunchPart
+from foretoken.lab.launch.options import told_keys
 
-_ENGINE = "openvino"
-_THRESHOLD = "config.assistant_confidence_threshold"
-_LONGEST = ("prompt_lookup_max", NgramSettings().prompt_lookup_max)
-
-
-def write_script(settings: Mapping[str, Any], speculation: DraftingSetup | None) -> WrittenCommand:
-    """A script that loads the models and writes one answer.
-
-    Args:
-        settings: the model, and options under the names of `foretoken serve`.
-        speculation: how it drafts; None: it does not.
-
-    Raises:
-        ConfigError: OpenVINO has nothing like it, and would write something else.
-    """
-    model = str(settings["model"])
-    folder = _folder(model)
-    told = _to_convert(model, folder)
-    for name, value in settings.items():
-        if name != "model":
-            told += told_option(_ENGINE, name, value)
-    if speculation is not None:
-        told += _tell(speculation)
-    given = {part.written: part.value for part in told.parts}
-    device = str(given.pop("device", "CPU"))
-    text = _script(folder, device, speculation, given)
-    return WrittenCommand(text, told.unsaid)
+_METHODS = ("draft_model", "eagle3", "ngram")
+_THRESHOLD = "draft_confidence_threshold"
+"""The key that GenAI takes in place of a number of drafts."""
 
 
-def _tell(speculation: DraftingSetup) -> Told:
+def _word(method: DraftingMethod) -> str:
+    return method.name if method.name in _METHODS else ""
+
+
+def _tell(drafting: DraftingSetup) -> Told:
     """What a generation is told, and what has no place there."""
-    if refused := refusal(_ENGINE, speculation.drafting):
-        raise ConfigError("speculative_config.method", speculation.method, f"another: {refused}")
-    keys = dict(speculation.keys)
-    told = sum((told_key(_ENGINE, key, value) for key, value in keys.items()), Told())
-    if all(part.written != _THRESHOLD for part in told.parts):
-        told += _set("config.num_assistant_tokens", speculation.num_drafts)
-    if speculation.drafting.drafts_with == "text" and "prompt_lookup_max" not in keys:
-        told += told_key(_ENGINE, *_LONGEST)
-    if speculation.ranges:
-        why = "OpenVINO drafts equally far at every load; its longest is written"
-        told += Told.not_said(speculation.ranges_key, why)
-    if speculation.model:
-        told += _to_convert(speculation.model, _folder(speculation.model))
-    return told
+    keys = dict(drafting.keys)
+    if _THRESHOLD not in keys:
+        yield LaunchPart.flag("config.num_assistant_tokens", drafting.num_drafts)
+    if drafting.known.drafts_with == "text":
+        keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
+    yield from told_keys("openvino", keys)
+    yield from not_by_load("OpenVINO", drafting)
+    if drafting.model:
+        yield from converted(drafting.model)
 
 
-def _set(name: str, value: Any) -> Told:
-    return Told((LaunchPart(name=name, written=name, value=value),))
-
-
-def _folder(model: str) -> str:
+def folder_of(model: str) -> str:
     """Where a converted model lies."""
     last = model.rstrip("/").rsplit("/", 1)[-1]
     return model if last.endswith(("openvino", "-ov")) else f"{last}-openvino"
 
 
-def _to_convert(model: str, folder: str) -> Told:
-    if model == folder:
-        return Told()
-    command = f"optimum-cli export openvino --model {model} {folder}"
-    return Told(unsaid=(Unsaid("model", f"converted once by `{command}`"),))
+def converted(model: str) -> Told:
+    """That a model has to be converted once."""
+    folder = folder_of(model)
+    if folder != model:
+        command = f"optimum-cli export openvino --model {model} {folder}"
+        yield Unsaid("model", f"converted once by `{command}`")
 
 
-def _script(
-    folder: str, device: str, speculation: DraftingSetup | None, given: Mapping[str, Any]
-) -> str:
-    scheduler = list(_settings("scheduler", given))
-    keywords = [f'    "{folder}",', f'    "{device}",']
+def script(model: str, drafting: DraftingSetup | None, given: Mapping[str, Any]) -> str:
+    """A script that loads the models and writes one answer.
+
+    Args:
+        model: the target.
+        drafting: how it drafts; None: it does not.
+        given: what is told, by the name of its object and its field.
+    """
+    device = str(given.get("device", "CPU"))
+    scheduler = _settings("scheduler", given)
+    keywords = [f'    "{folder_of(model)}",', f'    "{device}",']
     if scheduler:
         keywords.append("    scheduler_config=scheduler,")
-    if speculation is not None and speculation.model:
-        draft = f'openvino_genai.draft_model("{_folder(speculation.model)}", "{device}")'
+    if drafting is not None and drafting.model:
+        draft = f'openvino_genai.draft_model("{folder_of(drafting.model)}", "{device}")'
         keywords.append(f"    draft_model={draft},")
-    elif speculation is not None:
+    elif drafting is not None:
         keywords.append("    prompt_lookup=True,")
     names = (name for name in given if name.startswith("property."))
     keywords += [f"    {name.removeprefix('property.')}={_python(given[name])}," for name in names]
@@ -105,9 +80,9 @@ def _python(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _settings(whose: str, given: Mapping[str, Any]) -> Iterable[str]:
-    return (
-        f"{name} = {_python(value)}"
-        for name, value in given.items()
-        if name.startswith(f"{whose}.")
-    )
+def _settings(whose: str, given: Mapping[str, Any]) -> list[str]:
+    named = ((name, value) for name, value in given.items() if name.startswith(f"{whose}."))
+    return [f"{name} = {_python(value)}" for name, value in named]
+
+
+OPENVINO = LaunchEngine(name="openvino", word=_word, tell=_tell)

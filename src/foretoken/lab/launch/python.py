@@ -6,10 +6,8 @@ such are followed; any other expression is kept as it was written.
 
 import ast
 import json
-import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.findings import Finding
@@ -23,7 +21,6 @@ _CALLS = {
     "AsyncEngineArgs": "vllm",
     "Engine": "sglang",
     "ServerArgs": "sglang",
-    "EngineConfig.from_kwargs": "foretoken",
 }
 _PACKAGES = {
     "vllm": "vllm",
@@ -31,117 +28,90 @@ _PACKAGES = {
     "tensorrt_llm": "tensorrt-llm",
     "foretoken": "foretoken",
 }
-_IMPORTS = re.compile(
-    r"^from (?:vllm|sglang|tensorrt_llm|foretoken)\b.* import |^import (?:vllm|sglang)", re.M
-)
-_IN_PROSE = re.compile(r"^[ \t]*(?:\w+[ \t]*=[ \t]*)?(?:LLM|AsyncEngineArgs|EngineArgs)\(", re.M)
-STARTS_SERVER = re.compile(
-    r"\b(?:vllm serve|vllm\.entrypoints|sglang\.launch_server|sglang serve|llama-server|"
-    r"trtllm-serve|foretoken serve)\b"
-)
 PYTHON_CHECK = "script"
 
 
-def is_python(text: str) -> bool:
-    """Whether a text is Python that imports, assigns or calls something."""
-    tree = _parsed(text)
-    return tree is not None and any(
-        isinstance(node, ast.Import | ast.ImportFrom | ast.Call) for node in ast.walk(tree)
-    )
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree of a script that imports, assigns or calls something; None: it is none."""
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError):
+        return None
+    does = (ast.Import, ast.ImportFrom, ast.Call)
+    return tree if any(isinstance(node, does) for node in ast.walk(tree)) else None
 
 
-def launches_of_python(text: str, engine: str) -> Iterator[Launch]:
+def launches_of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:
     """One launch per call that builds an engine."""
-    tree = _parsed(text)
-    if tree is None:
-        return
-    names = _assigned(tree)
-    imported = _imported(tree)
+    names, imported = _assigned(tree), _imported(tree)
     assigned = {
         id(node.value): f"{ast.unparse(node.targets[0])} = "
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            found = _launch(node, engine, names, imported)
-            if found is not None:
-                before = assigned.get(id(node), "")
-                yield replace(found, form=Form(kind="python", holder=before + found.form.holder))
+        if not isinstance(node, ast.Call) or (name := _called(node)) not in _CALLS:
+            continue
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        own = imported.get(root.id if isinstance(root, ast.Name) else name) or _CALLS[name]
+        if name in ("Engine", "ServerArgs") and own != "sglang":
+            continue
+        form = Form(kind="python", holder=assigned.get(id(node), "") + ast.unparse(node.func))
+        own = own if engine == "auto" else engine
+        yield Launch(engine=own, parts=tuple(_parts(node, names)), form=form)
 
 
-def launches_in_prose(text: str, engine: str) -> Iterator[Launch]:
-    """Calls in a text that as a whole is no Python, such as a page copied from a browser."""
-    for match in _IN_PROSE.finditer(text):
-        call = _balanced(text, match.start())
-        if call:
-            yield from launches_of_python(textwrap.dedent(call), engine)
+def _parts(call: ast.Call, names: dict[str, Any]) -> Iterator[LaunchPart]:
+    given = [("model", value) for value in call.args[:1]]
+    for name, node in [*given, *((one.arg, one.value) for one in call.keywords)]:
+        value = _value(node, names)
+        if name:
+            raw = ast.unparse(node) if isinstance(node, ast.Name) else ""
+            yield LaunchPart.keyword(name, value, raw)
+        elif isinstance(value, dict):
+            yield from (LaunchPart.keyword(key, one) for key, one in value.items())
+        else:
+            yield LaunchPart(name="**", written="**", value=value, raw=ast.unparse(node))
 
 
-def command_lists(text: str) -> Iterator[list[str]]:
-    """Commands in the strings and lists of a script, such as those for `subprocess`."""
-    tree = _parsed(text)
-    if tree is None:
-        return
-    names = _assigned(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.List):
-            value = _value(node, names)
-            words = [str(word) for word in value] if isinstance(value, list) else []
-            if STARTS_SERVER.search(" ".join(words)):
-                yield words
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if STARTS_SERVER.search(node.value):
-                yield [node.value]
-
-
-def script_findings(text: str) -> Iterator[Finding]:
+def script_findings(tree: ast.Module) -> Iterator[Finding]:
     """What will go wrong in a script beside the arguments of its engines."""
-    tree = _parsed(text)
-    if tree is None:
-        return
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    is_vllm = _imported(tree).get("LLM", "vllm") == "vllm"
     engines = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and _called(node.value) == "LLM"
-        and _imported(tree).get("LLM", "vllm") == "vllm"
+        {one.arg: one.value for one in node.value.keywords}
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if _called(node.value) == "LLM" and is_vllm
     ]
-    shares = [any(k.arg == "gpu_memory_utilization" for k in e.value.keywords) for e in engines]  # type: ignore[attr-defined]
-    if len(engines) > 1 and not all(shares):
-        yield Finding(
-            check=PYTHON_CHECK,
-            level="error",
-            where="LLM",
-            message=f"{len(engines)} engines in one process: each takes gpu_memory_utilization "
-            "(0.92) of the device, so the second one finds no memory",
-            remedy="run each in a process of its own, or give each less than half",
+    if len(engines) > 1 and not all("gpu_memory_utilization" in given for given in engines):
+        message = (
+            f"{len(engines)} engines in one process: each takes gpu_memory_utilization (0.92) of "
+            "the device, so the second one finds no memory"
         )
-    if _reads_counters(tree) and engines and not any(map(_keeps_counters, engines)):
-        yield Finding(
-            check=PYTHON_CHECK,
-            level="error",
-            where="get_metrics()",
-            message="LLM keeps no counters unless disable_log_stats is False: the call ends in an "
-            "AssertionError",
-            remedy="disable_log_stats=False",
+        remedy = "run each in a process of its own, or give each less than half"
+        yield _finding("LLM", message, remedy)
+    asks = any(_called(call) == "get_metrics" for call in calls)
+    if asks and engines and not any(map(_keeps_counters, engines)):
+        message = (
+            "LLM keeps no counters unless disable_log_stats is False: the call ends in an "
+            "AssertionError"
         )
-    if "spec_decode" in text and any(map(_reads_one_value, ast.walk(tree))):
-        yield Finding(
-            check=PYTHON_CHECK,
-            level="error",
-            where="metric.value",
-            message="vllm:spec_decode_num_accepted_tokens_per_pos is a Vector without a value: the "
-            "loop ends in an AttributeError",
-            remedy='getattr(metric, "value", None) or metric.values',
+        yield _finding("get_metrics()", message, "disable_log_stats=False")
+    if any(map(_reads_one_value, nodes)):
+        message = (
+            "vllm:spec_decode_num_accepted_tokens_per_pos is a Vector without a value: the loop "
+            "ends in an AttributeError"
         )
+        remedy = 'getattr(metric, "value", None) or metric.values'
+        yield _finding("metric.value", message, remedy)
 
 
-def syntax_findings(text: str) -> Iterator[Finding]:
-    """Where a script that imports an engine stops being Python."""
-    if _IMPORTS.search(text) is not None:
-        yield from not_python(text)
+def _finding(where: str, message: str, remedy: str) -> Finding:
+    return Finding(check=PYTHON_CHECK, level="error", where=where, message=message, remedy=remedy)
 
 
 def not_python(text: str) -> Iterator[Finding]:
@@ -150,54 +120,23 @@ def not_python(text: str) -> Iterator[Finding]:
         ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        yield Finding(
-            check=PYTHON_CHECK,
-            level="error",
-            where=f"line {line}" if line else "script",
-            message="is no Python, so that the script was not read: "
-            f"{getattr(error, 'msg', error)}",
-        )
+        message = f"is no Python, so that the script was not read: {getattr(error, 'msg', error)}"
+        yield _finding(f"line {line}" if line else "script", message, "")
 
 
-def _reads_counters(tree: ast.Module) -> bool:
-    """Whether a script asks an engine for its metrics."""
-    return any(
-        isinstance(node, ast.Call) and _called(node) == "get_metrics" for node in ast.walk(tree)
-    )
-
-
-def _keeps_counters(built: ast.Assign) -> bool:
+def _keeps_counters(given: dict[str | None, ast.expr]) -> bool:
     """Whether an engine keeps counters, as far as its arguments say."""
-    given = {k.arg: k.value for k in built.value.keywords}  # type: ignore[attr-defined]
     said = given.get("disable_log_stats")
-    unsaid = None in given or not (said is None or isinstance(said, ast.Constant))
-    return unsaid or (isinstance(said, ast.Constant) and not said.value)
+    return None in given or (
+        said is not None and not (isinstance(said, ast.Constant) and said.value)
+    )
 
 
 def _reads_one_value(node: ast.AST) -> bool:
     """Whether a loop over metrics reads `.value` of all whose names contain spec_decode."""
-    if not isinstance(node, ast.If) or '"spec_decode"' not in ast.unparse(node.test).replace(
-        "'", '"'
-    ):
+    if not isinstance(node, ast.If) or "'spec_decode'" not in ast.unparse(node.test):
         return False
     return any(isinstance(part, ast.Attribute) and part.attr == "value" for part in ast.walk(node))
-
-
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(textwrap.dedent(text))
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _balanced(text: str, start: int) -> str:
-    """The text from `start` to the parenthesis that closes its first one."""
-    depth = 0
-    for place in range(text.index("(", start), len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start : place + 1].lstrip("\n")
-    return ""
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
@@ -206,13 +145,12 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             engine = _PACKAGES.get(node.module.split(".")[0])
-            if engine:
-                found |= {alias.asname or alias.name: engine for alias in node.names}
+            found |= {one.asname or one.name: engine for one in node.names if engine}
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                engine = _PACKAGES.get(alias.name.split(".")[0])
-                if engine:
-                    found[alias.asname or alias.name.split(".")[0]] = engine
+                package = alias.name.split(".")[0]
+                if package in _PACKAGES:
+                    found[alias.asname or package] = _PACKAGES[package]
     return found
 
 
@@ -220,12 +158,9 @@ def _assigned(tree: ast.Module) -> dict[str, Any]:
     """Variable -> value, of variables that were assigned a constant or a dictionary once."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Name):
-                value = _value(node.value, found)
-                known = target.id not in found and not isinstance(value, Expression)
-                found[target.id] = value if known else Expression(target.id)
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            value = _value(node.value, found)
+            found[target.id] = Expression(target.id) if target.id in found else value
     return {name: value for name, value in found.items() if not isinstance(value, Expression)}
 
 
@@ -259,8 +194,7 @@ def _value_of_call(node: ast.Call, names: dict[str, Any]) -> Any:
         return value if isinstance(value, Expression) else json.dumps(value, default=str)
     if name.endswith(("DecodingConfig", "SpeculativeConfig")):
         kind = name.removesuffix("DecodingConfig")
-        known = {"decoding_type": kind} if kind != name else {}
-        return {**known, **keywords}
+        return {**({"decoding_type": kind} if kind != name else {}), **keywords}
     return Expression(ast.unparse(node))
 
 
@@ -268,37 +202,3 @@ def _called(node: ast.Call) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def _launch(
-    node: ast.Call, engine: str, names: dict[str, Any], imported: dict[str, str]
-) -> Launch | None:
-    name = _called(node)
-    if name not in _CALLS:
-        return None
-    root = node.func
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    own = imported.get(root.id if isinstance(root, ast.Name) else name) or _CALLS[name]
-    if name in ("Engine", "ServerArgs") and own != "sglang":
-        return None
-    parts = [_part("model", value, names) for value in node.args[:1]]
-    for keyword in node.keywords:
-        if keyword.arg:
-            parts.append(_part(keyword.arg, keyword.value, names))
-            continue
-        spread = _value(keyword.value, names)
-        if isinstance(spread, dict):
-            parts += [LaunchPart.keyword(key, one) for key, one in spread.items()]
-        else:
-            parts.append(
-                LaunchPart(name="**", written="**", value=spread, raw=ast.unparse(keyword.value))
-            )
-    form = Form(kind="python", holder=ast.unparse(node.func))
-    return Launch(engine=own if engine == "auto" else engine, parts=tuple(parts), form=form)
-
-
-def _part(name: str, node: ast.AST, names: dict[str, Any]) -> LaunchPart:
-    value = _value(node, names)
-    raw = ast.unparse(node) if isinstance(node, ast.Name) else ""
-    return LaunchPart.keyword(name, value, raw)

@@ -1,59 +1,37 @@
-"""The words of a command as a launch: which engine it starts, its options, the words between.
+"""The words of a command as a launch: which engine it starts, its options, its variables.
 
-Knows the names of servers and of their images. Starts nothing.
+Knows nothing of files. Starts nothing and judges nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from foretoken.config.other_engines import find_other
-from foretoken.lab.launch.launch import ENGINES, Form, Launch, LaunchPart
+from foretoken.lab.launch.engines import ENGINES, READ
+from foretoken.lab.launch.launch import Form, Launch, LaunchPart, Role
 from foretoken.lab.launch.shell import ASSIGNED, Word
-from foretoken.lab.launch.variables import first_word, owner_of, set_before, words_that_set
 
-FLAG = re.compile(r"^--?[a-zA-Z]")
-_SERVERS = {
-    "llama-server": "llama.cpp",
-    "llama-cli": "llama.cpp",
-    "llama-speculative": "llama.cpp",
-    "llama-server.exe": "llama.cpp",
-    "trtllm-serve": "tensorrt-llm",
-}
-_MODULES = {"vllm.entrypoints": "vllm", "sglang.launch_server": "sglang"}
-IMAGES = {
-    "vllm/vllm-openai": "vllm",
-    "vllm-openai": "vllm",
-    "lmsysorg/sglang": "sglang",
-    "ggml-org/llama.cpp": "llama.cpp",
-    "ggerganov/llama.cpp": "llama.cpp",
-    "tensorrt-llm/release": "tensorrt-llm",
-}
-"""Parts of the names of images, and the engine that they start."""
-_COMPLETED = {
-    ("sglang", "speculative-algo"): "speculative-algorithm",
-    ("sglang", "tensor-parallel"): "tensor-parallel-size",
-    ("sglang", "mem-fraction"): "mem-fraction-static",
-    ("vllm", "tensor-parallel"): "tensor-parallel-size",
-    ("vllm", "gpu-memory-util"): "gpu-memory-utilization",
-    ("vllm", "speculative-conf"): "speculative-config",
-}
-"""Beginnings that people type, of options that argparse completes."""
-_SWITCH = re.compile(r"(enable|disable|no|use|skip)-|trust-remote-code$|enforce-eager$|metrics$")
+FLAG = re.compile(r"--?[a-zA-Z]")
+SETTERS = ("-e", "--env")
+"""Options of containers that set a variable, which is the next word or stands in theirs."""
+_SETS = re.compile(r"(--env=|-e=?|)([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SWITCH = re.compile(
+    r"(enable|disable|no|use|skip)-|(trust-remote-code|enforce-eager|metrics|adaptive-speculation|"
+    r"spec-default)$"
+)
 _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init",
              "--privileged")  # fmt: skip
 """Options of `docker run` that have no value."""
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
-_REDIRECTS = re.compile(r"\d*[<>]|&>|&$")
+_REDIRECTS = re.compile(r"\d*[<>]|&>")
+_TRUE = ("1", "true", "on", "enabled")
+_DEFAULT = re.compile(r"\$\{\w+:?-([^{}]*)\}")
 
 
-def engine_of_image(image: str) -> str:
-    """The engine whose server an image starts, `unknown` if that is not known."""
-    return next((engine for part, engine in IMAGES.items() if part in image), "unknown")
-
-
-def launch_of(
+def read_words(
     words: Sequence[Word], engine: str = "auto", *, loose: bool = False, form: Form | None = None
 ) -> Launch | None:
     """The launch that a command is; None if it starts no server.
@@ -64,55 +42,48 @@ def launch_of(
         loose: whether options alone are enough, without the name of a server.
         form: what the words were written in.
     """
-    own, num_before = _server(words)
-    if own == "unknown":  # what it sets for an unknown program says whose options these are
-        num_before = words.index(first_word(words))
-    num_words = next((i for i, word in enumerate(words) if _redirects(word)), len(words))
+    own, start = _server(words)
     if own == "unknown" and not loose:
         return None
-    parts = tuple(_parts(words[num_before:num_words]))
+    if own == "unknown":  # what it sets for an unknown program says whose options these are
+        start = next((i for i, one in enumerate(words) if not ASSIGNED.match(one.text)), 0)
+    end = next((i for i, word in enumerate(words) if _REDIRECTS.match(word.raw)), len(words))
+    parts = list(_options(words[start:end]))
     options = {part.name: part.value for part in parts if part.name}
-    before = words[:num_before]
+    names = [match[2] for word in words[:start] if (match := _SETS.match(word.text))]
+    owners = [owner_of(name) or "" for name in names if known_variable(name)]
     if own == "unknown":
         own = guess_engine(options) if engine == "auto" else engine
-        own = next(_owners(before), own) if own == "unknown" else own
+        own = owners[0] if own == "unknown" and owners else own
         is_prose = FLAG.match(words[0].text) and len(parts) - len(options) > _MOST_LOOSE_WORDS
-        if own == "unknown" or not (options or any(_owners(before))) or is_prose:
+        if own == "unknown" or not (options or owners) or is_prose:
             return None
     elif engine != "auto":
         own = engine
-    return Launch(
-        engine=own,
-        parts=(*set_before(before, own), *(_completed(part, own) for part in parts)),
-        before=tuple(before),
-        after=tuple(words[num_words:]),
-        form=form or Form(),
-    )
+    completed = ENGINES[own].completed
+    arguments = (replace(one, name=completed.get(one.name, one.name)) for one in parts)
+    after = (LaunchPart(value=one.text, raw=one.raw, role="after") for one in words[end:])
+    before = _before(words[:start], own)
+    return Launch(engine=own, parts=(*before, *arguments, *after), form=form or Form())
 
 
-def _owners(words: Sequence[Word]) -> Iterator[str]:
-    """The engines that variables before a command are for."""
-    found = ((one.name, owner_of(one.name)) for one in words_that_set(words))
-    return (own for name, own in found if own and find_other("variables", name, own))
+def engine_of_image(image: str) -> str:
+    """The engine whose server an image starts, `unknown` if that is not known."""
+    found = (name for name, own in ENGINES.items() for part in own.images if part in image)
+    return next(found, "unknown")
 
 
-def _redirects(word: Word) -> bool:
-    return bool(_REDIRECTS.match(word.raw))
-
-
-def guess_engine(options: Mapping[str, object]) -> str:
+def guess_engine(options: Iterable[str]) -> str:
     """Whose options these are, by those about speculation."""
-    for name in options:
-        head = name.partition(".")[0]
-        for engine in ENGINES[:-1]:
-            row = find_other("flags", head, engine)
-            if row is not None and len(head) > 4:
+    heads = [name.partition(".")[0] for name in options]
+    for head in heads:
+        for engine in READ[:-1]:
+            if len(head) > 4 and find_other("flags", head, engine) is not None:
                 return engine
-    if any(name in ("md", "ngl", "hfd") for name in options):
+    if {"md", "ngl", "hfd"} & set(heads):
         return "llama.cpp"
-    if any(name.startswith(("spec", "tensor-parallel", "ngram-prompt")) for name in options):
-        return "vllm"
-    return "unknown"
+    about = ("spec", "tensor-parallel", "ngram-prompt")
+    return "vllm" if any(head.startswith(about) for head in heads) else "unknown"
 
 
 def _server(words: Sequence[Word]) -> tuple[str, int]:
@@ -126,17 +97,18 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
             continue
         name = word.text.rsplit("/", 1)[-1]
         following = words[index + 1].text if index + 1 < len(words) else ""
-        if name in ("vllm", "foretoken", "sglang") and following == "serve":
-            found = name, index + 2
-        elif name in _SERVERS:
-            extra = int(name == "trtllm-serve" and following == "serve")
-            found = _SERVERS[name], index + 1 + extra
-        elif any(word.text.startswith(module) for module in _MODULES):
-            module = next(module for module in _MODULES if word.text.startswith(module))
-            found = _MODULES[module], index + 1
-        elif found[0] == "unknown" and engine_of_image(word.text) != "unknown":
-            if index == 0 or not _waits_for_value(words[index - 1].text):
-                found = engine_of_image(word.text), index + 1
+        for engine, own in ENGINES.items():
+            if f"{name} {following}" in own.programs:
+                found = engine, index + 2
+            elif name in own.programs or (own.module and word.text.startswith(own.module)):
+                found = engine, index + 1
+            else:
+                continue
+            break
+        else:
+            image = engine_of_image(word.text) if found[0] == "unknown" else "unknown"
+            if image != "unknown" and not (index and _waits_for_value(words[index - 1].text)):
+                found = image, index + 1
     return found
 
 
@@ -146,38 +118,99 @@ def _waits_for_value(word: str) -> bool:
     return bool(FLAG.match(word)) and not has_its_own and word not in _DOCKER_SWITCHES
 
 
-def _parts(words: Sequence[Word]) -> list[LaunchPart]:
+def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
     """Options with their values, and the words that belong to none."""
-    found: list[LaunchPart] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
-        if not FLAG.match(word.text):
-            found.append(LaunchPart(value=word.text, raw=word.raw))
-            continue
         flag, equals, value = word.text.partition("=")
         name = flag.lstrip("-")
         name = name.replace("_", "-") if "." not in name else name
-        if equals:
+        if not FLAG.match(word.text):
+            yield LaunchPart(value=word.text, raw=word.raw)
+        elif equals:
             raw = word.raw.partition("=")[2] if word.raw.startswith(flag + "=") else ""
-            found.append(LaunchPart(name=name, written=flag, value=value, raw=raw))
+            yield LaunchPart(name=name, written=flag, value=value, raw=raw)
         elif waiting and _is_value(name, waiting[0].text):
             given = waiting.pop(0)
-            found.append(LaunchPart(name=name, written=flag, value=given.text, raw=given.raw))
+            yield LaunchPart(name=name, written=flag, value=given.text, raw=given.raw)
         else:
-            found.append(LaunchPart(name=name, written=flag))
-    return found
-
-
-def _completed(part: LaunchPart, engine: str) -> LaunchPart:
-    """An option by its whole name."""
-    return replace(part, name=_COMPLETED.get((engine, part.name), part.name))
+            yield LaunchPart(name=name, written=flag)
 
 
 def _is_value(name: str, text: str) -> bool:
     """Whether a word behind an option is its value."""
-    if FLAG.match(text):
-        return False
-    if _SWITCH.match(name):
-        return text.lower() in ("true", "false") or text.replace(".", "").isdigit()
-    return True
+    if FLAG.match(text) or not _SWITCH.match(name):
+        return not FLAG.match(text)
+    return text.lower() in ("true", "false") or text.replace(".", "").isdigit()
+
+
+def _before(words: Sequence[Word], engine: str) -> Iterator[LaunchPart]:
+    """The words up to the server's name; of those that set a variable (`A=1 server`,
+    `docker run -e A=1 --env=B=2 -eC=3 image`) the variable."""
+    waiting, leading = list(words), True
+    while waiting:
+        word, prefix = waiting.pop(0), ""
+        if word.text in SETTERS and waiting and ASSIGNED.match(waiting[0].text):
+            prefix, word = f"{word.text} ", waiting.pop(0)
+        match = _SETS.match(word.text)
+        leading = leading and not prefix and (match is not None or word.text == "env")
+        if match and (prefix or match[1] or leading):
+            yield variable(match[2], match[3], engine, role="set", prefix=prefix + match[1])
+        else:
+            yield LaunchPart(value=word.text, raw=word.raw, role="before")
+
+
+def owner_of(name: str) -> str | None:
+    """The engine that a variable is for, by its name; None: of none."""
+    known = ((own.variables, engine) for engine, own in ENGINES.items() if own.variables)
+    return next((engine for start, engine in known if name.startswith(start)), None)
+
+
+def known_variable(name: str) -> bool:
+    """Whether the table of other engines has a variable."""
+    owner = owner_of(name)
+    return owner is not None and find_other("variables", name, owner) is not None
+
+
+def variable(
+    name: str, value: Any, engine: str, *, role: Role = "elsewhere", prefix: str = ""
+) -> LaunchPart:
+    """A variable as the option that it stands for, by another name where it stands for none.
+
+    Args:
+        name: its own.
+        value: what it is set to; None or a mapping: what stands in a container in its place.
+        engine: whose server is started, or `unknown`.
+        role: where it is set.
+        prefix: of one among a command's words, the option that sets it.
+    """
+    owner, option, given = owner_of(name), f"${name}", value
+    known = owner is not None and engine in (owner, "unknown") and isinstance(value, str)
+    row = find_other("variables", name, owner) if known else None
+    if row is not None and row.flag:
+        given = _DEFAULT.sub(r"\1", value)
+        is_on = given.lower() in _TRUE
+        if is_on or not row.switch:
+            option, given = row.flag.replace("_", "-"), True if row.switch else given
+    raw = value if isinstance(value, str) else ""
+    return LaunchPart(name=option, written=name, value=given, raw=raw, role=role, prefix=prefix)
+
+
+def with_variables(launch: Launch, variables: Mapping[str, Any], key: str) -> Launch:
+    """The launch with variables that are set elsewhere, by `key`; its own words override them."""
+    own = {part.written for part in launch.parts if part.is_variable}
+    more = [variable(name, value, launch.engine) for name, value in variables.items()
+            if name not in own]  # fmt: skip
+    form = replace(launch.form, variables=key)
+    return replace(launch, parts=(*more, *launch.parts), form=form) if more else launch
+
+
+def variables_alone(variables: Mapping[str, Any], engine: str, form: Form) -> Launch | None:
+    """A launch of which only variables are known; None where none of them is about a server."""
+    owned = [(owner_of(name) or "", name) for name in variables]
+    owners = [own for own, name in owned if own and (own == engine or known_variable(name))]
+    if not owners:
+        return None
+    own = owners[0] if engine in ("auto", "unknown") else engine
+    return with_variables(Launch(engine=own, parts=(), form=form), variables, form.variables)
