@@ -33,8 +33,8 @@ def config(verdict: LaunchVerdict) -> Any:
 
 def words_of(text: str) -> list[str]:
     """The words of the one command of a text."""
-    [words] = read_commands(text)
-    return [word.text for word in words]
+    [command] = read_commands(text)
+    return [word.text for word in command.words]
 
 
 def sound(text: str) -> None:
@@ -46,10 +46,10 @@ def sound(text: str) -> None:
 
 def test_a_script_comes_back_with_its_variables() -> None:
     found = judged(SCRIPT)
-    assert found.corrected.startswith("nohup vllm serve $MODEL \\\n")
+    assert found.corrected.startswith('nohup vllm serve "$MODEL" \\\n')
     assert '--tensor-parallel-size "${TP:-2}"' in found.corrected
     assert found.corrected.endswith("> server.log 2>&1")
-    assert config(found) == TODAY
+    assert config(found) == {"model": "$DRAFT", "num_speculative_tokens": 5}
     sound(found.corrected)
 
 

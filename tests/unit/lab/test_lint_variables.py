@@ -74,12 +74,7 @@ LLAMA_ARG_MODEL_DRAFT=d.gguf
 LLAMA_ARG_DRAFT_MAX=8
 LLAMA_ARG_ENDPOINT_METRICS=true
 """
-UNIT = """[Service]
-Environment="LLAMA_ARG_MODEL_DRAFT=d.gguf" LLAMA_ARG_DRAFT_MAX=8
-ExecStart=/usr/bin/llama-server -m t.gguf --metrics
-"""
 ALL = {
-    "unit": UNIT,
     "before": BEFORE,
     "env": WITH_ENV,
     "docker run": DOCKER_RUN,
@@ -135,7 +130,6 @@ def test_commands_come_back_with_their_variables() -> None:
     assert lines[1] == "export LLAMA_ARG_SPEC_DRAFT_N_MAX=8" and lines[2].startswith("exec llama")
     for text in (BEFORE, WITH_ENV, DOCKER_RUN, IN_ONE_WORD, EXPORTED, DOTENV):
         sound(judged(text).corrected)
-    assert judged(UNIT).corrected.startswith("Environment=LLAMA_ARG_SPEC_DRAFT_MODEL=d.gguf\n")
     other = judged("CUDA_VISIBLE_DEVICES=0 vllm serve m --speculative-model d")
     assert other.corrected.startswith("CUDA_VISIBLE_DEVICES=0 vllm serve")
 

@@ -36,7 +36,6 @@ def code_of(path: Path, text: str) -> int:
     ("name", "text", "code"),
     [
         ("loop.py", ENGINE.format(counters=COUNTING) + LOOP, 1),
-        ("loop.md", f"```python\n{ENGINE.format(counters=COUNTING)}{LOOP}```\n", 1),
         ("counters.py", ENGINE.format(counters="") + "print(llm.get_metrics())\n", 1),
         ("keeps.py", ENGINE.format(counters=COUNTING) + "print(llm.get_metrics())\n", 0),
         ("given.py", ENGINE.format(counters="**more, ") + "print(llm.get_metrics())\n", 0),

@@ -49,7 +49,7 @@ def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
     text = f"vllm serve org/model --speculative-config '{config}' \\\n --tensor-parallel-size 4"
     command = ServerCommand.parse(text)
     assert command.given == DraftingSetup(
-        "eagle3", "org/head", (("draft_tensor_parallel_size", 1),)
+        "eagle3", "org/head", {"draft_tensor_parallel_size": 1}, num_drafts=4
     )
     drafters = offered(command, ())
     assert list(drafters) == ["eagle3:head", "ngram"]
@@ -126,6 +126,7 @@ def test_a_packaged_model_brings_its_drafters() -> None:
         ("sleep 5", "{k} for the draft length"),
         ("vllm serve 'x", "No closing quotation"),
         ("docker run -p 8000:8000 vllm/vllm-openai --model m", "docker run -p {port}:8000"),
+        ("trtllm-serve m", "vllm serve MODEL"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:

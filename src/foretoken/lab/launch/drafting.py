@@ -1,8 +1,8 @@
 """How a server is to draft, and what an engine is told of it.
 
-A `DraftingSetup` is what is wanted, whoever drafts. An `LaunchEngine` is what is known of one: how it is
-started, and its writer, which gives parts of a launch, and an `Unsaid` for everything that has no
-place in them.
+A `DraftingSetup` is what is wanted, whoever drafts. A `LaunchEngine` is what is known of one: how
+it is started, and its writer, which gives parts of a launch, and an `Unsaid` for everything that
+has no place in them.
 """
 
 import json

@@ -99,8 +99,6 @@ class Launch:
     parts: tuple[LaunchPart, ...]
     """In the order in which they were written."""
     form: Form = field(default_factory=Form)
-    torn: str = ""
-    """The first option that a shell would not give it, for want of a backslash before its line."""
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
         """The parts with one of these roles."""

@@ -31,52 +31,43 @@ class Word(NamedTuple):
     """How it was written; empty for one that was made here."""
 
 
-def read_commands(text: str) -> Iterator[list[Word]]:
-    """The commands of a text, in order, each behind what it sets for itself alone (`A=1 command`).
-    A line with a quotation that has no end is left out."""
-    for words, _ in commands_as_torn(text):
-        yield words
+class Command(NamedTuple):
+    """A command, behind what it sets for itself alone (`A=1 command`)."""
+
+    words: list[Word]
+    torn: str = ""
+    """Its first option at the beginning of a line that the line before does not go on with, where
+    a shell would end it."""
+    unclosed: str = ""
+    """Of a line that was left out since a quotation in it has no end: the line."""
 
 
-def commands_as_torn(text: str) -> Iterator[tuple[list[Word], str]]:
-    """The same, each with its first option at the beginning of a line that the line before does not
-    go on with, where a shell would end the command; empty if there is none."""
+def read_commands(text: str) -> Iterator[Command]:
+    """The commands of a text, in order."""
     text = _TORN.sub("\v", _CONTINUED.sub(" ", text))
     words: list[Word] = []
     torn, at = "", 0
     while at <= len(text):
-        if word := _word_at(text, at):
+        word, char = _word_at(text, at), text[at : at + 1]
+        if word is not None:
             words.append(_word(word[0]))
             if text[at - 1 : at] == "\v" and words[0].text[:1] != "-":
                 torn = torn or words[-1].text
             at = word.end()
-            continue
-        if text[at : at + 1] == "(" and words and words[-1].raw.endswith("="):  # an array
+        elif char == "(" and words and words[-1].raw.endswith("="):  # an array
             words, at = words[:-1], text.find(")", at) + 1 or len(text)
-        elif at == len(text) or text[at] not in " \t\r\v#\\`":
-            unclosed = text[at : at + 1] != "" and text[at] not in "\n;&|()"
-            if words and not unclosed:
-                yield words, torn
-            words, torn = [], ""
-            at = _next_line(text, at) if unclosed else at + 1
+        elif char == "#":
+            at = _next_line(text, at) - 1
+        elif char and char in " \t\r\v\\`":
+            at += 1
         else:
-            at = _next_line(text, at) - 1 if text[at] == "#" else at + 1
-
-
-def open_quotations(text: str) -> Iterator[tuple[int, str]]:
-    """Lines, from 1 on, at which a quotation begins that has no end, with what stands there."""
-    at = 0
-    while at < len(text):
-        word = _word_at(text, at)
-        if word is None and text[at] in "'\"":
-            begin = text.rfind("\n", 0, at) + 1
-            end = _next_line(text, at)
-            yield text.count("\n", 0, at) + 1, text[begin:end].strip()
-            at = end
-        elif word is None:
-            at = _next_line(text, at) if text[at] == "#" else at + 1
-        else:
-            at = word.end()
+            ends = char in "\n;&|()"  # or a quotation begins that has no end
+            line = text[text.rfind("\n", 0, at) + 1 : _next_line(text, at) - 1]
+            if words and ends:
+                yield Command(words, torn)
+            elif not ends:
+                yield Command([], unclosed=line.strip())
+            words, torn, at = [], "", at + 1 if ends else _next_line(text, at)
 
 
 def _word_at(text: str, at: int) -> re.Match[str] | None:

@@ -6,7 +6,7 @@ Judges nothing, but says what it could not read.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -26,7 +26,7 @@ from foretoken.lab.launch.read import (
     variables_alone,
     with_variables,
 )
-from foretoken.lab.launch.shell import ASSIGNED, Word, commands_as_torn, open_quotations
+from foretoken.lab.launch.shell import ASSIGNED, Word, read_commands
 
 READABLE = (
     "one command of a server, a Python script that calls LLM(...), YAML (compose, Kubernetes, "
@@ -53,6 +53,7 @@ _ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
 _INSTRUCTION = re.compile(
     r"^[ \t]*(FROM|CMD|ENTRYPOINT|ENV|RUN)[ \t]+((?:\\[ \t]*\n|.)*)", re.MULTILINE | re.IGNORECASE
 )
+_DOCUMENTS = (".json", ".yaml", ".yml")
 _HOLDERS = ("entrypoint", "command", "cmd", "args")
 """Keys of a container whose words follow each other."""
 _EXEC: tuple[str, ...] = ("ENTRYPOINT", "CMD")
@@ -60,7 +61,7 @@ _SETTING_KEYS = ("environment", "env")
 """Keys of a container that set variables."""
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
 
-Found = Launch | Mapping[str, Any]
+Found = Launch | Finding | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +81,18 @@ class LintSource:
 def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
     """Find what `text` holds; `engine` overrides what the text itself suggests.
 
-    `name` is that of the file it stands in: what by its ending is Python, JSON, YAML or shell has
-    to be that as a whole, whatever is found in it.
+    `name` is that of the file it stands in: what by its ending is Python, JSON or YAML has to be
+    that as a whole, whatever is found in it.
     """
-    found, unread = _read(text, engine)
-    launches = tuple(one for one in found if isinstance(one, Launch))
-    findings = [finding for launch in launches for finding in _of_words(launch)]
-    if unread:
-        findings.append(_finding("warning", "", f"{unread} lines are not JSON"))
-    tree = python.parsed(text)
-    findings += python.script_findings(tree) if tree else ()
-    check = _ENDINGS.get(PurePath(name).suffix.lower())
-    if check is None and text.startswith("#!") and "sh" in text.split("\n", 1)[0]:
-        check = _no_shell
-    broken = list(check(text)) if check else []
-    if not found and not broken and _IMPORTS.match(text.lstrip()):
-        broken = list(python.not_python(text))
+    found = list(_read(text, engine, PurePath(name).suffix.lower()))
+    if not found and _IMPORTS.match(text.lstrip()):
+        found = list(python.not_python(text))
     named = dict.fromkeys(_METRIC.findall(_EXPLAINED.sub("", text)))
     return LintSource(
-        launches=launches,
-        requests=tuple(one for one in found if not isinstance(one, Launch)),
+        launches=tuple(one for one in found if isinstance(one, Launch)),
+        requests=tuple(one for one in found if isinstance(one, Mapping)),
         metrics=tuple(name for name in named if ":" in name or find_metric(name) is not None),
-        findings=(*findings, *broken),
+        findings=tuple(one for one in found if isinstance(one, Finding)),
         reads_metrics="get_metrics(" in text,
     )
 
@@ -123,57 +114,54 @@ def find_metric(name: str) -> OtherName | None:
     return next(filter(None, (find_other("metrics", base) for base in bases)), None)
 
 
-def _finding(
-    level: str, where: str, message: str, remedy: str = "", check: str = UNREAD_CHECK
-) -> Finding:
-    return Finding(check=check, level=level, where=where, message=message, remedy=remedy)
-
-
-def _of_words(launch: Launch) -> Iterator[Finding]:
-    """What a shell would make of a command's words, and what is not known of them."""
-    if launch.torn:
-        message = (
-            "begins a line, and the line before does not end in a backslash: a shell ends the "
-            "command there; it is read here as if it went on"
-        )
-        remedy = "a backslash at the end of each line but the last"
-        yield _finding("warning", launch.torn, message, remedy, SHELL_CHECK)
-    for part in launch.arguments:
-        if _ARRAY.search(part.raw):
-            message = "arrays of a shell are not read, so that these words were not checked"
-            yield _finding("error", part.raw, message, "the words themselves in the command")
-
-
-def _read(text: str, engine: str) -> tuple[list[Found], int]:
-    """What a text holds, and how many of its lines are not JSON where others are."""
+def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
+    """Everything in a text, and what keeps it from being what its name says."""
     named = {match[1].upper() for match in _INSTRUCTION.finditer(text)}
     if "FROM" in named and len(named) > 1:
-        return list(_of_dockerfile(text, engine)), 0
-    documents, unread = _documents(text)
-    found = [one for document in documents or () for one in _walk(document, engine)]
-    if found or (documents is not None and text.lstrip().startswith(("{", "["))):
-        return found, unread
-    tree = python.parsed(text)
-    if tree is not None:
-        return list(python.launches_of_python(tree, engine)), 0
-    return list(_of_shell(text, engine)), 0
+        yield from _of_dockerfile(text, engine)
+        return
+    documents, problem = _documents(text)
+    if problem is not None and (problem.level != "error" or ending in _DOCUMENTS):
+        yield problem
+    found = [one for document in documents for one in _walk(document, engine)]
+    tree = None if found else python.parsed(text)
+    if found or (documents and text.lstrip().startswith(("{", "["))):
+        yield from found
+    elif tree is not None:
+        yield from python.launches_of_python(tree, engine)
+        yield from python.script_findings(tree)
+    elif ending == ".py":
+        yield from python.not_python(text)
+    else:
+        yield from _of_shell(text, engine)
 
 
-def _documents(text: str) -> tuple[list[Any] | None, int]:
-    """The values of JSON, JSON lines or YAML; None if it is none of them."""
+def _documents(text: str) -> tuple[list[Any], Finding | None]:
+    """The values of JSON, JSON lines or YAML, and why there are none or not all."""
+    problem = None
     if text.lstrip().startswith(("{", "[")):
         try:
-            return [json.loads(text)], 0
-        except ValueError:
-            lines = list(filter(str.strip, text.splitlines()))
-            values = [value for line in lines for value in _json(line)]
-            return (values, len(lines) - len(values)) if values else (None, 0)
+            return [json.loads(text)], None
+        except ValueError as error:
+            message = f"is no JSON, so that it was not read as such: {error}"
+            problem = Finding.of(UNREAD_CHECK, "error", "file", message)
+        lines = list(filter(str.strip, text.splitlines()))
+        values = [value for line in lines for value in _json(line)]
+        if values and len(values) < len(lines):
+            message = f"{len(lines) - len(values)} lines are not JSON"
+            problem = Finding.of(UNREAD_CHECK, "warning", "", message)
+        return values, problem if len(values) < len(lines) else None
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
-    except yaml.YAMLError:
-        return None, 0
-    whole = bool(documents) and all(isinstance(one, dict | list) for one in documents)
-    return (documents, 0) if whole else (None, 0)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        message = f"is no YAML, so that it was not read as such: {said}"
+        where = f"line {mark.line + 1}" if mark is not None else "file"
+        known = "{{" in text or isinstance(error, yaml.constructor.ConstructorError)
+        # A chart is filled in before anybody reads it; a tag is for whoever knows it.
+        return [], None if known else Finding.of(UNREAD_CHECK, "error", where, message)
+    return (documents if all(isinstance(one, dict | list) for one in documents) else []), None
 
 
 def _json(line: str) -> list[Any]:
@@ -183,27 +171,51 @@ def _json(line: str) -> list[Any]:
         return []
 
 
-def _of_shell(text: str, engine: str) -> Iterator[Launch]:
-    """One launch per command of a shell text that starts a server."""
+def _of_shell(text: str, engine: str) -> Iterator[Launch | Finding]:
+    """One launch per command of a shell text that starts a server, and what was not read."""
     variables: dict[str, str] = {}
-    found: list[Launch] = []
-    for words, torn in commands_as_torn(text):
+    found: list[Launch | Finding] = []
+    for words, torn, unclosed in read_commands(text):
+        if unclosed and _STARTS_SERVER.search(unclosed):
+            message = f"a quotation has no end, so that it was not read: {unclosed}"
+            remedy = "the quotation mark that is missing"
+            found.append(Finding.of(SHELL_CHECK, "error", "", message, remedy))
         following = zip(words, words[1:], strict=False)
         given = (then.text for word, then in following if word.text in ("-c", "-lc"))
         nested = next((text for text in given if " " in text), None)
+        set_here = _assignments([word.text for word in words if word.text != "export"])
         if nested is not None:
             found += _of_shell(nested, engine)
-            continue
-        set_here = _assignments([word.text for word in words if word.text != "export"])
-        variables |= set_here if words[0].text == "export" or len(words) == 1 else {}
-        first = next((word.text for word in words if not ASSIGNED.match(word.text)), "")
-        launch = read_words(words, engine, loose=bool(_PROGRAM.match(first)))
-        found += [replace(launch, torn=torn)] if launch is not None and not set_here else []
+        elif set_here:
+            exports = words[0].text == "export" or len(words) == 1
+            variables |= set_here if exports else {}
+        elif words:
+            first = next(word.text for word in words if not ASSIGNED.match(word.text))
+            launch = read_words(words, engine, loose=bool(_PROGRAM.match(first)))
+            found += () if launch is None else [launch, *_not_given(launch, torn)]
     read = {name: value for name, value in variables.items() if owner_of(name)}
-    yield from (with_variables(launch, read, "export") for launch in found)
-    if not found:
+    launches = [one for one in found if isinstance(one, Launch)]
+    for one in found:
+        yield with_variables(one, read, "export") if isinstance(one, Launch) else one
+    if not launches:
         alone = variables_alone(variables, engine, Form(kind="variables"))
         yield from filter(None, [alone])
+
+
+def _not_given(launch: Launch, torn: str) -> Iterator[Finding]:
+    """What a shell would not give a command, and what is not known of its words."""
+    if torn:
+        message = (
+            "begins a line, and the line before does not end in a backslash: a shell ends the "
+            "command there; it is read here as if it went on"
+        )
+        remedy = "a backslash at the end of each line but the last"
+        yield Finding.of(SHELL_CHECK, "warning", torn, message, remedy)
+    for part in launch.arguments:
+        if _ARRAY.search(part.raw):
+            message = "arrays of a shell are not read, so that these words were not checked"
+            remedy = "the words themselves in the command"
+            yield Finding.of(UNREAD_CHECK, "error", part.raw, message, remedy)
 
 
 def _assignments(words: list[str]) -> dict[str, str]:
@@ -212,7 +224,7 @@ def _assignments(words: list[str]) -> dict[str, str]:
     return dict(pairs) if all(ASSIGNED.match(word) for word in words) else {}
 
 
-def _of_dockerfile(text: str, engine: str) -> Iterator[Launch]:
+def _of_dockerfile(text: str, engine: str) -> Iterator[Launch | Finding]:
     """The launch of the last stage, from its entry point, its command and its variables."""
     held: dict[str, str] = {}
     stages: dict[str, tuple[str, dict[str, str]]] = {}
@@ -225,7 +237,7 @@ def _of_dockerfile(text: str, engine: str) -> Iterator[Launch]:
             held, variables = {"FROM": whole}, dict(inherited)
             stages[alias[-1] if alias else image] = whole, variables
         elif name == "ENV":  # `A=1 B=2`, or `A 1`
-            words = [word.text for words, _ in commands_as_torn(value) for word in words]
+            words = [word.text for command in read_commands(value) for word in command.words]
             first, _, rest = value.partition(" ")
             variables |= _assignments(words) or {first: rest.strip()}
         else:
@@ -238,36 +250,37 @@ def _of_dockerfile(text: str, engine: str) -> Iterator[Launch]:
 
 def _of_holders(
     given: Mapping[str, Any], image: str, variables: Mapping[str, Any], engine: str, form: Form
-) -> Iterator[Launch]:
+) -> Iterator[Launch | Finding]:
     """The launch of a container: words under keys or instructions that follow each other, behind
     its image's own entry point, and its variables."""
     words: list[Word] = []
-    found: list[Launch] = []
+    found: list[Launch | Finding] = []
+    own = engine_of_image(image) if engine == "auto" else engine
     for holder, value in given.items():
         if isinstance(value, str) and (form.kind == "exec" or holder == "cmd"):
             text = value if form.kind == "exec" else value.replace("\n", " ")
             found += _of_shell(text, engine)
         elif isinstance(value, str):
-            value = [word.text for words, _ in commands_as_torn(value) for word in words]
+            value = [word.text for command in read_commands(value) for word in command.words]
         if isinstance(value, list) and value:
             form = replace(form, elsewhere=len(words), holder=holder)
             words += [Word(str(word)) for word in value]
-    nested = [word.text for word in words if " " in word.text]
     if any(word.text in ("-c", "-lc") for word in words):  # sh -c "the whole command"
+        nested = [word.text for word in words if " " in word.text]
         found += [launch for text in nested for launch in _of_shell(text, engine)]
     elif words:
-        own = engine_of_image(image) if engine == "auto" else engine
         launch = read_words(words, engine, form=form)
-        launch = launch or read_words(
-            words, engine if own == "unknown" else own, loose=True, form=form
-        )
-        found += filter(None, [launch])
-    for launch in found:
-        shell = launch.form.kind == "shell" and form.kind == "list"
-        about = {name: one for name, one in variables.items() if owner_of(name) or not shell}
-        yield with_variables(launch, about, "export" if shell else form.variables)
+        rules = engine if own == "unknown" else own
+        launch = launch or read_words(words, rules, loose=True, form=form)
+        found += [launch] if launch is not None else []
+    for one in found:
+        if isinstance(one, Launch):
+            shell = one.form.kind == "shell" and form.kind == "list"
+            about = {name: value for name, value in variables.items()
+                     if owner_of(name) or not shell}  # fmt: skip
+            one = with_variables(one, about, "export" if shell else form.variables)
+        yield one
     if not found and variables:
-        own = engine_of_image(image) if engine == "auto" else engine
         yield from filter(None, [variables_alone(variables, own, form)])
 
 
@@ -344,40 +357,3 @@ def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
         own = "tensorrt-llm" if trt else guess_engine(names)
     parts = tuple(LaunchPart.keyword(key, part) for key, part in value.items())
     return Launch(engine=own, parts=parts, form=Form(kind="settings"))
-
-
-def _no_shell(text: str) -> Iterator[Finding]:
-    for line, words in open_quotations(text):
-        if _STARTS_SERVER.search(words):  # else such as a text that stands in the script
-            message = f"a quotation has no end, so that it was not read: {words}"
-            remedy = "the quotation mark that is missing"
-            yield _finding("error", f"line {line}", message, remedy, SHELL_CHECK)
-
-
-def _no_json(text: str) -> Iterator[Finding]:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        if not all(map(_json, filter(str.strip, text.splitlines()))):  # nor one on each line
-            yield _finding("error", "file", f"is no JSON, so that it was not read as such: {error}")
-
-
-def _no_yaml(text: str) -> Iterator[Finding]:
-    try:
-        list(yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark is not None else "file"
-        said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        if "{{" not in text:  # of a chart, which is filled in before anybody reads it as YAML
-            yield _finding("error", where, f"is no YAML, so that it was not read as such: {said}")
-
-
-_ENDINGS: dict[str, Callable[[str], Iterator[Finding]]] = {
-    ".py": python.not_python,
-    ".sh": _no_shell,
-    ".bash": _no_shell,
-    ".json": _no_json,
-    ".yaml": _no_yaml,
-    ".yml": _no_yaml,
-}
