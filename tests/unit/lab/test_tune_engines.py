@@ -27,20 +27,6 @@ def line(text: str, setting: Setting, port: str | None = None) -> str:
     return ServerCommand.parse(text).line(setting, DRAFTERS, LOADS, port)
 
 
-def test_vllm_is_told_in_json_with_a_schedule() -> None:
-    text = "CUDA=0 vllm serve org/model --max-model-len 4096 --port 8001"
-    told = shlex.split(line(text, Setting("draft_model:small-1b", (5, 3, 0))))
-    assert told[:6] == ["env", *shlex.split(text)[:5]]
-    assert told[-2:] == ["--port", "8001"]
-    assert json.loads(told[told.index("--speculative-config") + 1]) == {
-        "method": "draft_model",
-        "model": "org/small-1b",
-        "num_speculative_tokens": 5,
-        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 22, 3], [23, 4096, 0]],
-    }
-    assert "spec" not in line(text, OFF)
-
-
 def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
     config = (
         '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4, '
@@ -140,14 +126,6 @@ def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:
 def test_drafters_are_named_by_their_methods(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         DraftingSetup.parse(text)
-
-
-def test_llama_cpp_has_a_flag_for_the_drafts_of_each_look_up() -> None:
-    told = line("llama-server -m a.gguf", Setting("ngram", (3,)))
-    assert told == (
-        "llama-server -m a.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 3 "
-        "--spec-ngram-simple-size-n 2"
-    )
 
 
 @pytest.mark.parametrize(
