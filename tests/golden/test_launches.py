@@ -105,7 +105,7 @@ def test_tune(case: dict[str, Any]) -> None:
     assert asked(case) | tuned(case) == case
 
 
-class _Blocks(yaml.SafeDumper):
+class _Blocks(yaml.SafeDumper):  # type: ignore[misc]
     """Texts of several lines as they are."""
 
 

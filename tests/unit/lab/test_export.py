@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,10 @@ def test_a_packaged_model_is_named_by_its_folder() -> None:
     ("words", "said"),
     [
         (("nothing", "foretoken serve demo"), "openvino"),
-        (("vllm", "vllm serve org/m --port 1"), "foretoken serve"),
+        (("vllm", "trtllm-serve org/m --port 1"), "foretoken serve"),
+        (("foretoken", "vllm serve org/m --kv-cache-dtype fp8_e5m2"), "kv_cache_dtype"),
+        (("foretoken", "foretoken serve demo"), "another engine"),
+        (("foretoken", "sglang serve --speculative-algorithm NGRAM"), "names its model"),
         (("vllm", "foretoken serve demo --portt 3"), "--port"),
         (("vllm", "no-such-file.yaml"), "readable"),
     ],
@@ -175,3 +179,49 @@ def test_mistakes_say_what_would_do(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
     assert isinstance(result.exception, ConfigError | SystemExit), result.output
     assert said in f"{result.output}{result.exception}"
+
+
+OF_VLLM = (
+    "vllm serve org/m --port 8001 -tp 2 --max-model-len 4096 --no-enable-prefix-caching "
+    "--speculative-model org/d --num-speculative-tokens 4 --speculative-disable-by-batch-size 32 "
+    "--trust-remote-code"
+)
+OF_LLAMA_CPP = (
+    "CUDA_VISIBLE_DEVICES=0 llama-server -m a.gguf --parallel 4 -md b.gguf --draft-max 8 "
+    "--spec-draft-p-min 0.5 --spec-draft-device none --metrics"
+)
+OF_SGLANG = (
+    "sglang serve --model-path org/m --speculative-algorithm EAGLE3 --mem-fraction-static 0.8 "
+    "--speculative-draft-model-path org/head --speculative-num-steps 3 --speculative-eagle-topk 4 "
+    "--speculative-num-draft-tokens 9"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "words", "lost"),
+    [
+        (OF_VLLM, "foretoken", "foretoken serve org/m --tensor-parallel-size 2 --port 8001 "
+         "--max-model-len 4096 --no-enable-prefix-caching --speculative-config "
+         '{"method": "draft_model", "model": "org/d", "num_speculative_tokens": 4, '
+         '"num_speculative_tokens_per_batch_size": [[1, 32, 4], [33, 4096, 0]]}',
+         ["--trust-remote-code"]),
+        (OF_VLLM, "sglang", "python -m sglang.launch_server --model-path org/m --tp-size 2 --port "
+         "8001 --context-length 4096 --disable-radix-cache --speculative-algorithm STANDALONE "
+         "--speculative-draft-model-path org/d --speculative-num-steps 4 --speculative-eagle-topk "
+         "1 --speculative-num-draft-tokens 5",
+         ["--trust-remote-code", "num_speculative_tokens_per_batch_size"]),
+        (OF_LLAMA_CPP, "foretoken", "foretoken serve a.gguf --max-num-seqs 4 --speculative-config "
+         '{"method": "draft_model", "model": "b.gguf", "num_speculative_tokens": 8, '
+         '"draft_confidence_threshold": 0.5}',
+         ["CUDA_VISIBLE_DEVICES", "--spec-draft-device", "--metrics"]),
+        (OF_SGLANG, "vllm", "vllm serve org/m --gpu-memory-utilization 0.8 --speculative-config "
+         '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 8}',
+         ["--speculative-eagle-topk"]),
+    ],
+)  # fmt: skip
+def test_a_command_of_any_engine_is_written_for_another(
+    given: str, to: str, words: str, lost: list[str]
+) -> None:
+    document = json.loads(run(to, given, "--json").stdout)
+    assert " ".join(shlex.split(document["text"].replace("\\\n ", ""))) == words
+    assert [one["name"] for one in document["unsaid"]] == lost

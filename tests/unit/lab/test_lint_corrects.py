@@ -1,13 +1,11 @@
 """The whole launch, corrected: ready to paste, and nothing wrong with it any more."""
 
 import json
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.launch.shell import read_commands
 from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import LaunchVerdict, lint
 from foretoken.lab.lint.fit import Machine
@@ -18,18 +16,6 @@ def judged(text: str, device: str | None = None) -> LaunchVerdict:
     """The verdict on the one launch of a text."""
     [verdict] = lint(read_source(text), Machine(device=device, count=2)).launches
     return verdict
-
-
-def config(verdict: LaunchVerdict) -> Any:
-    """The speculative config of a corrected command."""
-    words = words_of(verdict.corrected)
-    return json.loads(words[words.index("--speculative-config") + 1])
-
-
-def words_of(text: str) -> list[str]:
-    """The words of the one command of a text."""
-    [command] = read_commands(text)
-    return [word.text for word in command.words]
 
 
 @pytest.mark.slow

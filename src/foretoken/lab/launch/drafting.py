@@ -20,7 +20,8 @@ Ranges = tuple[tuple[int, int, int], ...]
 """(first, last, drafts) of running requests, from 1 on."""
 Schedule = Literal["any", "falling", "one"]
 """What lengths by load an engine can be told: any, none longer than at a lower load, or one."""
-LENGTHS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+BY_LOAD = "num_speculative_tokens_per_batch_size"
+LENGTHS = ("num_speculative_tokens", BY_LOAD)
 
 
 @final
@@ -39,34 +40,31 @@ class DraftingSetup:
     """Draft tokens per verification; the most, where `ranges` says more; 0: not decided."""
     ranges: Ranges = ()
     """Drafts by load; empty: the same at every load."""
-    ranges_key: str = "num_speculative_tokens_per_batch_size"
+    ranges_key: str = BY_LOAD
     """The key that said so."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys.
+        """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys; what they say of how far to
+        draft is left out.
 
         Raises:
             ConfigError: it is none of them, or the method is not known.
         """
+        method, _, model = text.partition(":")
+        config: dict[str, Any] = {"method": method, **({"model": model} if model else {})}
         if text.lstrip().startswith("{"):
             try:
-                return cls.of(dict(json.loads(text)))
+                config = dict(json.loads(text))
             except (ValueError, TypeError) as error:
                 allowed = "METHOD, METHOD:MODEL, or a JSON object with a method"
                 raise ConfigError("--drafter", text, allowed) from error
-        method, _, model = text.partition(":")
-        return cls.of({"method": method, **({"model": model} if model else {})})
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """From a speculative config; what says how far to draft is left out."""
-        names = [method.name for method in known_methods()]
-        given = {name: value for name, value in config.items() if name not in LENGTHS}
-        method = given.pop("method", "draft_model" if given.get("model") else None)
+        names = [one.name for one in known_methods()]
+        keys = {name: value for name, value in config.items() if name not in LENGTHS}
+        method = keys.pop("method", "draft_model" if keys.get("model") else None)
         if method not in names:
             raise ConfigError("--drafter", method, one_of(str(method), names))
-        return cls(method, given.pop("model", None), given)
+        return cls(method, keys.pop("model", None), keys)
 
     @property
     def name(self) -> str:
@@ -85,7 +83,7 @@ class DraftingSetup:
         found |= {"model": self.model} if self.model else {}
         found |= {"num_speculative_tokens": self.num_drafts, **self.keys}
         if self.ranges:
-            found["num_speculative_tokens_per_batch_size"] = [list(one) for one in self.ranges]
+            found[BY_LOAD] = [list(one) for one in self.ranges]
         return found
 
 
@@ -141,8 +139,6 @@ class LaunchEngine:
     """Beginnings of options that people type, which argparse completes."""
     drafting: str = r"(?!)"
     """Pattern of the names of options about drafting."""
-    lengths: str = ""
-    """Those among them that say how far; empty: all are written anew."""
     off: tuple[str, ...] = ()
     """What turns drafting off, where saying nothing does not."""
     fixed: tuple[str, ...] = ()

@@ -6,7 +6,14 @@ from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import LENGTHS, DraftingSetup, LaunchEngine, Told
-from foretoken.lab.launch.launch import DRAFT_OPTIONS, METHOD_OPTIONS, Launch, LaunchPart
+from foretoken.lab.launch.launch import (
+    DRAFT_OPTIONS,
+    METHOD_OPTIONS,
+    SHORT,
+    Launch,
+    LaunchPart,
+    in_json,
+)
 from foretoken.lab.launch.llama_cpp import LLAMA_CPP
 from foretoken.lab.launch.openvino import OPENVINO
 from foretoken.lab.launch.sglang import SGLANG
@@ -32,6 +39,11 @@ TENSORRT_LLM = LaunchEngine(
 ENGINES = {one.name: one for one in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, FORETOKEN, OPENVINO)}
 READ = tuple(name for name, one in ENGINES.items() if one.programs)
 """Those whose launches are read."""
+_LENGTHS = re.compile(
+    r"(draft(-n|-max)?|spec-draft-n-max|spec-ngram-[a-z0-9-]+-size-m)$|"
+    r"speculative-(num-steps|num-draft-tokens|(dspark|dflash)-block-size)$"
+)
+"""Options that say how far to draft."""
 
 
 def refusal(engine: str, method: DraftingMethod) -> str:
@@ -70,16 +82,22 @@ def given(launch: Launch) -> DraftingSetup | None:
     named = [one for one in known_methods() if method in (one.name, engine.word(one))]
     if not named:
         return None
-    apart = (*METHOD_OPTIONS, *DRAFT_OPTIONS)
     flags = [
         (part.written, "" if part.value is True else str(part.value))
         for part in launch.arguments
-        if engine.lengths and re.match(engine.drafting, part.name)
-        if part.name not in apart and not re.match(engine.lengths, part.name)
+        if launch.engine == "llama.cpp" and re.match(engine.drafting, part.name)
+        if not is_told(launch, part)
     ]
     keys = {name: value for name, value in config.items() if name not in LENGTHS}
     count = _drafts(launch, in_blocks=named[0].in_one_pass)
     return DraftingSetup(named[0].name, str(model) if model else None, keys, tuple(flags), count)
+
+
+def is_told(launch: Launch, part: LaunchPart) -> bool:
+    """Whether an option says the method, the model or the length of drafts, or holds all keys."""
+    apart = (*METHOD_OPTIONS, *DRAFT_OPTIONS)
+    is_key = in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT)
+    return is_key or part.name in apart or bool(_LENGTHS.match(part.name))
 
 
 def _drafts(launch: Launch, *, in_blocks: bool) -> int:
@@ -88,11 +106,13 @@ def _drafts(launch: Launch, *, in_blocks: bool) -> int:
     # The last token is among what is verified, and in a block of DFlash.
     verified = number(options.get("speculative-num-draft-tokens"))
     verified = verified or number(options.get("speculative-dflash-block-size"))
-    said = (
+    said = [
         number(config.get("num_speculative_tokens")),
         number(config.get("max_draft_len")),
         verified - 1 if verified else None,
         number(options.get("speculative-dspark-block-size")),
         None if in_blocks else number(options.get("speculative-num-steps")),
-    )
+    ]
+    if launch.engine == "llama.cpp":
+        said = [number(value) for name, value in options.items() if _LENGTHS.match(name)]
     return min(max(next((count for count in said if count), 0), 0), 128)

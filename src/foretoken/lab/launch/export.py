@@ -1,9 +1,10 @@
-"""A server of Foretoken's in the words of another engine: its options and its drafter.
+"""A server in the words of another engine: its options and its drafter.
 
 Whatever the other engine cannot be told is an error, where its outputs would be others, or else a
 comment. Starts nothing and reads no weights.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -14,12 +15,15 @@ from foretoken.config.methods import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import LoadConfig, RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges, Unsaid
-from foretoken.lab.launch.engines import refusal
-from foretoken.lab.launch.options import NAMES
+from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING, DraftingSetup, Ranges, Unsaid
+from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal
+from foretoken.lab.launch.launch import MODELS, RANKS, Launch
+from foretoken.lab.launch.options import NAMES, option_for
 from foretoken.lab.launch.write import WrittenCommand, write_command
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
+EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
+"""Engines beside Foretoken whose launches are written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
 _TREES = ("sglang", "openvino")
 """Engines that draft trees which grow."""
@@ -49,6 +53,42 @@ def export(
     kept["model"] = _on_disk(str(kept["model"]))
     found = write_command(engine, kept, drafting)
     return replace(found, unsaid=(*unsaid, *found.unsaid))
+
+
+def export_launch(engine: str, launch: Launch) -> WrittenCommand:
+    """The same of a launch of any engine, in the names that its engine has today.
+
+    Raises:
+        ConfigError: the engine has nothing like it, or the launch names no model.
+    """
+    if launch.model is None or launch.broken:
+        raise ConfigError("CONFIG", launch.broken or None, "a command that names its model")
+    settings: dict[str, Any] = {"model": launch.model}
+    settings |= {"tensor_parallel_size": launch.ranks} if launch.ranks > 1 else {}
+    keys: dict[str, Any] = {}
+    unsaid: list[Unsaid] = []
+    for part in launch.of("argument", "set", "elsewhere"):
+        if part.name in (*MODELS, *RANKS) or part.value == launch.model or is_told(launch, part):
+            continue
+        drafts = re.match(ENGINES[launch.engine].drafting, part.name)
+        found = option_for(launch.engine, part, "keys" if drafts else "options")
+        if found is not None:
+            (keys if drafts else settings)[found[0]] = found[1]
+        else:
+            what = "a variable" if part.name.startswith("$") else "an option"
+            why = f"{what} of {NAMES[launch.engine]}'s that is not carried over"
+            unsaid.append(Unsaid(part.written or str(part.value), why))
+    drafting = given(launch)
+    if drafting is not None:
+        ranges = launch.speculation.get(BY_LOAD) or ()
+        count = drafting.num_drafts or drafting.known.default_drafts
+        keys = {**drafting.keys, **keys}
+        drafting = replace(drafting, keys=keys, flags=(), num_drafts=count)
+        drafting = replace(drafting, ranges=tuple(map(tuple, ranges)))
+    written = write_command(engine, settings, drafting)
+    words = written.text.split()
+    lost = (one for one in unsaid if one.name not in words)
+    return replace(written, unsaid=(*lost, *written.unsaid))
 
 
 def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list[Unsaid]]:
@@ -117,8 +157,7 @@ def _ranges(load: LoadConfig, drafts: int) -> tuple[Ranges, str]:
     if off is not None:
         ranges = ((1, off - 1, drafts), (off, max(off, MOST_RUNNING), 0))
         return ranges, "disable_by_batch_size"
-    name = "num_speculative_tokens_per_batch_size"
-    return load.num_speculative_tokens_per_batch_size or (), name
+    return load.num_speculative_tokens_per_batch_size or (), BY_LOAD
 
 
 def _on_disk(model: str) -> str:

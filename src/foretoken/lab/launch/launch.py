@@ -23,8 +23,8 @@ DRAFT_OPTIONS = (
     *("speculative-draft-model-path", "speculative-draft-model"),
 )
 """Their options that name a draft model or a head."""
-_RANKS = ("tensor-parallel-size", "tp", "tp-size")
-_MODELS = ("model", "m", "model-path", "hf-repo", "hf")
+RANKS = ("tensor-parallel-size", "tp", "tp-size")
+MODELS = ("model", "m", "model-path", "hf-repo", "hf")
 
 Role = Literal["argument", "before", "set", "elsewhere", "after"]
 """`before`: up to the server's name; `set`: a variable of the environment among these;
@@ -129,7 +129,7 @@ class Launch:
         """The name of the target."""
         named = {part.name: part.value for part in self.parts if part.name}
         words = (str(part.value) for part in self.arguments if not part.name)
-        found = (named[name] for name in _MODELS if isinstance(named.get(name), str))
+        found = (named[name] for name in MODELS if isinstance(named.get(name), str))
         return next(found, None) or next(words, None)
 
     @property
@@ -171,12 +171,12 @@ class Launch:
     def ranks(self) -> int:
         """Devices that the target is split over; 1 where the text does not say it."""
         options = self.options
-        return next((number(options[name]) for name in _RANKS if name in options), None) or 1
+        return next((number(options[name]) for name in RANKS if name in options), None) or 1
 
     @property
     def ranks_are_said(self) -> bool:
         """Whether the text says over how many; it does where it leaves the option out."""
-        return not any(part.name in _RANKS and is_unsaid(part.value) for part in self.parts)
+        return not any(part.name in RANKS and is_unsaid(part.value) for part in self.parts)
 
     def without(self, *names: str) -> Self:
         """The launch without these options."""

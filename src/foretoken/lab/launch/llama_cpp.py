@@ -37,7 +37,6 @@ LLAMA_CPP = LaunchEngine(
     programs=("llama-server", "llama-server.exe", "llama-cli", "llama-speculative"),
     images=("ggml-org/llama.cpp", "ggerganov/llama.cpp"),
     variables="LLAMA_ARG_",
-    lengths=r"draft(-n|-max)?$|spec-draft-n-max$|spec-ngram-[a-z0-9-]+-size-m$",
     drafting=r"(no-)?spec-|draft|model-draft$|md$|lookup-cache",
     word=_word,
     tell=_tell,

@@ -18,7 +18,9 @@ from foretoken.config.speculative import general_keys
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import Told, Unsaid
 from foretoken.lab.launch.launch import LaunchPart
+from foretoken.lab.launch.values import typed
 
+_FILE = resources.files("foretoken.lab.launch").joinpath("options.toml")
 NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -46,11 +48,34 @@ class OptionRow:
 
 
 @cache
-def _row(kind: str, name: str, engine: str) -> OptionRow | None:
-    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
-    rows = tomllib.loads(file.read_text("utf-8"))[kind].get(name, {})
-    row = rows.get(engine, rows.get("others"))
-    return None if row is None else OptionRow(**({"to": row} if isinstance(row, str) else row))
+def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
+    """Our name -> the row of an engine."""
+    table = tomllib.loads(_FILE.read_text("utf-8"))[kind]
+    rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
+    return {
+        name: OptionRow(**({"to": row} if isinstance(row, str) else row))
+        for name, row in rows.items()
+        if row is not None
+    }
+
+
+def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | None:
+    """What we call an option of an engine, and its value; None: we have none.
+
+    Args:
+        engine: whose it is.
+        part: it.
+        kind: `options` of a server, or `keys` of a drafter.
+    """
+    for name, row in _rows(kind, engine).items():
+        flags = (row.to,) if isinstance(row.to, str) else row.to
+        if f"--{part.name}" in flags:
+            ours = (own for own, theirs in row.values.items() if theirs == part.value)
+            return name, next(ours, typed(part.value))
+        for value, switches in row.switches.items():
+            if [f"--{part.name}"] == list(switches):
+                return name, typed(value)
+    return None
 
 
 def told_option(engine: str, name: str, value: Any) -> Told:
@@ -61,7 +86,7 @@ def told_option(engine: str, name: str, value: Any) -> Told:
     """
     flag = name.replace("_", "-")
     if engine != "foretoken":
-        yield from _told(engine, _row("options", name, engine), name, value)
+        yield from _told(engine, _rows("options", engine).get(name), name, value)
     elif isinstance(value, bool):
         yield LaunchPart.flag(f"--{flag}" if value else f"--no-{flag}")
     else:
@@ -76,7 +101,7 @@ def told_keys(engine: str, keys: Mapping[str, Any]) -> Told:
         ConfigError: it has nothing like a value, and would write something else.
     """
     for name, value in keys.items():
-        row = _row("keys", name, engine)
+        row = _rows("keys", engine).get(name)
         if row is None and engine == "vllm":
             known = find_other("keys", name, engine)
             ours = name in general_keys() | drafter_keys().keys()
