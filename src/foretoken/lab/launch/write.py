@@ -79,7 +79,8 @@ def words_of(launch: Launch) -> list[str]:
     found = []
     for part in launch.of("before", "set", "argument", "after"):
         if part.role == "set":
-            found += f"{part.prefix}{part.written}={part.raw}".split(" ", bool(part.prefix))
+            whole = f"{part.prefix}{part.written}={part.raw}"
+            found += whole.split(" ", int(part.prefix.endswith(" ")))  # `-e A=1` is two words
         else:
             found += part.words
     return found

@@ -13,11 +13,9 @@ from foretoken.lab.launch.sources import SHELL_CHECK, UNREAD_CHECK, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint import other_servers as other
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
-from foretoken.lab.lint.names import NAME_CHECKS, todays
+from foretoken.lab.lint.names import NAME_CHECKS, check_variables, gone_value, todays
 from foretoken.lab.lint.shares import SHARE_CHECK
-from foretoken.lab.lint.tables import gone_value
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
-from foretoken.lab.lint.variables import check_variables
 from foretoken.lab.lint.vllm import VLLM_CHECKS, check_vllm, mended
 
 LAUNCH_CHECKS = (*NAME_CHECKS, *VLLM_CHECKS, *other.OTHER_CHECKS)

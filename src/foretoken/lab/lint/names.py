@@ -1,18 +1,24 @@
 """Names that are gone, or never were: a launch in the names that its engine has today, and what is
 to be said of the others.
 
-What became of a name is in the configuration's table of other engines.
+What became of a name is in the configuration's table of other engines; what engines refuse, their
+defaults, and values that they have no more are in `engines.toml` beside this file.
 """
 
+import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import MOST_RUNNING
+from foretoken.lab.launch.engines import ENGINES
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     METHOD_OPTIONS,
@@ -21,7 +27,7 @@ from foretoken.lab.launch.launch import (
     LaunchPart,
     in_json,
 )
-from foretoken.lab.launch.read import variable
+from foretoken.lab.launch.read import owner_of, variable
 from foretoken.lab.launch.values import (
     is_unsaid,
     json_for_shell,
@@ -30,8 +36,6 @@ from foretoken.lab.launch.values import (
     one_more,
     typed,
 )
-from foretoken.lab.lint.tables import engine_table, gone_value
-from foretoken.lab.lint.variables import check_variables
 
 NAME_CHECKS = (
     *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
@@ -56,6 +60,34 @@ _NAMED_SO = {
 _FIRST = ("method", "model", "num_speculative_tokens")
 _LOSSY_KEYS = ("posterior_threshold", "posterior_alpha")
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
+_ABOUT_DRAFTS = re.compile(r"_(SPEC|SPECULATIVE|DRAFT|NGRAM)(_|$)")
+_COMPLETE = ("llama.cpp", "vllm")
+"""Engines of whose variables about speculation the table holds all."""
+_FORCED = "SGLANG_SIMULATE_ACC_"
+
+
+@cache
+def engine_table(engine: str) -> dict[str, Any]:
+    """What `engine` refuses, its defaults and words; empty for one that nothing is known of."""
+    file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
+    found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
+    return found
+
+
+class GoneValue(NamedTuple):
+    """What became of a value of an option or key."""
+
+    now: str = ""
+    """The value that stands for it; empty: the option goes."""
+    remedy: str = ""
+    """What to say where `now` is not all."""
+
+
+def gone_value(engine: str, option: str, value: object) -> GoneValue | None:
+    """What became of one value; None: it is there still, or never was."""
+    values = engine_table(engine).get("removed_values", {}).get(option, {})
+    found = values.get(value) if isinstance(value, str) else None
+    return None if found is None else GoneValue(**found)
 
 
 def method_in(config: Mapping[str, Any]) -> DraftingMethod | None:
@@ -363,3 +395,63 @@ def _says_nothing(launch: Launch, part: LaunchPart) -> bool:
     """Whether an option says nothing but a value for which nothing stands today."""
     gone = gone_value(launch.engine, part.name, part.value)
     return gone is not None and not gone.now
+
+
+def check_variables(launch: Launch) -> Iterator[Finding]:
+    """What is wrong with the variables that a launch sets."""
+    for part in launch.parts:
+        owner = owner_of(part.written) if part.is_variable else None
+        if owner is None or _is_referred_to(launch, part.written):
+            continue
+        found = _of_another if owner != launch.engine else _of_its_own
+        yield from found(launch, part, owner)
+        option = next((one for one in launch.arguments if one.name == part.name), None)
+        if option is not None:
+            message = f"{option.written} {option.value} is given too, and holds"
+            yield _of_variable("warning", part, message, "leave one of them out")
+
+
+def _of_its_own(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
+    row = find_other("variables", part.written, owner)
+    reader = f"{owner} {engine_table(owner)['version']}"
+    if row is not None and row.gone:
+        started = "starts without it" if row.unread else "does not start with it"
+        why = f" ({row.why})" if row.why else ""
+        kind, _, name = (row.now or "").partition(":")
+        now = f"--{name.replace('_', '-')} {part.raw}" if kind == "flag" else f"{kind}={part.raw}"
+        message = f"is read no more{why}; {reader} {started}"
+        yield _of_variable("error", part, message, now if row.now else "leave it out")
+    elif part.written.startswith(_FORCED):
+        yield _of_variable("warning", part, "forced acceptance writes garbage: only to measure")
+    elif row is None and owner in _COMPLETE and _ABOUT_DRAFTS.search(part.written):
+        # A script around the server may read it all the same.
+        flag = find_other("flags", part.written.removeprefix(ENGINES[owner].variables), owner)
+        near = nearest(part.written, todays_names("variables", owner))
+        remedy = f"did you mean {near}?" if near else ""
+        if flag is not None and not near:
+            kind, _, name = (flag.successor if flag.gone else f"flag:{flag.name}").partition(":")
+            option = f"--{name.replace('_', '-')} {part.raw}"
+            remedy = option if kind == "flag" else f"{name} in --speculative-config"
+        level = "error" if near else "warning"
+        yield _of_variable(level, part, f"{reader} reads no such variable", remedy)
+
+
+def _of_another(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
+    row = find_other("variables", part.written, owner)
+    flag = find_other("flags", row.flag, owner) if row is not None else None
+    if flag is None:
+        return
+    level, remedy = "warning", "leave it out"
+    if launch.engine == "foretoken":  # which takes the flag that the variable stands for
+        level, remedy = "error", flag.say or f"--{flag.name.replace('_', '-')} {part.raw}"
+    yield _of_variable(level, part, f"{launch.engine} reads no variables of {owner}", remedy)
+
+
+def _is_referred_to(launch: Launch, name: str) -> bool:
+    """Whether the command itself puts the variable's value somewhere."""
+    use = re.compile(rf"\$[({{]?{name}\b")
+    return any(use.search(f"{p.raw} {p.value}") for p in launch.parts if p.written != name)
+
+
+def _of_variable(level: str, part: LaunchPart, message: str, remedy: str = "") -> Finding:
+    return Finding.of("variable", level, part.written, message, remedy)

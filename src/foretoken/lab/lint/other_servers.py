@@ -11,7 +11,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.launch import DRAFT_OPTIONS, Launch, in_json
 from foretoken.lab.launch.values import Expression, number
-from foretoken.lab.lint.tables import engine_table
+from foretoken.lab.lint.names import engine_table
 
 OTHER_CHECKS = (
     *("llama_types", "llama_defaults", "n_min_discards", "llama_other", "sglang_shape"),

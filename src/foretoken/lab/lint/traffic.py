@@ -12,7 +12,7 @@ from foretoken.config.other_engines import todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.sources import find_metric, whole_metric
-from foretoken.lab.lint.tables import engine_table
+from foretoken.lab.lint.names import engine_table
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"

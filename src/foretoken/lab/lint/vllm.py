@@ -7,8 +7,7 @@ from typing import Any
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.launch import JSON_OPTIONS, Launch, in_json
 from foretoken.lab.launch.values import is_unsaid, number
-from foretoken.lab.lint.names import method_in
-from foretoken.lab.lint.tables import engine_table, gone_value
+from foretoken.lab.lint.names import engine_table, gone_value, method_in
 
 VLLM_CHECKS = (
     *("unread_config", "broken_config", "draft_ranks", "draft_rule", "parallel_drafting"),
