@@ -164,6 +164,12 @@ def test_a_command_goes_on_with_the_options_on_its_next_lines() -> None:
     assert (finding.check, finding.where) == ("torn_off", "--tensor-parallel")
 
 
+def test_a_comment_within_ends_the_command_too() -> None:
+    source = read_source("vllm serve m \\\n  # the draft\n  --spec-model d --spec-tokens 3\n")
+    assert [one.where for one in source.findings] == ["--spec-model"]
+    assert source.launches[0].speculation == {"model": "d", "num_speculative_tokens": 3}
+
+
 @pytest.mark.parametrize("text", [GUIDE, SCRIPT, DOCKERFILE, COMPOSE, KUBERNETES, IN_A_SHELL])
 def test_commands_that_go_on_rightly_are_not_torn(text: str) -> None:
     assert not read_source(text).findings

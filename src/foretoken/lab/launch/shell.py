@@ -14,6 +14,7 @@ _CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
 """A backslash at the end of a line, or where such lines were joined into one by copying."""
 _TORN = re.compile(r"\r?\n[ \t]*(?=--[a-z])")
 """Its lack before a line of options, which are no command of their own; marked as `\\v`."""
+_COMMENT = re.compile(r"[^\n\v]*")
 _COMMAND = re.compile(r"[ \v]-[-\w]|=|vllm|llama-|sglang|foretoken|trtllm|docker|python")
 _WORD = re.compile(
     r"""(?:[^\s'"\\`$;&|()#]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|"""
@@ -57,7 +58,7 @@ def read_commands(text: str) -> Iterator[Command]:
         elif char == "(" and words and words[-1].raw.endswith("="):  # an array
             words, at = words[:-1], text.find(")", at) + 1 or len(text)
         elif char == "#":
-            at = _next_line(text, at) - 1
+            at = _COMMENT.match(text, at).end()  # type: ignore[union-attr]
         elif char and char in " \t\r\v\\`":
             at += 1
         else:
