@@ -14,10 +14,10 @@ import yaml
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.lint import own_parser
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.launches import Launch
-from foretoken.lab.lint.read.source import read_source
 from foretoken.server.app import ROUTES
 from foretoken.server.settings import Limits
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.export import export
-from foretoken.lab.lint.read.shell import read_commands
+from foretoken.lab.launch.export import export
+from foretoken.lab.launch.shell import read_commands
 from tests.unit.lab.exported import every_command
 
 pytestmark = pytest.mark.slow
@@ -83,8 +83,8 @@ def texts(engine: str) -> Iterator[str]:
 
 def command_words(text: str) -> list[str]:
     """The words behind the program's name; variables stand on lines of their own."""
-    *_, words = read_commands(text)
-    return [word.text for word in words]
+    *_, command = read_commands(text)
+    return [word.text for word in command.words]
 
 
 def asked(python: Path, script: str, given: list[Any]) -> subprocess.CompletedProcess[str]:

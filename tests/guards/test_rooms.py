@@ -15,14 +15,17 @@ TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",
-    "lab/commands/engines.py": "under which names other engines have a method",
+    "lab/launch/drafting.py": "what vLLM takes a model without a method for",
+    "lab/launch/engines.py": "what engines take a model without a method for",
+    "lab/launch/llama_cpp.py": "what is most like a method that llama.cpp has not",
+    "lab/launch/openvino.py": "the methods that OpenVINO GenAI has",
+    "lab/launch/vllm.py": "under which names vLLM has a method",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
-    "lab/lint/translate.py": "what vLLM concludes from the names of drafters",
+    "lab/lint/names.py": "what vLLM concludes from the names of drafters",
     "lab/lint/vllm.py": "vLLM's own rules about its methods",
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/candidates.py": "the look-up that every engine has",
-    "lab/tune/engines.py": "what vLLM takes a model without a method for",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

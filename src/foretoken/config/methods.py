@@ -104,24 +104,12 @@ class MethodPlan:
     """Most drafts of a usual head that drafts whole blocks; 0: it has no such bound."""
     head_vocabulary: int = 0
     """Words that a head usually drafts from; 0: all of the target's."""
-    llama_cpp: str | None = None
-    """The word for it in llama.cpp's `--spec-type`."""
     vllm_package: str = ""
     """A package that vLLM imports for it and does not install."""
 
     def package(self, engine: str) -> str:
         """What has to be installed beside an engine for it; empty: nothing."""
         return self.vllm_package if engine == "vllm" else ""
-
-    def llama_cpp_drafts(self, count: int) -> list[str]:
-        """The words that give llama.cpp's server a draft length; it has a flag for each look-up,
-        and drafts 48 tokens at a time where that is not set. Empty: it has no word for the method.
-        """
-        word = self.llama_cpp
-        if word is None:
-            return []
-        flag = "--spec-draft-n-max" if word.startswith("draft-") else f"--spec-{word}-size-m"
-        return [flag, str(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +314,6 @@ ROWS = (
             effort=2,
             needs="a second model of the same tokenizer to find and load",
             advertised=(1.5, 2.5),
-            llama_cpp="draft-simple",
         ),
         trained=(
             Trained(
@@ -437,7 +424,6 @@ ROWS = (
             advertised=(2.0, 3.0),
             features=3,
             head_vocabulary=32_000,
-            llama_cpp="draft-eagle3",
         ),
         trained=(
             Trained(
@@ -542,7 +528,6 @@ ROWS = (
             needs="nothing to load or train",
             hits=_NGRAM_HITS,
             advertised=(1.2, 1.5),
-            llama_cpp="ngram-simple",
         ),
     ),
     DraftingMethod(
@@ -563,7 +548,6 @@ ROWS = (
             needs="nothing to load; vLLM imports arctic-inference for it",
             vllm_package="arctic-inference",
             hits=_SUFFIX_HITS,
-            llama_cpp="ngram-map-k",
         ),
     ),
     DraftingMethod(
@@ -587,7 +571,6 @@ ROWS = (
             effort=1,
             needs="the checkpoint brings its own draft layers",
             features=3,
-            llama_cpp="draft-mtp",
         ),
     ),
     DraftingMethod(
@@ -620,7 +603,6 @@ ROWS = (
             features=5,
             layers=5,
             block=15,
-            llama_cpp="draft-dflash",
         ),
         trained=(
             Trained(
@@ -669,7 +651,6 @@ ROWS = (
             features=5,
             layers=5,
             block=7,
-            llama_cpp="draft-dspark",
         ),
         trained=(
             Trained(

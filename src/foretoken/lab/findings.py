@@ -5,6 +5,7 @@ Shared by `plan` and `lint`. Policies have their own results, which carry interv
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 LEVELS = ("error", "warning", "note", "ok")
 
@@ -22,6 +23,11 @@ class Finding:
     """The flag, key or metric that it is about; empty where it is about the whole."""
     remedy: str = ""
     """What to do instead; empty where there is nothing to do."""
+
+    @classmethod
+    def of(cls, check: str, level: str, where: str, message: str, remedy: str = "") -> Self:
+        """One in a line."""
+        return cls(check=check, level=level, where=where, message=message, remedy=remedy)
 
     def __post_init__(self) -> None:
         """Only known levels."""

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.lab.commands.export import EXPORTED_TO, export
-from foretoken.lab.commands.write import WrittenCommand
+from foretoken.lab.launch.export import EXPORTED_TO, export
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.write import WrittenCommand
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.launches import Launch
-from foretoken.lab.lint.read.source import read_source
 from tests.unit.lab.exported import (
     KEYS,
     OPTIONS,
@@ -47,12 +48,6 @@ def written(engine: str, config: dict[str, Any] | None, **settings: Any) -> Writ
 
 def launch(command: WrittenCommand) -> Launch:
     [found] = read_source(command.commented).launches
-    return found
-
-
-def spoken(command: WrittenCommand) -> dict[str, Any]:
-    found = launch(command).speculation
-    assert found is not None
     return found
 
 
@@ -105,114 +100,6 @@ def test_lint_finds_nothing_wrong_with_what_is_exported(engine: str) -> None:
     assert judged > 50
 
 
-@pytest.mark.parametrize(
-    ("engine", "method"),
-    [("vllm", "mlp"), ("vllm", "medusa"), ("sglang", "medusa"), ("llama.cpp", "eagle"),
-     ("llama.cpp", "parallel"), ("openvino", "suffix"), ("openvino", "eagle")],
-)  # fmt: skip
-def test_a_method_that_an_engine_has_not_is_an_error(engine: str, method: str) -> None:
-    model = {} if method == "suffix" else {"model": "org/head"}
-    with pytest.raises(ConfigError, match=method):
-        written(engine, {"method": method, **model})
-
-
-@pytest.mark.parametrize("engine", EXPORTED_TO)
-def test_what_would_change_outputs_is_never_left_out(engine: str) -> None:
-    draft = {"method": "draft_model", "model": "org/draft"}
-    with pytest.raises(ConfigError, match="outputs"):
-        written(engine, {**draft, "rejection_sample_method": "typical"})
-    with pytest.raises(ConfigError, match="cannot load a Proposer"):
-        written(engine, {"method": "custom_class", "model": "package.module.Class"})
-
-
-def test_vllm_is_told_the_same_in_its_own_words() -> None:
-    config = {
-        "method": "draft_model",
-        "model": "org/draft",
-        "num_speculative_tokens": 4,
-        "disable_by_batch_size": 16,
-        "kv_cache_dtype": "int8",
-        "rejection_sample_method": "block",
-    }
-    found = written("vllm", config, max_num_seqs=8, quantization="int8", batch_invariant="on")
-    assert spoken(found) == {
-        "method": "draft_model",
-        "model": "org/draft",
-        "num_speculative_tokens": 4,
-        "kv_cache_dtype": "int8_per_token_head",
-        "rejection_sample_method": "block",
-        "num_speculative_tokens_per_batch_size": [[1, 15, 4], [16, 4096, 0]],
-    }
-    options = launch(found).options
-    assert (options["max-num-seqs"], options["quantization"]) == (
-        "8",
-        "int8_per_channel_weight_only",
-    )
-    assert "export VLLM_BATCH_INVARIANT=1" in found.text
-    assert {one.name for one in found.unsaid} == {"adaptive_speculation"}
-
-
-def test_vllm_has_other_words_for_parallel_drafts_and_shorter_look_ups() -> None:
-    pard = spoken(written("vllm", {"method": "parallel", "model": "org/pard"}))
-    assert (pard["method"], pard["parallel_drafting"]) == ("draft_model", True)
-    ngram = spoken(written("vllm", {"method": "ngram", "num_speculative_tokens": 3}))
-    assert (ngram["prompt_lookup_min"], ngram["prompt_lookup_max"]) == (2, 5)
-
-
-def test_a_schedule_that_rises_is_one_length_elsewhere() -> None:
-    rising = [[1, 4, 2], [5, 64, 5]]
-    draft = {"method": "draft_model", "model": "org/draft"}
-    config = {**draft, "num_speculative_tokens_per_batch_size": rising}
-    for engine in EXPORTED_TO:
-        found = written(engine, config)
-        assert "num_speculative_tokens_per_batch_size" in {one.name for one in found.unsaid}
-        assert "4096" not in found.text
-
-
-def test_sglang_counts_the_root_and_drafts_trees() -> None:
-    chain = launch(written("sglang", {"method": "eagle3", "model": "org/head"})).options
-    assert [chain[f"speculative-{name}"] for name in ("num-steps", "eagle-topk",
-            "num-draft-tokens")] == ["5", "1", "6"]  # fmt: skip
-    tree = {"method": "eagle3", "model": "org/head", "tree_top_k": 4, "tree_depth": 3}
-    grown = launch(written("sglang", tree)).options
-    assert [grown[f"speculative-{name}"] for name in ("num-steps", "eagle-topk",
-            "num-draft-tokens")] == ["3", "4", "13"]  # fmt: skip
-    chained = spoken(written("vllm", tree))
-    assert chained["num_speculative_tokens"] == 3 and "tree_top_k" not in chained
-
-
-def test_sglang_has_words_of_its_own_for_blocks() -> None:
-    for method, said in (
-        ("dflash", {"speculative-num-draft-tokens": "8"}),
-        ("dspark", {"speculative-dspark-block-size": "7"}),
-    ):
-        config = {"method": method, "model": "org/head", "num_speculative_tokens": 7}
-        options = launch(written("sglang", config)).options
-        found = {name: value for name, value in options.items() if name.startswith("speculative-")}
-        assert found == {
-            "speculative-algorithm": method.upper(),
-            "speculative-draft-model-path": "org/head",
-            **said,
-        }
-
-
-def test_llama_cpp_reads_gguf_files_and_divides_its_context() -> None:
-    config = {"method": "draft_model", "model": "org/draft", "quantization": "int8"}
-    found = written("llama.cpp", config, max_model_len=4096, max_num_seqs=4)
-    options = launch(found).options
-    assert (options["model"], options["spec-draft-model"]) == (
-        "target-bf16.gguf",
-        "draft-q8_0.gguf",
-    )
-    assert (options["ctx-size"], options["parallel"]) == ("16384", "4")
-    assert "# model: target-bf16.gguf is org/target as llama.cpp's" in found.commented
-    four = written("llama.cpp", None, quantization="int4")
-    assert "llama-quantize" in four.commented and "llama-quantize" not in found.commented
-    given = written("llama.cpp", {"method": "ngram"}, model="a.gguf")
-    assert launch(given).options["spec-ngram-simple-size-n"] == "2"
-    assert "convert" not in given.commented
-
-
 def test_openvino_is_a_script_that_parses() -> None:
     for settings, config in every_command():
         try:
@@ -234,17 +121,6 @@ def test_openvino_is_a_script_that_parses() -> None:
     assert "num_assistant_tokens =" not in by_confidence.text, "GenAI takes one of them"
     looked_up = written("openvino", {"method": "ngram", "num_speculative_tokens": 3})
     assert "prompt_lookup=True" in looked_up.text and "max_ngram_size = 5" in looked_up.text
-
-
-def test_of_several_drafters_one_is_written_and_the_others_are_named() -> None:
-    drafters = [{"method": "suffix"}, {"method": "eagle3", "model": "org/head"}]
-    found = written("vllm", {"drafters": drafters})
-    assert spoken(found)["method"] == "suffix"
-    assert "drafter eagle3" in {one.name for one in found.unsaid}
-    best = written("vllm", {"drafters": drafters, "policy": "best"})
-    assert spoken(best)["method"] == "eagle3"
-    only_heads = written("openvino", {"drafters": drafters})
-    assert "org/head" in only_heads.commented
 
 
 def run(*words: str, given: str | None = None) -> Any:
@@ -291,7 +167,10 @@ def test_a_packaged_model_is_named_by_its_folder() -> None:
     ("words", "said"),
     [
         (("nothing", "foretoken serve demo"), "openvino"),
-        (("vllm", "vllm serve org/m --port 1"), "foretoken serve"),
+        (("vllm", "trtllm-serve org/m --port 1"), "foretoken serve"),
+        (("foretoken", "vllm serve org/m --kv-cache-dtype fp8_e5m2"), "kv_cache_dtype"),
+        (("foretoken", "foretoken serve demo"), "another engine"),
+        (("foretoken", "sglang serve --speculative-algorithm NGRAM"), "names its model"),
         (("vllm", "foretoken serve demo --portt 3"), "--port"),
         (("vllm", "no-such-file.yaml"), "readable"),
     ],
@@ -300,3 +179,49 @@ def test_mistakes_say_what_would_do(words: tuple[str, ...], said: str) -> None:
     result = run(*words)
     assert isinstance(result.exception, ConfigError | SystemExit), result.output
     assert said in f"{result.output}{result.exception}"
+
+
+OF_VLLM = (
+    "vllm serve org/m --port 8001 -tp 2 --max-model-len 4096 --no-enable-prefix-caching "
+    "--speculative-model org/d --num-speculative-tokens 4 --speculative-disable-by-batch-size 32 "
+    "--trust-remote-code"
+)
+OF_LLAMA_CPP = (
+    "CUDA_VISIBLE_DEVICES=0 llama-server -m a.gguf --parallel 4 -md b.gguf --draft-max 8 "
+    "--spec-draft-p-min 0.5 --spec-draft-device none --metrics"
+)
+OF_SGLANG = (
+    "sglang serve --model-path org/m --speculative-algorithm EAGLE3 --mem-fraction-static 0.8 "
+    "--speculative-draft-model-path org/head --speculative-num-steps 3 --speculative-eagle-topk 4 "
+    "--speculative-num-draft-tokens 9"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "words", "lost"),
+    [
+        (OF_VLLM, "foretoken", "foretoken serve org/m --tensor-parallel-size 2 --port 8001 "
+         "--max-model-len 4096 --no-enable-prefix-caching --speculative-config "
+         '{"method": "draft_model", "model": "org/d", "num_speculative_tokens": 4, '
+         '"num_speculative_tokens_per_batch_size": [[1, 32, 4], [33, 4096, 0]]}',
+         ["--trust-remote-code"]),
+        (OF_VLLM, "sglang", "python -m sglang.launch_server --model-path org/m --tp-size 2 --port "
+         "8001 --context-length 4096 --disable-radix-cache --speculative-algorithm STANDALONE "
+         "--speculative-draft-model-path org/d --speculative-num-steps 4 --speculative-eagle-topk "
+         "1 --speculative-num-draft-tokens 5",
+         ["--trust-remote-code", "num_speculative_tokens_per_batch_size"]),
+        (OF_LLAMA_CPP, "foretoken", "foretoken serve a.gguf --max-num-seqs 4 --speculative-config "
+         '{"method": "draft_model", "model": "b.gguf", "num_speculative_tokens": 8, '
+         '"draft_confidence_threshold": 0.5}',
+         ["CUDA_VISIBLE_DEVICES", "--spec-draft-device", "--metrics"]),
+        (OF_SGLANG, "vllm", "vllm serve org/m --gpu-memory-utilization 0.8 --speculative-config "
+         '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 8}',
+         ["--speculative-eagle-topk"]),
+    ],
+)  # fmt: skip
+def test_a_command_of_any_engine_is_written_for_another(
+    given: str, to: str, words: str, lost: list[str]
+) -> None:
+    document = json.loads(run(to, given, "--json").stdout)
+    assert " ".join(shlex.split(document["text"].replace("\\\n ", ""))) == words
+    assert [one["name"] for one in document["unsaid"]] == lost

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.lint.shares import SHARE_CHECK
 
 SGLANG = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B-Instruct --tp 4 "

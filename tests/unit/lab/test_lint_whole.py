@@ -9,9 +9,9 @@ from prometheus_client.registry import CollectorRegistry
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.read.source import read_source
 
 ENGINE = """from vllm import LLM
 llm = LLM("Qwen/Qwen3-8B", {counters}speculative_config={{"method": "ngram",
@@ -36,7 +36,6 @@ def code_of(path: Path, text: str) -> int:
     ("name", "text", "code"),
     [
         ("loop.py", ENGINE.format(counters=COUNTING) + LOOP, 1),
-        ("loop.md", f"```python\n{ENGINE.format(counters=COUNTING)}{LOOP}```\n", 1),
         ("counters.py", ENGINE.format(counters="") + "print(llm.get_metrics())\n", 1),
         ("keeps.py", ENGINE.format(counters=COUNTING) + "print(llm.get_metrics())\n", 0),
         ("given.py", ENGINE.format(counters="**more, ") + "print(llm.get_metrics())\n", 0),

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.page.document import plan_document
 from foretoken.lab.plan.page.one_page import print_plan

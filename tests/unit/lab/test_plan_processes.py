@@ -9,12 +9,12 @@ import pytest
 from foretoken.checkpoint import packaged_model
 from foretoken.config.memory import ModelMemory
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
-from foretoken.lab.lint.read.source import read_source
-from foretoken.lab.plan.commands import ready_commands
 from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.page.fitting import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
+from foretoken.lab.plan.ready_commands import ready_commands
 from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
 from foretoken.shape import ModelShape
 

@@ -6,17 +6,18 @@ import shlex
 import pytest
 
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.tune.candidates import offered, settings_of
-from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import ServerCommand
 from foretoken.lab.tune.settings import OFF, Setting
 
 DRAFTERS = {
     one.name: one
     for one in (
-        OfferedDrafter("ngram"),
-        OfferedDrafter("draft_model", "org/small-1b"),
-        OfferedDrafter("eagle3", "org/head"),
-        OfferedDrafter("mtp"),
+        DraftingSetup("ngram"),
+        DraftingSetup("draft_model", "org/small-1b"),
+        DraftingSetup("eagle3", "org/head"),
+        DraftingSetup("mtp"),
     )
 }
 LOADS = (1, 8, 64)
@@ -26,20 +27,6 @@ def line(text: str, setting: Setting, port: str | None = None) -> str:
     return ServerCommand.parse(text).line(setting, DRAFTERS, LOADS, port)
 
 
-def test_vllm_is_told_in_json_with_a_schedule() -> None:
-    text = "CUDA=0 vllm serve org/model --max-model-len 4096 --port 8001"
-    told = shlex.split(line(text, Setting("draft_model:small-1b", (5, 3, 0))))
-    assert told[:6] == ["env", *shlex.split(text)[:5]]
-    assert told[-2:] == ["--port", "8001"]
-    assert json.loads(told[told.index("--speculative-config") + 1]) == {
-        "method": "draft_model",
-        "model": "org/small-1b",
-        "num_speculative_tokens": 5,
-        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 22, 3], [23, 4096, 0]],
-    }
-    assert "spec" not in line(text, OFF)
-
-
 def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
     config = (
         '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4, '
@@ -47,8 +34,8 @@ def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
     )
     text = f"vllm serve org/model --speculative-config '{config}' \\\n --tensor-parallel-size 4"
     command = ServerCommand.parse(text)
-    assert command.given == OfferedDrafter(
-        "eagle3", "org/head", (("draft_tensor_parallel_size", 1),)
+    assert command.given == DraftingSetup(
+        "eagle3", "org/head", {"draft_tensor_parallel_size": 1}, num_drafts=4
     )
     drafters = offered(command, ())
     assert list(drafters) == ["eagle3:head", "ngram"]
@@ -125,6 +112,7 @@ def test_a_packaged_model_brings_its_drafters() -> None:
         ("sleep 5", "{k} for the draft length"),
         ("vllm serve 'x", "No closing quotation"),
         ("docker run -p 8000:8000 vllm/vllm-openai --model m", "docker run -p {port}:8000"),
+        ("trtllm-serve m", "vllm serve MODEL"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:
@@ -137,15 +125,7 @@ def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:
 )
 def test_drafters_are_named_by_their_methods(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        OfferedDrafter.parse(text)
-
-
-def test_llama_cpp_has_a_flag_for_the_drafts_of_each_look_up() -> None:
-    told = line("llama-server -m a.gguf", Setting("ngram", (3,)))
-    assert told == (
-        "llama-server -m a.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 3 "
-        "--spec-ngram-simple-size-n 2"
-    )
+        DraftingSetup.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +166,6 @@ def test_what_sglang_drafts_with_is_tried() -> None:
 
 
 def test_llama_cpp_refuses_what_it_has_no_word_for() -> None:
-    drafters = {"medusa": OfferedDrafter("medusa")}
+    drafters = {"medusa": DraftingSetup("medusa")}
     with pytest.raises(ConfigError, match=r"llama\.cpp"):
         ServerCommand.parse("llama-server -m a").line(Setting("medusa", (3,)), drafters, LOADS)

@@ -1,6 +1,6 @@
-"""`foretoken lab export`: reads what Foretoken serves, prints it in the words of another engine.
+"""`foretoken lab export`: reads how a server is started, prints it in the words of another engine.
 
-A command is read by the parser that it is for.
+A command of Foretoken's is read by the parser that it is for.
 """
 
 import json
@@ -17,6 +17,7 @@ from foretoken.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from foretoken.config import SpeculativeConfig
+    from foretoken.lab.launch.write import WrittenCommand
 
 _CONFIG_KEYS = ("method", "drafters", "num_speculative_tokens")
 _UNNAMED = "MODEL"
@@ -25,34 +26,34 @@ EPILOG = (
     "foretoken lab export vllm 'foretoken serve MODEL --spec-method ngram'"
 )
 _ALLOWED = (
-    "a speculative config, a file of `foretoken serve --config`, or one `foretoken serve` command, "
-    "as text in quotes or in a file (shell, Dockerfile, compose, Kubernetes)"
+    "a speculative config, a file of `foretoken serve --config`, or one server's command, such as "
+    "'foretoken serve MODEL', as text in quotes or in a file (shell, Dockerfile, compose, "
+    "Kubernetes)"
 )
 
 
 def export(
     context: typer.Context,
-    engine: Annotated[str, typer.Argument(help="vllm, sglang, llama.cpp or openvino.")],
+    engine: Annotated[str, typer.Argument(help="vllm, sglang, llama.cpp, openvino or foretoken.")],
     config: Annotated[
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="A speculative config, settings of `foretoken serve --config`, or a `foretoken "
-            "serve` command: a file, `-` for standard input, or the text itself in quotes.",
+            help="A speculative config, settings of `foretoken serve --config`, or a server's "
+            "command: a file, `-` for standard input, or the text itself in quotes.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Write the command of another engine that serves and drafts the same, for those who serve
-    elsewhere. What it cannot be told stands in comments, or is an error where its outputs would be
-    others. For OpenVINO GenAI it is a script."""
-    from foretoken.lab.commands.export import EXPORTED_TO
-    from foretoken.lab.commands.export import export as write
+    """Write the command of another engine that serves and drafts the same. What it cannot be told
+    stands in comments, or is an error where its outputs would be others. For OpenVINO GenAI it is
+    a script."""
+    from foretoken.lab.launch.export import EXPORTED_TO
 
-    if engine not in EXPORTED_TO:
-        raise ConfigError("ENGINE", engine, one_of(engine, EXPORTED_TO))
-    settings, speculation = _read(context.find_root().command, config)
-    found = write(engine, settings, speculation)
+    known = (*EXPORTED_TO, "foretoken")
+    if engine not in known:
+        raise ConfigError("ENGINE", engine, one_of(engine, known))
+    found = _written(context.find_root().command, engine, config)
     if as_json:
         document = {
             "command": "foretoken lab export",
@@ -65,16 +66,42 @@ def export(
         print(found.commented)
 
 
-def _read(root: Any, words: str) -> "tuple[dict[str, Any], SpeculativeConfig | None]":
-    """The options that a text gives a server, the model among them, and how it drafts."""
+def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
+    """The command for an engine that says what a text does.
+
+    Raises:
+        ConfigError: the text says no server, or more than one, or nothing that can be said there.
+    """
+    from foretoken.config import SpeculativeConfig
+    from foretoken.lab.launch.export import EXPORTED_FROM, export_launch
+    from foretoken.lab.launch.export import export as write
+    from foretoken.lab.launch.sources import read_source
+    from foretoken.lab.lint.names import todays
+
+    text = text_of(given, "CONFIG")
+    document, launches = _mapping(text), read_source(text).launches
+    if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form.is_command:
+        found = export_launch(engine, todays(launches[0])[0])
+        if engine == "foretoken":  # whose own parser says what it does not take
+            served(settings_of_words(root, read_source(found.text).launches[0].words))
+        return found
+    if engine == "foretoken":
+        raise ConfigError("CONFIG", given, "the command of a server of another engine")
+    if document is not None and any(key in document for key in _CONFIG_KEYS):
+        return write(engine, {"model": _UNNAMED}, SpeculativeConfig.from_dict(document))
+    commands = [one.words for one in launches if one.engine == "foretoken" and one.form.is_command]
+    if len(commands) == 1:
+        return write(engine, *_own(settings_of_words(root, commands[0])))
+    if document is not None and not commands and isinstance(document.get("model"), str):
+        return write(engine, *_own(settings_of({"config": Path(given)}, {})))
+    raise ConfigError("CONFIG", given, _ALLOWED)
+
+
+def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig | None]":
+    """The options of a server of Foretoken's, the model among them, and how it drafts."""
     from foretoken.config import SpeculativeConfig
     from foretoken.config.aliases import accepted_flags
 
-    text = text_of(words, "CONFIG")
-    document = _mapping(text)
-    if document is not None and any(key in document for key in _CONFIG_KEYS):
-        return {"model": _UNNAMED}, SpeculativeConfig.from_dict(document)
-    settings = _settings(root, words, text, document)
     config, _ = served(settings)
     speculation = config.speculative_config
     if speculates_by_default(settings, config):
@@ -83,26 +110,6 @@ def _read(root: Any, words: str) -> "tuple[dict[str, Any], SpeculativeConfig | N
     given = {name: value for name, value in settings.items() if value not in ((), [])}
     kept = {name: value for name, value in given.items() if name not in about_drafts}
     return kept, speculation
-
-
-def _settings(
-    root: Any, given: str, text: str, document: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The settings of a file of `--config`, or of the one command in a text.
-
-    Raises:
-        ConfigError: there is none, or more than one.
-    """
-    from foretoken.lab.lint.checks import words_of
-    from foretoken.lab.lint.read.source import read_source
-
-    launches = [one for one in read_source(text).launches if one.engine == "foretoken"]
-    commands = [words_of(one) for one in launches if one.form.kind in ("shell", "list", "exec")]
-    if len(commands) == 1:
-        return settings_of_words(root, commands[0])
-    if document is not None and not commands and isinstance(document.get("model"), str):
-        return settings_of({"config": Path(given)}, {})
-    raise ConfigError("CONFIG", given, _ALLOWED)
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:

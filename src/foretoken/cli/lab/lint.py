@@ -34,9 +34,9 @@ def lint(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Files (shell, Dockerfile, compose, Kubernetes, Python, YAML, JSON, JSON lines, "
-            "Markdown), `-` for standard input, or in one pair of quotes: a command line, a query, "
-            "variables of the environment."
+            help="Files (shell, Dockerfile, compose, Kubernetes, Python, YAML, JSON, JSON lines), "
+            "`-` for standard input, or in one pair of quotes: a command line, a query, variables "
+            "of the environment."
         ),
     ],
     engine: Annotated[
@@ -56,23 +56,19 @@ def lint(
     combinations, refused requests, models that do not fit."""
     from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
+    from foretoken.lab.launch.engines import READ
+    from foretoken.lab.launch.sources import READABLE, read_source
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
-    from foretoken.lab.lint.launches import ENGINES
-    from foretoken.lab.lint.read.source import read_source
 
-    if engine not in ("auto", *ENGINES):
-        raise ConfigError("--engine", engine, one_of(engine, ("auto", *ENGINES)))
+    if engine not in ("auto", *READ):
+        raise ConfigError("--engine", engine, one_of(engine, ("auto", *READ)))
     own = own_parser(context.find_root().command)
     results = {}
     for name in inputs:
         source = read_source(text_of(name), engine, name)
         if not (source.launches or source.requests or source.metrics or source.findings):
-            allowed = (
-                "a server's command line, container or settings, a Python script that builds an "
-                "engine, requests, or a dashboard; such as 'vllm serve MODEL', in quotes"
-            )
-            raise ConfigError("INPUTS", name, allowed)
+            raise ConfigError("INPUTS", name, READABLE)
         results[name] = check(source, Machine(device=device, count=count), engine, own)
     found = [finding for result in results.values() for finding in result.findings]
     if as_json:
@@ -146,7 +142,7 @@ def text_of(name: str, field: str = "INPUTS") -> str:
 
 def _speaks_for_itself(text: str) -> bool:
     """Whether a single word is a metric's name or sets a variable that a server reads."""
-    from foretoken.lab.lint.read.source import read_source
+    from foretoken.lab.launch.sources import read_source
 
     found = read_source(text)
     return bool(found.launches or found.metrics)

@@ -4,41 +4,44 @@ A launch is checked for names as it was written, for all else in the names of to
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.python import PYTHON_CHECK
+from foretoken.lab.launch.sources import SHELL_CHECK, UNREAD_CHECK, LintSource
+from foretoken.lab.launch.write import written
+from foretoken.lab.lint import other_servers as other
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
-from foretoken.lab.lint.launches import Launch, LaunchCheck, LintSource
-from foretoken.lab.lint.names import NAME_CHECKS
-from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
-from foretoken.lab.lint.read.python import PYTHON_CHECK
-from foretoken.lab.lint.read.shell import SHELL_CHECK
-from foretoken.lab.lint.read.unreadable import UNREAD_CHECK
+from foretoken.lab.lint.names import NAME_CHECKS, check_variables, gone_value, todays
 from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
-from foretoken.lab.lint.translate import repaired, translated
-from foretoken.lab.lint.variables import VARIABLE_CHECK
-from foretoken.lab.lint.vllm import VLLM_CHECKS
-from foretoken.lab.lint.write import written
+from foretoken.lab.lint.vllm import VLLM_CHECKS, check_vllm, mended
 
-MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
-LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)
+LAUNCH_CHECKS = (*NAME_CHECKS, *VLLM_CHECKS, *other.OTHER_CHECKS)
 DEVICE_CHECKS = (SHARE_CHECK,)
 """Checks of a launch that need a device."""
 TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK)
 """Checks that look at requests, dashboards and scripts."""
-NAMES = (
-    *(check.name for check in LAUNCH_CHECKS),
-    *TRAFFIC_CHECKS,
-    *PAIR_CHECKS,
-    *DEVICE_CHECKS,
-)
+NAMES = (*LAUNCH_CHECKS, *TRAFFIC_CHECKS, *PAIR_CHECKS, *DEVICE_CHECKS)
 
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
 """Judges the words of a `foretoken` command as the command line itself would."""
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
 """Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
+_CHECKS = {
+    "vllm": check_vllm,
+    "llama.cpp": other.check_llama_cpp,
+    "sglang": other.check_sglang,
+    "foretoken": other.check_foretoken,
+}
+_MENDED = {
+    "vllm": mended,
+    "llama.cpp": other.mended_llama_cpp,
+    "sglang": other.mended_sglang,
+}
+"""Engine -> its launch with mistakes put right that have one obvious answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +82,14 @@ def lint(
     they are, or by vLLM's rules.
     """
     serving = _serving(source) if engine == "auto" else engine
-    others = list(source.findings)
-    if source.requests:
-        others += check_requests(source.requests, serving)
-    others += check_metrics(source.metrics, serving, exported=not source.reads_metrics)
-    if source.num_unread:
-        message = f"{source.num_unread} lines are not JSON"
-        others.append(Finding(check=UNREAD_CHECK, level="warning", message=message))
+    exported = not source.reads_metrics
+    others = (
+        *source.findings,
+        *check_requests(source.requests, serving),
+        *check_metrics(source.metrics, serving, exported=exported),
+    )
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
-    return LintResult(launches=verdicts, others=tuple(others))
+    return LintResult(launches=verdicts, others=others)
 
 
 def _serving(source: LintSource) -> str:
@@ -100,40 +102,41 @@ def _serving(source: LintSource) -> str:
 def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> LaunchVerdict:
     """Everything about one launch, and how it should be."""
     if launch.engine == "foretoken" and launch.form.kind == "python":
-        return _judge_own(launch, lambda one: _of(MEANING_CHECKS, one))
+        return _judge_own(launch, lambda one: list(other.check_foretoken(one)))
     if launch.engine == "foretoken" and launch.form.kind != "settings" and own is not None:
-        return _judge_own(launch, lambda one: [*_of((VARIABLE_CHECK,), one), *own(words_of(one))])
-    found = _of(NAME_CHECKS, launch)
-    today = translated(launch)
+        return _judge_own(launch, lambda one: [*check_variables(one), *own(one.words)])
+    today, found = todays(launch)
     found += _meaning(today, machine)
-    if not speculates(today) and not found and launch.engine != "foretoken":
+    if not other.speculates(today) and not found and launch.engine != "foretoken":
         found.append(_silent(launch))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
-    mended = repaired(today)
-    left = (*_of(NAME_CHECKS, mended), *_meaning(mended, machine))
+    right = _MENDED.get(launch.engine, lambda one: one)(today)
+    right = right.having(_with_todays_value(launch.engine, part) for part in right.parts)
+    left = (*todays(right)[1], *_meaning(right, machine))
     remaining = tuple(finding for finding in left if finding.level == "error")
     return LaunchVerdict(
         launch=launch,
         findings=tuple(found),
-        corrected="" if mended == launch else written(mended),
+        corrected="" if right == launch else written(right),
         remaining=remaining,
-        fitting=fitting(mended, machine, remaining),
+        fitting=fitting(right, machine, remaining),
     )
+
+
+def _with_todays_value(engine: str, part: LaunchPart) -> LaunchPart:
+    gone = gone_value(engine, part.name, part.value)
+    return part if gone is None or not gone.now else replace(part, value=gone.now, raw="")
 
 
 def _silent(launch: Launch) -> Finding:
     """Nothing in a launch speculates; what it has read from a file may."""
     for part in launch.parts:
         if part.name in _SETTINGS_FILES and isinstance(part.value, str):
-            return Finding(
-                check="speculation",
-                level="note",
-                where=part.written,
-                message=f"whether it speculates stands in {part.value}, which was not read",
-                remedy=f"foretoken lab lint {part.value}",
-            )
-    return Finding(check="speculation", level="note", message="speculation is off")
+            message = f"whether it speculates stands in {part.value}, which was not read"
+            remedy = f"foretoken lab lint {part.value}"
+            return Finding.of("speculation", "note", part.written, message, remedy)
+    return Finding.of("speculation", "note", "", "speculation is off")
 
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:
@@ -154,19 +157,7 @@ def _first_error(findings: Iterable[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.level == "error"), None)
 
 
-def words_of(launch: Launch) -> tuple[str, ...]:
-    """The words of a command from the subcommand's name on, as its own parser takes them."""
-    found = [word.text for word in launch.before[-1:]]
-    for part in launch.arguments:
-        found += [part.written] if part.name else []
-        found += [] if part.name and part.value is True else [str(part.value)]
-    return tuple(found)
-
-
-def _of(checks: Iterable[LaunchCheck], launch: Launch) -> list[Finding]:
-    return [f for check in checks if launch.engine in check.engines for f in check.run(launch)]
-
-
 def _meaning(launch: Launch, machine: Machine) -> list[Finding]:
     """What a launch in today's names means, and whether its models fit."""
-    return [*_of(MEANING_CHECKS, launch), *check_pair(launch, machine)]
+    check = _CHECKS.get(launch.engine)
+    return [*(check(launch) if check else ()), *check_pair(launch, machine)]

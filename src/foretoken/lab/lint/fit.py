@@ -8,19 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretoken.checkpoint import PACKAGED
-from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import (
-    DRAFT_OPTIONS,
-    METHOD_OPTIONS,
-    Launch,
-    LaunchPart,
-    number,
-)
+from foretoken.lab.launch.drafting import DraftingSetup
+from foretoken.lab.launch.engines import given
+from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.values import number
+from foretoken.lab.launch.write import written
+from foretoken.lab.lint.other_servers import speculates
 from foretoken.lab.lint.shares import SHARES, check_share
-from foretoken.lab.lint.translate import drafts_blocks
-from foretoken.lab.lint.write import written
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
@@ -49,7 +45,9 @@ class Machine:
 
 def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     """The plan's errors and warnings for this launch; a note where a device was given in vain."""
-    why = f"the planner does not know {launch.model or 'the model'} with {_drafting(launch)[0]}"
+    drafting = _drafting(launch)
+    why = f"the planner does not know {launch.model or 'the model'}"
+    why += f" with {drafting.method}" if drafting else "'s method"
     if not launch.ranks_are_said:
         why = "the text does not say over how many devices the target is split"
     elif launch.unread:
@@ -69,9 +67,9 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         why = str(error)
     if machine.device and (found is None or unsized):
         message = f"memory was not checked: {unsized or why}"
-        yield Finding(check="unplanned", level="note", message=message)
+        yield Finding.of("unplanned", "note", "", message)
     wanted: tuple[str, ...] = PAIR_CHECKS if sized else ("same_tokenizer", "ranks_divide")
-    if any((launch.speculation or {}).get(key) is True for key in _TRANSLATES):
+    if any(launch.speculation.get(key) is True for key in _TRANSLATES):
         wanted = tuple(name for name in wanted if name != "same_tokenizer")
     for finding in found or ():
         if finding.check in wanted and finding.level in ("error", "warning"):
@@ -90,28 +88,33 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     Raises:
         ConfigError: numbers that a plan does not take.
     """
-    method, draft = _drafting(launch)
-    if launch.model is None or not is_known(launch.model) or method not in planned_methods():
+    drafting = _drafting(launch)
+    if launch.model is None or not is_known(launch.model) or drafting is None:
         return None
-    if not launch.ranks_are_said or launch.unread:
+    if drafting.method not in planned_methods() or not launch.ranks_are_said or launch.unread:
         return None
-    if method == "draft_model" and not (isinstance(draft, str) and is_known(draft)):
+    draft = drafting.model if drafting.method == "draft_model" else None
+    if drafting.method == "draft_model" and not is_known(draft or ""):
         return None
-    speculation, ranks = launch.speculation or {}, launch.ranks
     device, count = _place(launch, machine)
     settings = PlanSettings(
         target=launch.model,
-        draft=str(draft) if method == "draft_model" else None,
-        method=method,
+        draft=draft,
+        method=drafting.method,
         engine=launch.engine if launch.engine in PLANNED else "vllm",
         device=device,
         count=count,
-        tensor_parallel_size=ranks,
-        draft_tensor_parallel_size=number(speculation.get("draft_tensor_parallel_size")) or 0,
-        num_speculative_tokens=_drafts(launch),
+        tensor_parallel_size=launch.ranks,
+        draft_tensor_parallel_size=number(drafting.keys.get("draft_tensor_parallel_size")) or 0,
+        num_speculative_tokens=drafting.num_drafts,
         peak_concurrency=1,
     )
     return _with_options(settings, launch)
+
+
+def _drafting(launch: Launch) -> DraftingSetup | None:
+    """How a launch drafts, looking up where it does not; None: with a method nobody knows."""
+    return given(launch) or (None if speculates(launch) else DraftingSetup("ngram"))
 
 
 def _place(launch: Launch, machine: Machine) -> tuple[str, int]:
@@ -122,34 +125,6 @@ def _place(launch: Launch, machine: Machine) -> tuple[str, int]:
     if in_processes and find_device(device).kind == "cpu":
         return device, machine.count
     return device, max(machine.count, launch.ranks)
-
-
-def _drafting(launch: Launch) -> tuple[str, object]:
-    """Our word for a launch's method, and the drafter that it names."""
-    speculation, options = launch.speculation or {}, launch.options
-    draft = next((options[name] for name in DRAFT_OPTIONS if name in options), None)
-    draft = speculation.get("model") or speculation.get("speculative_model") or draft
-    word = speculation.get("method") or speculation.get("decoding_type")
-    word = word or next((options[name] for name in METHOD_OPTIONS if name in options), None)
-    row = find_other("methods", word, launch.engine)
-    ours = (row.method or row.name) if row is not None else word
-    return str(ours or ("draft_model" if draft else "ngram")), draft
-
-
-def _drafts(launch: Launch) -> int:
-    """Drafts per verification; 0: not said, or more than a plan takes."""
-    speculation, options = launch.speculation or {}, launch.options
-    # The last token is among what is verified, and in a block of DFlash.
-    verified = number(options.get("speculative-num-draft-tokens"))
-    verified = verified or number(options.get("speculative-dflash-block-size"))
-    said = (
-        number(speculation.get("num_speculative_tokens")),
-        number(speculation.get("max_draft_len")),
-        verified - 1 if verified else None,
-        number(options.get("speculative-dspark-block-size")),
-        None if drafts_blocks(launch) else number(options.get("speculative-num-steps")),
-    )
-    return min(max(next((count for count in said if count), 0), 0), 128)
 
 
 def _with_longest(settings: PlanSettings, launch: Launch) -> PlanSettings:
@@ -188,7 +163,7 @@ def _stored(launch: Launch) -> dict[str, str | None]:
     word does not say how many bits it has. What is not said is as the checkpoint has it."""
     said = {
         "quantization": launch.options.get("quantization"),
-        "draft_quantization": (launch.speculation or {}).get("quantization"),
+        "draft_quantization": launch.speculation.get("quantization"),
     }
     found: dict[str, str | None] = {}
     for name, word in said.items():
@@ -216,14 +191,10 @@ def _length(given: object) -> int:
 
 def is_known(name: str) -> bool:
     """Whether the planner has the sizes of a model, without a network."""
-    if name in PACKAGED or (Path(name) / "config.json").is_file():
+    if name in PACKAGED or (bool(name) and (Path(name) / "config.json").is_file()):
         return True
-    return any(name.lower() in (hub, row["short"]) for hub, row in _lower())
-
-
-def _lower() -> Iterator[tuple[str, dict[str, str]]]:
-    for hub_id, row in known_models().items():
-        yield hub_id.lower(), row
+    known = known_models().items()
+    return any(name.lower() in (hub.lower(), row["short"]) for hub, row in known)
 
 
 def fitting(launch: Launch, machine: Machine, problems: tuple[Finding, ...]) -> str:

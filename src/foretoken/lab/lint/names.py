@@ -1,197 +1,457 @@
-"""Checks of names that are gone, or never were: flags, keys, methods and values of any engine."""
+"""Names that are gone, or never were: a launch in the names that its engine has today, and what is
+to be said of the others.
 
-from collections.abc import Iterator
+What became of a name is in the configuration's table of other engines; what engines refuse, their
+defaults, and values that they have no more are in `engines.toml` beside this file.
+"""
 
-from foretoken.config.methods import known_methods
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import (
+from foretoken.lab.launch.drafting import MOST_RUNNING
+from foretoken.lab.launch.engines import ENGINES
+from foretoken.lab.launch.launch import (
+    JSON_OPTIONS,
     METHOD_OPTIONS,
     SHORT,
     Launch,
-    LaunchCheck,
-    engine_table,
-    flag_name,
-    gone_value,
-    gone_values,
+    LaunchPart,
+    in_json,
+)
+from foretoken.lab.launch.read import owner_of, variable
+from foretoken.lab.launch.values import (
+    is_unsaid,
+    json_for_shell,
+    json_text,
+    number,
+    one_more,
     typed,
 )
-from foretoken.lab.lint.translate import method_by_name, schedule_of
-from foretoken.lab.lint.unsaid import is_unsaid, json_for_shell, json_text
-from foretoken.lab.lint.variables import VARIABLE_CHECK
 
+NAME_CHECKS = (
+    *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
+    *("given_twice", "variable"),
+)
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+"""Those whose methods the table of other engines has, all of them."""
 _SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
+_NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+_NAMED_SO = {
+    "eagle3": "eagle3",
+    "eagle-3": "eagle3",
+    "eagle-": "eagle",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "medusa": "medusa",
+    "mlp-speculator": "mlp_speculator",
+    "accelerator": "mlp_speculator",
+}
+"""Words in the names of drafters, and the method that vLLM concludes from them."""
+_FIRST = ("method", "model", "num_speculative_tokens")
+_LOSSY_KEYS = ("posterior_threshold", "posterior_alpha")
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+_ABOUT_DRAFTS = re.compile(r"_(SPEC|SPECULATIVE|DRAFT|NGRAM)(_|$)")
+_COMPLETE = ("llama.cpp", "vllm")
+"""Engines of whose variables about speculation the table holds all."""
+_FORCED = "SGLANG_SIMULATE_ACC_"
 
 
-def _removed_flag(launch: Launch) -> Iterator[Finding]:
+@cache
+def engine_table(engine: str) -> dict[str, Any]:
+    """What `engine` refuses, its defaults and words; empty for one that nothing is known of."""
+    file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
+    found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
+    return found
+
+
+class GoneValue(NamedTuple):
+    """What became of a value of an option or key."""
+
+    now: str = ""
+    """The value that stands for it; empty: the option goes."""
+    remedy: str = ""
+    """What to say where `now` is not all."""
+
+
+def gone_value(engine: str, option: str, value: object) -> GoneValue | None:
+    """What became of one value; None: it is there still, or never was."""
+    values = engine_table(engine).get("removed_values", {}).get(option, {})
+    found = values.get(value) if isinstance(value, str) else None
+    return None if found is None else GoneValue(**found)
+
+
+def method_in(config: Mapping[str, Any]) -> DraftingMethod | None:
+    """What is known of the method of a speculative config of vLLM: by its word, or by what vLLM
+    concludes from the name of a drafter."""
+    named = config.get("method")
+    if named is None and _names_a_model(config):
+        named = method_by_name(config["model"])
+    return next((m for m in known_methods() if named in (m.name, *m.aliases)), None)
+
+
+def method_by_name(model: str) -> str:
+    """The method that vLLM concludes from the name of a drafter."""
+    name = model.lower()
+    return next((method for word, method in _NAMED_SO.items() if word in name), "draft_model")
+
+
+def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
+    """The launch with names that are gone replaced by what stands for them today, as far as it can
+    be read, and what is to be said of names."""
+    found = list(check_variables(launch))
+    moved: dict[str, Any] = {}
+    parts: list[LaunchPart] = []
+    kept: list[LaunchPart] = []
+    late: list[LaunchPart] = []
+    place: int | None = None
+    for part in launch.parts:
+        row = find_other("flags", part.name.partition(".")[0], launch.engine) if part.name else None
+        if part.is_variable:
+            now = _todays_variable(launch, part)
+            (late if now and now.role == "argument" else parts).extend([now] if now else [])
+        elif in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
+            place = len(parts) if place is None else place
+            kept.append(part)
+        elif row is None or not row.gone:
+            found += _unknown_flag(launch, part) if row is None and part.written else ()
+            parts.append(_with_todays_method(launch, part))
+        else:
+            found.append(_removed_flag(launch, part, row))
+            kind, _, name = row.successor.partition(":")
+            if kind == "flag":
+                parts.append(_renamed(launch, part, name))
+            elif kind == "key":
+                place = len(parts) if place is None else place
+                moved[row.name] = typed(part.value)
+    spoken = launch.speculation
+    config, said = _todays_config(launch, spoken, moved)
+    found += [*said, *_removed_methods(launch), *_removed_values(launch)]
+    twice = _given_twice(launch)
+    for name, key in twice.items():
+        message = f"{key} stands in --speculative-config too, which vLLM refuses"
+        found.append(
+            Finding.of("given_twice", "error", f"--{name}", message, f"leave --{name} out")
+        )
+    if launch.broken or (moved and launch.unread):
+        return launch, found
+    parts += late
+    if place is not None and config == spoken and not moved and not twice:
+        parts[place:place] = kept
+    elif place is not None and config:
+        if launch.engine == "vllm" and _names_a_model(config):
+            config.setdefault("method", method_by_name(config["model"]))
+        parts.insert(place, _json_part(launch, config))
+    return launch.having(part for part in parts if not _says_nothing(launch, part)), found
+
+
+def _removed_flag(launch: Launch, part: LaunchPart, row: OtherName) -> Finding:
+    why = f" ({row.why})" if row.why else ""
     version = engine_table(launch.engine)["version"]
-    for part in launch.arguments:
-        row = flag_name(launch.engine, part.name) if part.name else None
-        if row is not None and row.gone:
-            why = f" ({row.why})" if row.why else ""
-            yield Finding(
-                check="removed_flag",
-                level="error",
-                where=part.written,
-                message=f"was removed{why}; {launch.engine} {version} does not start with it",
-                remedy=_successor(row, launch, part.value),
-            )
+    message = f"was removed{why}; {launch.engine} {version} does not start with it"
+    remedy = _successor(row, launch, part.value)
+    return Finding.of("removed_flag", "error", part.written, message, remedy)
 
 
 def _successor(row: OtherName, launch: Launch, value: object) -> str:
     """What to type today, with the value that was given."""
-    name = row.successor
-    if name.startswith("flag:"):
-        return f"--{name[5:].replace('_', '-')} {'' if value is True else value}".strip()
-    if not name.startswith("key:"):
-        return name or "leave it out"
-    key, given = name[4:], typed(value)
-    if key == "num_speculative_tokens_per_batch_size":
+    kind, _, key = row.successor.partition(":")
+    if kind == "flag":
+        return f"--{key.replace('_', '-')} {'' if value is True else value}".strip()
+    if kind != "key":
+        return row.successor or "leave it out"
+    given = typed(value)
+    if key == _SCHEDULE:
         drafts = launch.options.get("num-speculative-tokens", 5)
-        drafts = (launch.speculation or {}).get("num_speculative_tokens", drafts)
-        given = schedule_of(given, drafts)
+        given = schedule_of(given, launch.speculation.get("num_speculative_tokens", drafts))
     gone = gone_value("vllm", key, given)
     given = given if gone is None else gone.now
     if row.kind == "keys":
         return f"{json_text({key: given})[1:-1]}"
     if key == "model" and isinstance(given, str) and given.strip("[]") in _LOOK_UPS:
         key, given = "method", given.strip("[]")
-    if launch.form.kind in ("shell", "list", "exec"):
-        return f"--speculative-config {json_for_shell({key: given})}"
-    return f"speculative_config={json_text({key: given})}"
+    return _as_config(launch, {key: given})
 
 
-def _unknown_flag(launch: Launch) -> Iterator[Finding]:
-    known = [f"--{r.name.replace('_', '-')}" for r in other_names()
-             if (r.engine, r.kind) == (launch.engine, "flags")]  # fmt: skip
-    for part in launch.arguments:
-        if flag_name(launch.engine, part.name) is not None or not part.written:
-            continue
-        other = _of_another(part.name)
-        if other is not None or part.name.startswith(("spec-", "speculative")):
-            near = nearest(part.written, known)
-            whose = f": it is one of {other.engine}" if other is not None else ""
-            yield Finding(
-                check="unknown_flag",
-                level="error",
-                where=part.written,
-                message=f"{launch.engine} knows no such option about speculation{whose}",
-                remedy=_in_config(launch, other, part.value)
-                or (f"did you mean {near}?" if near else ""),
-            )
+def _as_config(launch: Launch, config: Mapping[str, Any]) -> str:
+    if launch.form.is_command:
+        return f"--speculative-config {json_for_shell(config)}"
+    return f"speculative_config={json_text(config)}"
 
 
-def _of_another(name: str) -> OtherName | None:
-    """An option by which another engine drafts; short ones may mean something else."""
-    row = find_other("flags", name)
-    return row if row is not None and len(name) > _SHORTEST and (row.key or row.method) else None
+def _unknown_flag(launch: Launch, part: LaunchPart) -> Iterator[Finding]:
+    if launch.engine not in ("vllm", "sglang", "llama.cpp"):
+        return
+    other = find_other("flags", part.name)
+    if other is None or len(part.name) <= _SHORTEST or not (other.key or other.method):
+        other = None  # short ones may mean something else
+    if other is None and not part.name.startswith(("spec-", "speculative")):
+        return
+    known = [f"--{row.name.replace('_', '-')}" for row in other_names()
+             if (row.engine, row.kind) == (launch.engine, "flags")]  # fmt: skip
+    near, remedy = nearest(part.written, known), ""
+    row = find_other("keys", other.key, "vllm") if other else None
+    if other and other.key and row and not row.gone and launch.engine == "vllm":
+        remedy = _as_config(launch, {other.key: typed(part.value)})
+    whose = f": it is one of {other.engine}" if other else ""
+    message = f"{launch.engine} knows no such option about speculation{whose}"
+    remedy = remedy or (f"did you mean {near}?" if near else "")
+    yield Finding.of("unknown_flag", "error", part.written, message, remedy)
 
 
-def _in_config(launch: Launch, other: OtherName | None, value: object) -> str:
-    """The key of vLLM's that says the same as an option of another engine; empty: none."""
-    if other is None or launch.engine != "vllm" or not other.key:
-        return ""
-    row = find_other("keys", other.key, "vllm")
-    if row is None or row.gone:
-        return ""
-    given = {other.key: typed(value)}
-    if launch.form.kind in ("shell", "list", "exec"):
-        return f"--speculative-config {json_for_shell(given)}"
-    return f"speculative_config={json_text(given)}"
-
-
-def _removed_key(launch: Launch) -> Iterator[Finding]:
-    known = [r.name for r in other_names() if (r.engine, r.kind) == (launch.engine, "keys")]
-    for key, value in (launch.speculation or {}).items():
-        row = find_other("keys", key, launch.engine)
-        if row is None:
-            near = nearest(key, known)
-            remedy, message = f"did you mean {near}?" if near else "", "knows no such key"
-        elif row.gone:
-            remedy = _successor(row, launch, value)
-            message = "has it no more" + (f": {row.why}" if row.why else "")
+def _todays_config(
+    launch: Launch, spoken: Mapping[str, Any], moved: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Finding]]:
+    """A speculative config under the keys, methods and values of today, and which were not."""
+    engine, given = launch.engine, {**spoken, **moved}
+    found: dict[str, Any] = {}
+    said: list[Finding] = []
+    switched_off = None
+    for name, value in given.items():
+        row = find_other("keys", name, engine)
+        said += _removed_key(launch, name, value, row) if name in spoken else ()
+        row, key = row or find_other("flags", name, engine), name
+        if row is not None and row.gone:
+            kind, _, key = row.successor.partition(":")
+            if kind != "key":
+                continue
+        if key == _SCHEDULE and key != name:
+            switched_off = value
+        elif key == "synthetic_acceptance_length" and key != name:
+            drafts = given.get("num_speculative_tokens")
+            found[key] = value if is_unsaid(value) else _length_of(value, drafts)
         else:
-            continue
-        yield Finding(
-            check="removed_key",
-            level="error",
-            where=f"speculative_config.{key}",
-            message=f"{launch.engine} {message}",
-            remedy=remedy,
-        )
+            found.setdefault(key, value)
+    if engine == "vllm":
+        _use_todays_words(found)
+        if switched_off is not None:
+            found[_SCHEDULE] = schedule_of(switched_off, found.get("num_speculative_tokens"))
+    elif "decoding_type" in found:
+        found["decoding_type"] = _todays_word(engine, found["decoding_type"])
+    return found, said
 
 
-def _removed_method(launch: Launch) -> Iterator[Finding]:
-    for where, word in _methods(launch):
-        if is_unsaid(word):
-            continue
+def _removed_key(
+    launch: Launch, key: str, value: object, row: OtherName | None
+) -> Iterator[Finding]:
+    if launch.engine not in ("vllm", "tensorrt-llm") or (row is not None and not row.gone):
+        return
+    if row is None:
+        known = [r.name for r in other_names() if (r.engine, r.kind) == (launch.engine, "keys")]
+        near = nearest(key, known)
+        remedy, message = f"did you mean {near}?" if near else "", "knows no such key"
+    else:
+        remedy = _successor(row, launch, value)
+        message = "has it no more" + (f": {row.why}" if row.why else "")
+    where = f"speculative_config.{key}"
+    yield Finding.of("removed_key", "error", where, f"{launch.engine} {message}", remedy)
+
+
+def _removed_methods(launch: Launch) -> Iterator[Finding]:
+    for where, word in _methods(launch) if launch.engine in _ENGINES else ():
         row = find_other("methods", word, launch.engine)
+        level, remedy = "error", ""
+        if is_unsaid(word) or (row is not None and not row.gone):
+            continue
         if row is None:
-            words = ", ".join(todays_names("methods", launch.engine))
-            yield _method(where, "error", f"{word} is no method of {launch.engine}", words)
-        elif row.gone and row.method and launch.engine == "vllm":
-            yield _method(where, "warning", f"{word} is an old name", row.method)
-        elif row.gone:
-            instead = row.now or (
-                "a draft model or an EAGLE head where there is one; without one: ngram"
-            )
-            why = row.why or f"{word} was renamed"
-            yield _method(where, "error", why, instead)
+            message = f"{word} is no method of {launch.engine}"
+            remedy = ", ".join(todays_names("methods", launch.engine))
+        elif row.method and launch.engine == "vllm":
+            level, message, remedy = "warning", f"{word} is an old name", row.method
+        else:
+            message = row.why or f"{word} was renamed"
+            without = "a draft model or an EAGLE head where there is one; without one: ngram"
+            remedy = row.now or without
+        yield Finding.of("removed_method", level, where, message, remedy)
 
 
 def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
     """Where a method is named, and its word."""
+    config = launch.speculation
     for key in ("method", "decoding_type"):
-        word = (launch.speculation or {}).get(key)
-        if isinstance(word, str):
-            yield f"speculative_config.{key}", word
-    config = launch.speculation or {}
+        if isinstance(config.get(key), str):
+            yield f"speculative_config.{key}", config[key]
     if launch.engine == "vllm" and "method" not in config and isinstance(config.get("model"), str):
         yield "speculative_config.model", method_by_name(config["model"])
     for part in launch.parts:
         if part.name in METHOD_OPTIONS and isinstance(part.value, str):
-            where = f"--{part.name}" if part.place is None else part.written
+            where = part.written if part.is_variable else f"--{part.name}"
             yield from ((where, word.strip()) for word in part.value.split(","))
 
 
-def _method(where: str, level: str, message: str, remedy: str) -> Finding:
-    return Finding(check="removed_method", level=level, where=where, message=message, remedy=remedy)
+def _removed_values(launch: Launch) -> Iterator[Finding]:
+    for key, value in {**launch.options, **launch.speculation}.items():
+        gone = gone_value("vllm", key, value) if launch.engine == "vllm" else None
+        if gone is not None:
+            message = f"{key} {value} is gone"
+            yield Finding.of("removed_value", "error", key, message, gone.remedy or gone.now)
 
 
-def _removed_value(launch: Launch) -> Iterator[Finding]:
-    values = {**launch.options, **(launch.speculation or {})}
-    for key, value, gone in gone_values("vllm"):
-        if values.get(key) == value:
-            yield Finding(
-                check="removed_value",
-                level="error",
-                where=key,
-                message=f"{key} {value} is gone",
-                remedy=gone.remedy or gone.now,
-            )
+def _given_twice(launch: Launch) -> dict[str, str]:
+    """vLLM's short options whose key stands in the speculative config's JSON too, and the key."""
+    whole = next((typed(part.value) for part in launch.parts if part.name in JSON_OPTIONS), None)
+    keys = whole if isinstance(whole, dict) and launch.engine == "vllm" else {}
+    options = launch.options
+    return {name: key for name, key in SHORT.items() if name in options and key in keys}
 
 
-def _given_twice(launch: Launch) -> Iterator[Finding]:
-    for flag in launch.given_twice:
-        yield Finding(
-            check="given_twice",
-            level="error",
-            where=f"--{flag}",
-            message=f"{SHORT[flag]} stands in --speculative-config too, which vLLM refuses",
-            remedy=f"leave --{flag} out",
-        )
+def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
+    """The old switch-off above a batch size as ranges of batch sizes, numbers or unsaid."""
+    k: Any = drafts if is_unsaid(drafts) else number(drafts) or 5
+    if is_unsaid(switched_off_above):
+        first = one_more(switched_off_above)
+        return [[1, switched_off_above, k], [first, MOST_RUNNING, 0]]
+    most = number(switched_off_above) or 32
+    return [[1, most, k], [most + 1, max(MOST_RUNNING, most + 1), 0]]
 
 
-NAME_CHECKS = (
-    LaunchCheck("removed_flag", _ENGINES, _removed_flag),
-    LaunchCheck("unknown_flag", ("vllm", "sglang", "llama.cpp"), _unknown_flag),
-    LaunchCheck("removed_key", ("vllm", "tensorrt-llm"), _removed_key),
-    LaunchCheck("removed_method", _ENGINES, _removed_method),
-    LaunchCheck("removed_value", ("vllm",), _removed_value),
-    LaunchCheck("given_twice", ("vllm",), _given_twice),
-    VARIABLE_CHECK,
-)
-"""Checks of a launch as it was written; all others look at it in today's names."""
+def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+    old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)
+    written = "--speculative-config" if launch.form.is_command else "speculative_config"
+    if launch.form.kind == "settings" and any("-" in part.written for part in launch.parts):
+        written = "speculative-config"
+    ordered = {key: config[key] for key in _FIRST if key in config} | config
+    name = old.written if old else written
+    return LaunchPart(name="speculative-config", written=name, value=ordered)
+
+
+def _length_of(rate: object, drafts: object) -> float:
+    """Mean tokens per step where every draft is accepted at this rate while all before were."""
+    share, k = float(str(rate)), number(drafts) or 5
+    return round(sum(share**i for i in range(k + 1)), 2)
+
+
+def _use_todays_words(config: dict[str, Any]) -> None:
+    """Replace methods and values of vLLM that are gone."""
+    model, method = config.get("model"), config.get("method")
+    if isinstance(model, str) and model.strip("[]") == "ngram":
+        config.pop("model")
+        method = config["method"] = "ngram"
+    elif method is None and isinstance(model, str) and _names_a_model(config):
+        method = method_by_name(model)
+    row = find_other("methods", method, "vllm")
+    if row is not None and row.gone and row.method:
+        config["method"] = row.method
+    elif row is not None and row.gone:
+        for key in ("model", "draft_tensor_parallel_size", "quantization"):
+            config.pop(key, None)
+        config |= _NO_WEIGHTS
+    rule = config.get("rejection_sample_method")
+    if gone_value("vllm", "rejection_sample_method", rule) is not None:
+        for key in ("rejection_sample_method", *_LOSSY_KEYS):
+            config.pop(key, None)
+        config |= {"draft_sample_method": rule} if rule == "probabilistic" else {}
+
+
+def _names_a_model(config: Mapping[str, Any]) -> bool:
+    model = config.get("model")
+    return isinstance(model, str) and not is_unsaid(model)
+
+
+def _with_todays_method(launch: Launch, part: LaunchPart) -> LaunchPart:
+    """An option that names methods, with the words of today."""
+    if part.name not in METHOD_OPTIONS or not isinstance(part.value, str):
+        return part
+    value = ",".join(_todays_word(launch.engine, one.strip()) for one in part.value.split(","))
+    return part if value == part.value else replace(part, value=value, raw="")
+
+
+def _todays_word(engine: str, word: str) -> str:
+    row = find_other("methods", word, engine)
+    return row.now if row is not None and row.gone and row.now else word
+
+
+def _todays_variable(launch: Launch, part: LaunchPart) -> LaunchPart | None:
+    """A variable under its name of today, or the option in its place; None where nothing is."""
+    row = find_other("variables", part.written, launch.engine)
+    if row is None or not row.gone:
+        return _with_todays_method(launch, part)
+    if (row.now or "").startswith("flag:"):
+        name = str(row.now).removeprefix("flag:")
+        return _renamed(launch, replace(part, role="argument", prefix=""), name)
+    role, prefix = part.role, part.prefix
+    now = variable(row.now or "", part.raw, launch.engine, role=role, prefix=prefix)
+    return _with_todays_method(launch, now) if row.now else None
+
+
+def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
+    written = name.replace("_", "-")
+    if launch.form.kind == "python" or (launch.form.kind == "settings" and "_" in part.written):
+        return replace(part, name=written, written=name)
+    dashes = "--" if launch.form.kind != "settings" else ""
+    return replace(part, name=written, written=dashes + written)
+
+
+def _says_nothing(launch: Launch, part: LaunchPart) -> bool:
+    """Whether an option says nothing but a value for which nothing stands today."""
+    gone = gone_value(launch.engine, part.name, part.value)
+    return gone is not None and not gone.now
+
+
+def check_variables(launch: Launch) -> Iterator[Finding]:
+    """What is wrong with the variables that a launch sets."""
+    for part in launch.parts:
+        owner = owner_of(part.written) if part.is_variable else None
+        if owner is None or _is_referred_to(launch, part.written):
+            continue
+        found = _of_another if owner != launch.engine else _of_its_own
+        yield from found(launch, part, owner)
+        option = next((one for one in launch.arguments if one.name == part.name), None)
+        if option is not None:
+            message = f"{option.written} {option.value} is given too, and holds"
+            yield _of_variable("warning", part, message, "leave one of them out")
+
+
+def _of_its_own(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
+    row = find_other("variables", part.written, owner)
+    reader = f"{owner} {engine_table(owner)['version']}"
+    if row is not None and row.gone:
+        started = "starts without it" if row.unread else "does not start with it"
+        why = f" ({row.why})" if row.why else ""
+        kind, _, name = (row.now or "").partition(":")
+        now = f"--{name.replace('_', '-')} {part.raw}" if kind == "flag" else f"{kind}={part.raw}"
+        message = f"is read no more{why}; {reader} {started}"
+        yield _of_variable("error", part, message, now if row.now else "leave it out")
+    elif part.written.startswith(_FORCED):
+        yield _of_variable("warning", part, "forced acceptance writes garbage: only to measure")
+    elif row is None and owner in _COMPLETE and _ABOUT_DRAFTS.search(part.written):
+        # A script around the server may read it all the same.
+        flag = find_other("flags", part.written.removeprefix(ENGINES[owner].variables), owner)
+        near = nearest(part.written, todays_names("variables", owner))
+        remedy = f"did you mean {near}?" if near else ""
+        if flag is not None and not near:
+            kind, _, name = (flag.successor if flag.gone else f"flag:{flag.name}").partition(":")
+            option = f"--{name.replace('_', '-')} {part.raw}"
+            remedy = option if kind == "flag" else f"{name} in --speculative-config"
+        level = "error" if near else "warning"
+        yield _of_variable(level, part, f"{reader} reads no such variable", remedy)
+
+
+def _of_another(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
+    row = find_other("variables", part.written, owner)
+    flag = find_other("flags", row.flag, owner) if row is not None else None
+    if flag is None:
+        return
+    level, remedy = "warning", "leave it out"
+    if launch.engine == "foretoken":  # which takes the flag that the variable stands for
+        level, remedy = "error", flag.say or f"--{flag.name.replace('_', '-')} {part.raw}"
+    yield _of_variable(level, part, f"{launch.engine} reads no variables of {owner}", remedy)
+
+
+def _is_referred_to(launch: Launch, name: str) -> bool:
+    """Whether the command itself puts the variable's value somewhere."""
+    use = re.compile(rf"\$[({{]?{name}\b")
+    return any(use.search(f"{p.raw} {p.value}") for p in launch.parts if p.written != name)
+
+
+def _of_variable(level: str, part: LaunchPart, message: str, remedy: str = "") -> Finding:
+    return Finding.of("variable", level, part.written, message, remedy)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, number
+from foretoken.lab.launch.launch import Launch
+from foretoken.lab.launch.values import number
 from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.setup import Setup
 
@@ -24,13 +25,10 @@ _LOGIT_BYTES = 4.0
 
 def check_share(launch: Launch, setup: Setup) -> Iterator[Finding]:
     """Whether the share that a launch names leaves room for the rest, and holds a request."""
+    check = {"sglang": _sglang, "tensorrt-llm": _tensorrt}.get(launch.engine)
     sizes = _sizes(setup)
-    if sizes.free <= 0:
-        return  # it does not load with any share, as `kv_budget` says
-    if launch.engine == "sglang":
-        yield from _sglang(launch, setup, sizes)
-    elif launch.engine == "tensorrt-llm":
-        yield from _tensorrt(launch, setup, sizes)
+    if check and sizes.free > 0:  # else it loads with no share, as `kv_budget` says
+        yield from check(launch, setup, sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,94 +64,66 @@ def _sizes(setup: Setup) -> _Sizes:
 
 
 def _sglang(launch: Launch, setup: Setup, sizes: _Sizes) -> Iterator[Finding]:
-    share = _share(launch.options.get("mem-fraction-static"))
+    flag, options = "--mem-fraction-static", launch.options
+    share = _share(options.get("mem-fraction-static"))
     if share is None:
         return
-    pool = share * sizes.memory - sizes.target
-    need = setup.settings.context * sizes.token
-    verified = _verified(launch, setup)
-    rows = verified * (number(launch.options.get("max-running-requests")) or _SGLANG_RUNNING)
-    logits = rows * setup.target.vocab_size * _LOGIT_BYTES if verified > 1 else 0.0
-    beside = sizes.draft + sizes.overhead + logits
+    pool, context = share * sizes.memory - sizes.target, setup.settings.context
+    verified = number(options.get("speculative-num-draft-tokens")) or setup.k + 1
+    rows = verified * (number(options.get("max-running-requests")) or _SGLANG_RUNNING)
+    drafts = verified > 1 and setup.drafts_with
+    logits = rows * setup.target.vocab_size * _LOGIT_BYTES if drafts else 0.0
     # The draft's cache has a place for each of the target's.
-    least = (sizes.target + need) / sizes.memory
+    least = (sizes.target + context * sizes.token) / sizes.memory
     room = (sizes.free - logits) / (1.0 + sizes.draft_token / sizes.token)
     most = (sizes.target + room) / sizes.memory
-    if pool < need:
-        yield _finding(
-            "error",
-            "--mem-fraction-static",
-            f"{share:g} is {_gb(share * sizes.memory)} GB a rank for weights of "
-            f"{_gb(sizes.target)} GB and the cache: not one request of "
-            f"{setup.settings.context:,} tokens fits",
-            _between(least, most),
-        )
-        return
-    cache = pool / sizes.token * sizes.draft_token
-    left = (1.0 - share) * sizes.memory
-    if beside + cache > left:
-        parts = [
-            (sizes.draft, "draft weights"),
-            (cache, "the draft's cache"),
-            (logits, f"logits of {rows:,} rows to verify"),
-            (sizes.overhead, "activations and graphs"),
-        ]
-        said = ", ".join(f"{_gb(size)} GB {name}" for size, name in parts if size)
-        yield _finding(
-            "warning",
-            "--mem-fraction-static",
-            f"{share:g} leaves {_gb(left)} GB a rank, and beside the target are wanted about "
-            f"{_gb(beside + cache)} GB: {said}",
-            _between(least, most),
-        )
-
-
-def _verified(launch: Launch, setup: Setup) -> int:
-    """Rows of a request that SGLang verifies in one step."""
-    if not setup.drafts_with:
-        return 1
-    return number(launch.options.get("speculative-num-draft-tokens")) or setup.k + 1
-
-
-def _between(least: float, most: float) -> str:
+    remedy = f"{flag} {int(most * 100) / 100:.2f}"
     if most < least:
-        return "more devices, smaller weights, a shorter context or fewer requests at once"
-    return f"--mem-fraction-static {_down(most):.2f}"
-
-
-def _down(share: float) -> float:
-    return int(share * 100) / 100
+        remedy = "more devices, smaller weights, a shorter context or fewer requests at once"
+    if pool < context * sizes.token:
+        message = (
+            f"{share:g} is {_gb(share * sizes.memory)} GB a rank for weights of "
+            f"{_gb(sizes.target)} GB and the cache: not one request of {context:,} tokens fits"
+        )
+        yield Finding.of(SHARE_CHECK, "error", flag, message, remedy)
+        return
+    parts = {
+        "draft weights": sizes.draft,
+        "the draft's cache": pool / sizes.token * sizes.draft_token,
+        f"logits of {rows:,} rows to verify": logits,
+        "activations and graphs": sizes.overhead,
+    }
+    wanted, left = sum(parts.values()), (1.0 - share) * sizes.memory
+    if wanted > left:
+        said = ", ".join(f"{_gb(size)} GB {name}" for name, size in parts.items() if size)
+        message = (
+            f"{share:g} leaves {_gb(left)} GB a rank, and beside the target are wanted about "
+            f"{_gb(wanted)} GB: {said}"
+        )
+        yield Finding.of(SHARE_CHECK, "warning", flag, message, remedy)
 
 
 def _tensorrt(launch: Launch, setup: Setup, sizes: _Sizes) -> Iterator[Finding]:
-    where, given = _free_share(launch)
+    name, context = "kv-cache-free-gpu-memory-fraction", setup.settings.context
+    where, given = "--kv_cache_free_gpu_memory_fraction", launch.options.get(name)
+    if given is None:  # JSON, or KvCacheConfig(...)
+        written = str(launch.options.get("kv-cache-config", ""))
+        match = re.search(r"free_gpu_memory_fraction\W+([\d.]+)", written)
+        where, given = "kv_cache_config.free_gpu_memory_fraction", match and match[1]
     share = _share(given)
     if share is None:
         return
     each = sizes.token + sizes.draft_token
     tokens = int(share * sizes.free / each)
-    need = setup.settings.context + setup.k
-    if tokens < need:
-        wanted = need * each / sizes.free
-        yield _finding(
-            "error",
-            where,
+    wanted = (context + setup.k) * each / sizes.free
+    if tokens < context + setup.k:
+        message = (
             f"{share:g} of the {_gb(sizes.free)} GB a rank that weights leave holds {tokens:,} "
-            f"tokens: not one request of {setup.settings.context:,}",
-            f"{wanted + 0.01:.2f} or more" if wanted < 0.95 else "more devices or smaller weights",
+            f"tokens: not one request of {context:,}"
         )
-
-
-def _free_share(launch: Launch) -> tuple[str, object]:
-    """Where the share of the free memory stands, and what is given."""
-    name = "kv-cache-free-gpu-memory-fraction"
-    if name in launch.options:
-        return "--kv_cache_free_gpu_memory_fraction", launch.options[name]
-    written = str(launch.options.get("kv-cache-config", ""))
-    given = re.search(
-        r"free_gpu_memory_fraction\W+([\d.]+)", written
-    )  # JSON, or KvCacheConfig(...)
-    return "kv_cache_config.free_gpu_memory_fraction", given[1] if given else None
+        enough = f"{wanted + 0.01:.2f} or more" if wanted < 0.95 else ""
+        remedy = enough or "more devices or smaller weights"
+        yield Finding.of(SHARE_CHECK, "error", where, message, remedy)
 
 
 def _share(given: object) -> float | None:
@@ -167,7 +137,3 @@ def _share(given: object) -> float | None:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:.1f}"
-
-
-def _finding(level: str, where: str, message: str, remedy: str) -> Finding:
-    return Finding(check=SHARE_CHECK, level=level, where=where, message=message, remedy=remedy)

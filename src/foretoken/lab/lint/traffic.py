@@ -11,8 +11,8 @@ from typing import Any
 from foretoken.config.other_engines import todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import engine_table
-from foretoken.lab.lint.read.source import find_metric, whole_metric
+from foretoken.lab.launch.sources import find_metric, whole_metric
+from foretoken.lab.lint.names import engine_table
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"
@@ -26,7 +26,7 @@ _PREFIXES = {
 _ABOUT_DRAFTS = re.compile(r"[:_](spec|speculative|draft\w*|accept\w*)(_|$)")
 
 
-def parameters_of(request: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters of a request body or of a recorded one, nested ones included."""
     found: dict[str, Any] = {}
     for holder in (request, *(request.get(n) or {} for n in ("body", "parameters", "extra_body"))):
@@ -35,21 +35,15 @@ def parameters_of(request: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def is_set(name: str, value: object) -> bool:
-    """Whether a parameter's value asks for anything."""
-    if name == "min_p":
-        return isinstance(value, int | float) and value > 0
-    return bool(value)
-
-
 def refused_counts(requests: Iterable[Mapping[str, Any]], engine: str) -> dict[str, int]:
     """Parameter -> requests that the engine refuses once speculation is on."""
     refused = engine_table(engine).get("refused_with_speculation", {})
     counts = dict.fromkeys(refused, 0)
     for request in requests:
-        parameters = parameters_of(request)
+        parameters = _parameters_of(request)
         for name in refused:
-            counts[name] += is_set(name, parameters.get(name))
+            value = parameters.get(name)
+            counts[name] += value > 0 if isinstance(value, int | float) else bool(value)
     return {name: count for name, count in counts.items() if count}
 
 
@@ -57,30 +51,18 @@ def check_requests(requests: Sequence[Mapping[str, Any]], engine: str) -> Iterat
     """What happens to these requests when speculation is turned on."""
     reasons = engine_table(engine).get("refused_with_speculation", {})
     for name, count in refused_counts(requests, engine).items():
-        yield Finding(
-            check=REFUSED_CHECK,
-            level="error",
-            where=name,
-            message=f"{count} of {len(requests)} requests ({count / len(requests):.1%}) set it: "
-            f"{reasons[name]}",
-            remedy="route them to a server without speculation, or drop the parameter",
-        )
+        share = f"{count} of {len(requests)} requests ({count / len(requests):.1%})"
+        remedy = "route them to a server without speculation, or drop the parameter"
+        message = f"{share} set it: {reasons[name]}"
+        yield Finding.of(REFUSED_CHECK, "error", name, message, remedy)
     old = sum(any(str(key).startswith("speculative.") for key in r) for r in requests)
     if old and engine == "llama.cpp":
-        yield Finding(
-            check=REFUSED_CHECK,
-            level="warning",
-            where="speculative.*",
-            message=f"{old} requests set draft lengths per request: current builds ignore that",
-        )
-    several = sum((parameters_of(r).get("n") or 1) not in (1, None) for r in requests)
+        message = f"{old} requests set draft lengths per request: current builds ignore that"
+        yield Finding.of(REFUSED_CHECK, "warning", "speculative.*", message)
+    several = sum((_parameters_of(r).get("n") or 1) != 1 for r in requests)
     if several and engine == "vllm":
-        yield Finding(
-            check=REFUSED_CHECK,
-            level="note",
-            where="n",
-            message=f"{several} requests ask for several answers: they report no acceptance",
-        )
+        message = f"{several} requests ask for several answers: they report no acceptance"
+        yield Finding.of(REFUSED_CHECK, "note", "n", message)
 
 
 def check_metrics(names: Iterable[str], engine: str, *, exported: bool) -> Iterator[Finding]:
@@ -126,4 +108,4 @@ def _never(name: str) -> Iterator[Finding]:
 
 
 def _metric(name: str, level: str, message: str, remedy: str) -> Finding:
-    return Finding(check=METRIC_CHECK, level=level, where=name, message=message, remedy=remedy)
+    return Finding.of(METRIC_CHECK, level, name, message, remedy)

@@ -13,7 +13,6 @@ from foretoken.lab.plan.checks import PlanContext
 from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
 from foretoken.lab.plan.checks.pays import LOAD_CHECKS
 from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
-from foretoken.lab.plan.commands import ready_commands
 from foretoken.lab.plan.latency import PlannedLatency, latency
 from foretoken.lab.plan.memory_plan import (
     MemoryPlan,
@@ -33,6 +32,7 @@ from foretoken.lab.plan.ranking import (
     with_method,
     workload_outlook,
 )
+from foretoken.lab.plan.ready_commands import ready_commands
 from foretoken.lab.plan.schedule import DraftSchedule, draft_schedule
 from foretoken.lab.plan.setup import (
     WORKLOADS,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.config.methods import DraftingMethod, MethodPlan
-from foretoken.lab.commands.engines import refusal
+from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.memory_plan import draft_load
 from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed, predict, predict_at
 from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from foretoken.lab.launch.drafting import DraftingSetup
+from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, is_known, planned_settings, unsaid_bits
-from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import MethodOutlook, method_outlooks
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
 from foretoken.lab.plan.speedup import MOST_K
-from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.server_command import ServerCommand
 
 _CLEARLY = 1.05
 """Times the gain of what is there, from which a drafter that is not is worth naming."""
@@ -27,7 +29,7 @@ _CLEARLY = 1.05
 class Expectation:
     """What is expected before anything is measured."""
 
-    drafters: Mapping[str, OfferedDrafter]
+    drafters: Mapping[str, DraftingSetup]
     """To be tried, those that promise most first."""
     gains: tuple[tuple[str, int, tuple[float, ...]], ...] = ()
     """As `Question.expected`: (drafter, length, gain at each load)."""
@@ -39,7 +41,7 @@ class Expectation:
 
 def expect(
     command: ServerCommand,
-    drafters: Mapping[str, OfferedDrafter],
+    drafters: Mapping[str, DraftingSetup],
     machine: Machine,
     *,
     loads: Sequence[int],
@@ -99,7 +101,7 @@ def _base(command: ServerCommand, machine: Machine) -> PlanSettings | None:
 
 
 def _plan_of(
-    drafter: OfferedDrafter, base: PlanSettings, loads: Sequence[int]
+    drafter: DraftingSetup, base: PlanSettings, loads: Sequence[int]
 ) -> PlannedSpeed | None:
     """The prediction for a drafter; None where no plan knows it."""
     method = planned_methods().get(drafter.method)
@@ -114,10 +116,10 @@ def _plan_of(
     return predict(resolve_setup(settings), loads=loads)
 
 
-def _free(command: ServerCommand, outlooks: Sequence[MethodOutlook]) -> dict[str, OfferedDrafter]:
+def _free(command: ServerCommand, outlooks: Sequence[MethodOutlook]) -> dict[str, DraftingSetup]:
     """Methods that need nothing new and that the engine can be told, as far as is known."""
     found = [
-        OfferedDrafter(one.method)
+        DraftingSetup(one.method)
         for one in outlooks
         if one.available and _can_be_told(command.engine, one.method)
     ]
@@ -128,7 +130,7 @@ def _can_be_told(engine: str, name: str) -> bool:
     method = planned_methods()[name]
     if method.drafts_with == "model":
         return False
-    return engine == "vllm" or bool(engine == "llama.cpp" and method.plan and method.plan.llama_cpp)
+    return engine == "vllm" or (engine == "llama.cpp" and not refusal(engine, method))
 
 
 def _most(plan: PlannedSpeed | None, loads: Sequence[int]) -> float:

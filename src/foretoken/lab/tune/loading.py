@@ -9,10 +9,10 @@ from typing import final
 
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, refusal
-from foretoken.lab.lint.read.source import read_source
-from foretoken.lab.tune.engines import Commands
 from foretoken.lab.tune.expected import Expectation
+from foretoken.lab.tune.server_command import Commands
 from foretoken.lab.tune.settings import OFF, Setting
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.lab.commands.told import MOST_RUNNING, Ranges
+from foretoken.lab.launch.drafting import MOST_RUNNING, Ranges
 
 
 def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:

@@ -5,10 +5,9 @@ setting whose lengths differ by load.
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
-Schedule = Literal["any", "falling", "one"]
-"""What lengths by load an engine can be told: any, none longer than at a lower load, or one."""
+from foretoken.lab.launch.drafting import Schedule as Schedule
 
 
 @final

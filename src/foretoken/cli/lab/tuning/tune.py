@@ -11,10 +11,10 @@ from foretoken.cli.lab.options import EXIT_STOPPED, JsonOption, parse_whole
 if TYPE_CHECKING:
     from foretoken.lab.measure.workload import Item
     from foretoken.lab.tune.answer import TunedAnswer
-    from foretoken.lab.tune.engines import Commands
     from foretoken.lab.tune.journal import Journal
     from foretoken.lab.tune.real import StartedServer
     from foretoken.lab.tune.search import Search
+    from foretoken.lab.tune.server_command import Commands
 
 EPILOG = """
 foretoken lab tune "foretoken serve demo" --workload demo --loads 1,4 --minutes 10
@@ -112,10 +112,10 @@ def _plan(
     from foretoken.cli.lab.tuning.view import show_expected
     from foretoken.lab.lint.fit import Machine
     from foretoken.lab.tune.candidates import offered, settings_of
-    from foretoken.lab.tune.engines import Commands, ServerCommand
     from foretoken.lab.tune.expected import Expectation, expect
     from foretoken.lab.tune.loading import only_those, that_load
     from foretoken.lab.tune.search import Search
+    from foretoken.lab.tune.server_command import Commands, ServerCommand
     from foretoken.lab.tune.settings import Question
 
     command = ServerCommand.parse(server)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from foretoken.cli.lab.run_tables import console
 from foretoken.lab.tune.answer import TunedAnswer
-from foretoken.lab.tune.engines import Commands
 from foretoken.lab.tune.search import NextVisit, Search, sizes, spent_s, stand, visit_s
+from foretoken.lab.tune.server_command import Commands
 from foretoken.lab.tune.settings import OFF
 from foretoken.lab.tune.visits import Visit
 

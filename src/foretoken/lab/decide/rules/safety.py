@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult
 from foretoken.lab.decide.rules.speed import Nothing
-from foretoken.lab.lint.launches import engine_table
+from foretoken.lab.lint.names import engine_table
 from foretoken.lab.records.results import ArmSummary
 from foretoken.lab.stats.intervals import share_interval
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from foretoken.control.acceptance import ConstantAcceptance
-from foretoken.lab.commands.engines import refusal
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
 from foretoken.lab.plan.setup import ENGINES
 

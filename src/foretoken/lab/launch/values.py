@@ -1,6 +1,7 @@
-"""Values that a text does not say: expressions of a script, variables that nothing in it sets.
+"""Values of options: numbers, JSON, and what a text does not say.
 
-How they stand in the JSON of a command and come back in it. Knows no engine and judges nothing.
+Expressions of a script and variables of a shell are unknown here; how they stand in the JSON of a
+command and come back in it. Knows no engine.
 """
 
 import json
@@ -45,15 +46,14 @@ def one_more(value: object) -> object:
     """The number after one that is unsaid, as its language writes it."""
     if isinstance(value, Expression):
         return Expression(f"{value.source} + 1")
-    name = str(value).strip("${}()")
-    return f"$(({name} + 1))"
+    return f"$(({str(value).strip('${}()')} + 1))"
 
 
 def read_json(text: str, raw: str = "") -> Any:
     """JSON in which variables may stand for numbers; each becomes its name as text.
 
     Args:
-        text: what the program gets, with variables that nothing sets as they stand.
+        text: what the program gets, with variables as they stand.
         raw: how it was written; in single quotes a shell fills in nothing.
 
     Raises:
@@ -83,3 +83,24 @@ def _marked(value: Any, *, number: bool = False) -> Any:
     if isinstance(value, list):
         return [_marked(one, number=True) for one in value]
     return Expression(value) if number and is_unsaid(value) and isinstance(value, str) else value
+
+
+def number(value: object) -> int | None:
+    """A value as an integer, if it is one."""
+    try:
+        return None if isinstance(value, bool) else int(str(value))
+    except ValueError:
+        return None
+
+
+def typed(value: Any) -> Any:
+    """A text of a command line as the JSON value that it is, if it is one."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def as_text(value: Any) -> str:
+    """A value as a word of a command."""
+    return json_text(value) if isinstance(value, dict | list) else str(value)

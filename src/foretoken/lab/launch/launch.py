@@ -1,0 +1,192 @@
+"""One way to start a server, whatever it was written in: its words, options and variables.
+
+Made by `read`, `sources` and the writers of engines, given back as text by `write`. Judges nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+from foretoken.lab.launch.values import as_text, is_unsaid, number, read_json, typed
+
+JSON_OPTIONS = ("speculative-config", "sc")
+SHORT = {
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+"""vLLM's short options, and the keys of the speculative config that they stand for."""
+METHOD_OPTIONS = ("spec-type", "speculative-algorithm")
+"""Options of llama.cpp and of SGLang that name methods."""
+DRAFT_OPTIONS = (
+    *("spec-draft-model", "model-draft", "md", "spec-draft-hf", "hf-repo-draft", "hfd", "hfrd"),
+    *("speculative-draft-model-path", "speculative-draft-model"),
+)
+"""Their options that name a draft model or a head."""
+RANKS = ("tensor-parallel-size", "tp", "tp-size")
+MODELS = ("model", "m", "model-path", "hf-repo", "hf")
+
+Role = Literal["argument", "before", "set", "elsewhere", "after"]
+"""`before`: up to the server's name; `set`: a variable of the environment among these;
+`elsewhere`: a variable that other lines set; `after`: where the output goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPart:
+    """An option or a variable with its value, or a word."""
+
+    name: str = ""
+    """Without dashes, `-` between words; empty for a word. A variable has the name of the option
+    that it stands for, or its own behind a `$`."""
+    written: str = ""
+    """The flag, the keyword, the key or the variable as it was written; empty for a word."""
+    value: Any = True
+    """True: an option without a value."""
+    raw: str = ""
+    """How the value was written; empty for one that was made here."""
+    role: Role = "argument"
+    prefix: str = ""
+    """Of a variable: the option before it, such as `--env=` or `-e `."""
+
+    @classmethod
+    def keyword(cls, key: object, value: Any, raw: str = "") -> Self:
+        """A keyword of a call or a key of a document."""
+        return cls(name=str(key).replace("_", "-"), written=str(key), value=value, raw=raw)
+
+    @classmethod
+    def flag(cls, written: str, value: Any = True) -> Self:
+        """An option of a command; True: it has no value."""
+        return cls(name=written.lstrip("-"), written=written, value=value)
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is a variable of the environment."""
+        return self.role in ("set", "elsewhere")
+
+    @property
+    def words(self) -> list[str]:
+        """Of an argument: as words of a command."""
+        found = [self.written] if self.written else []
+        return found if self.value is True and self.name else [*found, as_text(self.value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a launch was written in."""
+
+    kind: Literal["shell", "list", "exec", "python", "settings", "variables"] = "shell"
+    """`list`: words in YAML; `exec`: words in a Dockerfile; `variables`: of the environment
+    alone."""
+    holder: str = ""
+    """The key, the instruction or the function that holds it."""
+    elsewhere: int = 0
+    """Of words in a list: how many of the leading ones stand under another key."""
+    variables: str = "export"
+    """The key or the instruction that sets variables of the environment."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is made of words of a command line."""
+        return self.kind in ("shell", "list", "exec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One way to start a server."""
+
+    engine: str
+    """One of the engines' names, or `unknown`."""
+    parts: tuple[LaunchPart, ...]
+    """In the order in which they were written."""
+    form: Form = field(default_factory=Form)
+
+    def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
+        """The parts with one of these roles."""
+        return tuple(part for part in self.parts if part.role in roles)
+
+    @property
+    def arguments(self) -> tuple[LaunchPart, ...]:
+        """What the server itself is given."""
+        return self.of("argument")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a command from the subcommand's name on."""
+        before = [as_text(part.value) for part in self.of("before")[-1:]]
+        return (*before, *(word for part in self.arguments for word in part.words))
+
+    @property
+    def options(self) -> dict[str, str | bool]:
+        """Option -> its value as text, True where there is none; variables included."""
+        return {
+            part.name: part.value if isinstance(part.value, bool) else as_text(part.value)
+            for part in self.parts
+            if part.name
+        }
+
+    @property
+    def model(self) -> str | None:
+        """The name of the target."""
+        named = {part.name: part.value for part in self.parts if part.name}
+        words = (str(part.value) for part in self.arguments if not part.name)
+        found = (named[name] for name in MODELS if isinstance(named.get(name), str))
+        return next(found, None) or next(words, None)
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """The speculative config; empty: speculation is off, as far as the text says."""
+        return self._speculation()[0]
+
+    @property
+    def broken(self) -> str:
+        """Why the speculative config could not be read; empty if it could."""
+        return self._speculation()[1]
+
+    def _speculation(self) -> tuple[dict[str, Any], str]:
+        found: dict[str, Any] = {}
+        broken = ""
+        for part in self.parts:
+            key = part.name.partition(".")[2]
+            if part.name in JSON_OPTIONS and part.value not in ("None", "null", "none", "auto"):
+                if is_unsaid(part.value):
+                    continue
+                try:
+                    value = part.value
+                    value = read_json(value, part.raw) if isinstance(value, str) else value
+                    found |= {str(k).replace("-", "_"): v for k, v in dict(value or {}).items()}
+                except (ValueError, TypeError) as error:
+                    broken = str(error)
+            elif in_json(part.name) and key:  # --speculative-config.method ngram
+                found[key.replace("-", "_")] = typed(part.value)
+            elif part.name in SHORT and self.engine == "vllm":
+                found.setdefault(SHORT[part.name], typed(part.value))
+        return found, broken
+
+    @property
+    def unread(self) -> bool:
+        """Whether the speculative config stands elsewhere, in a variable."""
+        return any(part.name in JSON_OPTIONS and is_unsaid(part.value) for part in self.parts)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that the target is split over; 1 where the text does not say it."""
+        options = self.options
+        return next((number(options[name]) for name in RANKS if name in options), None) or 1
+
+    @property
+    def ranks_are_said(self) -> bool:
+        """Whether the text says over how many; it does where it leaves the option out."""
+        return not any(part.name in RANKS and is_unsaid(part.value) for part in self.parts)
+
+    def without(self, *names: str) -> Self:
+        """The launch without these options."""
+        return self.having(part for part in self.parts if part.name not in names)
+
+    def having(self, parts: Iterable[LaunchPart]) -> Self:
+        """The launch with these parts."""
+        return replace(self, parts=tuple(parts))
+
+
+def in_json(name: str) -> bool:
+    """Whether an option holds the speculative config or a key of it."""
+    return name.partition(".")[0].replace("_", "-") in JSON_OPTIONS

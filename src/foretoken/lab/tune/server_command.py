@@ -1,0 +1,161 @@
+"""A server's command with another setting: of any engine that is started so, or a template.
+
+Takes speculation and the port out of the user's words and writes both anew; everything else stays
+as it was typed. How each engine is told is the writer's of launches.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from foretoken.config.methods import known_methods
+from foretoken.errors import ConfigError
+from foretoken.lab.launch.drafting import DraftingSetup, Schedule
+from foretoken.lab.launch.engines import ENGINES, given, tell
+from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.read import engine_of_image, read_words
+from foretoken.lab.launch.shell import Word
+from foretoken.lab.launch.write import words_of
+from foretoken.lab.tune.schedules import ranges_of
+from foretoken.lab.tune.settings import Setting
+
+EXAMPLE = "a command such as 'vllm serve MODEL' or 'foretoken serve demo'"
+CONTROL = "auto"
+"""The setting in which Foretoken decides by itself."""
+CONTROL_MOST = 8
+"""Most drafts that control may make with the drafter of the user's command."""
+TEMPLATE = "k"
+"""The one drafter of a command in which `{k}` stands for the draft length."""
+_PORTS = ("port", "p")
+_CONTAINERS = ("docker", "podman", "nerdctl")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """A user's command, apart from speculation and port."""
+
+    engine: str
+    """An engine's name, or `template`."""
+    words: tuple[str, ...]
+    port: str | None = None
+    """As the user had it."""
+    model: str | None = None
+    """The model that it serves."""
+    given: DraftingSetup | None = None
+    """What the user's command drafts with."""
+
+    @classmethod
+    def parse(cls, text: str) -> "ServerCommand":
+        """Read a command line.
+
+        Raises:
+            ConfigError: it is no command of a known engine, and has no `{k}`.
+        """
+        if text.startswith(("http://", "https://")):
+            allowed = f"{EXAMPLE}: tuning starts the server anew with each setting"
+            raise ConfigError("SERVER", text, allowed)
+        try:
+            words = shlex.split(text.replace("\\\n", " "))
+        except ValueError as error:
+            raise ConfigError("SERVER", text, f"{EXAMPLE} ({error})") from error
+        if words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            words.insert(0, "env")  # which sets variables without a shell
+        if "{k}" in text:
+            return cls(engine="template", words=tuple(words))
+        launch = read_words([Word(word) for word in words])
+        image = launch is not None and engine_of_image(str(launch.of("before")[-1].value))
+        if words and words[0].rsplit("/", 1)[-1] in _CONTAINERS and image != "unknown":
+            allowed = (
+                f"{EXAMPLE}, run inside the container; from outside `foretoken lab ab` compares "
+                f"two '{words[0]} run -p {{port}}:8000 ...' commands"
+            )
+            raise ConfigError("SERVER", text, allowed)
+        if launch is None or not ENGINES[launch.engine].tell:
+            allowed = f"{EXAMPLE}; or any command with {{k}} for the draft length and {{port}}"
+            raise ConfigError("SERVER", text, allowed)
+        return cls._of(launch)
+
+    @classmethod
+    def _of(cls, launch: Launch) -> "ServerCommand":
+        engine = ENGINES[launch.engine]
+        port = next((part.value for part in launch.arguments if part.name in _PORTS), None)
+        kept: list[LaunchPart] = []
+        for part in launch.parts:
+            taken = part.name in _PORTS or re.match(engine.drafting, part.name)
+            kept += [] if taken and part.role == "argument" else [part]
+        return cls(
+            engine=launch.engine,
+            words=tuple(words_of(launch.having(kept))),
+            port=None if port in (None, True, "{port}") else str(port),
+            model=launch.model,
+            given=given(launch),
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """What lengths by load the engine can be told."""
+        return ENGINES[self.engine].schedule if self.engine in ENGINES else "one"
+
+    def line(
+        self,
+        setting: Setting,
+        drafters: Mapping[str, DraftingSetup],
+        loads: Sequence[int],
+        port: str | None = None,
+    ) -> str:
+        """The whole command with a setting; `port` in place of the user's."""
+        if self.engine == "template":
+            length = str(max(setting.lengths, default=0))
+            return _joined([word.replace("{k}", length) for word in self.words])
+        engine, words = ENGINES[self.engine], list(self.words)
+        if setting.is_off:
+            words += engine.off
+        elif setting.decides_itself and self.given is None:
+            words += ["--speculative-config", CONTROL]
+        elif setting.decides_itself and self.given is not None:
+            # Control may go as far as the longest that is tried otherwise.
+            words += _told(self.engine, replace(self.given, num_drafts=CONTROL_MOST))
+        else:
+            lengths = setting.lengths
+            ranges = ranges_of(lengths, loads) if len(lengths) > 1 else ()
+            drafter = drafters[setting.drafter]
+            words += _told(self.engine, replace(drafter, num_drafts=max(lengths), ranges=ranges))
+            words += engine.fixed
+        own = port or self.port
+        return _joined([*words, *(["--port", own] if own else [])])
+
+
+def _told(engine: str, drafting: DraftingSetup) -> list[str]:
+    told = tell(engine, drafting)
+    return [word for part in told if isinstance(part, LaunchPart) for word in part.words]
+
+
+def _joined(words: Sequence[str]) -> str:
+    return shlex.join(words).replace("'{port}'", "{port}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The command of any setting."""
+
+    command: ServerCommand
+    drafters: Mapping[str, DraftingSetup]
+    loads: tuple[int, ...]
+
+    def to_install(self) -> list[str]:
+        """Packages that the engine imports for these drafters and does not bring."""
+        methods = {one.method for one in self.drafters.values()}
+        plans = [one.plan for one in known_methods() if one.name in methods and one.plan]
+        return [package for one in plans if (package := one.package(self.command.engine))]
+
+    def to_measure(self, setting: Setting) -> str:
+        """With `{port}` in place of the user's port."""
+        return self.command.line(setting, self.drafters, self.loads, "{port}")
+
+    def to_type(self, setting: Setting) -> str:
+        """As the user would type it."""
+        return self.command.line(setting, self.drafters, self.loads)
