@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import common  # noqa: F401  (it makes the packages beside it known)
+
 from benchmarks.simulate.machine import SimulatedMachine, machine_of_models
 from foretoken import assembly
 from foretoken.cli import main
