@@ -246,6 +246,19 @@ def test_long_answers_are_worth_reading_the_prompt() -> None:
     assert chunks[0] == 0, "reading comes in chunks where others wait"
 
 
+@pytest.mark.parametrize(("chance", "least"), [(0.9, 1.1), (0.0, 0.96)])
+def test_whoever_is_alone_finds_out_what_a_dear_drafter_is_worth(
+    chance: float, least: float
+) -> None:
+    """A published 1.5B with its 0.5B on two cores: by what is usual the draft model does not pay,
+    and it would have to read each prompt for the time of five steps before its first draft."""
+    world = World(row_s=0.11, pass_s=0.36, draft_row_s=0.0, feed_row_s=0.08)
+    batch = Batch(world, lambda sequence, step: chance)
+    for number in range(8):
+        batch.answer([running(f"r{number}", prompt=60, most=96)])
+    assert batch.plain / batch.clock >= least
+
+
 @pytest.mark.slow
 def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
     batch, sequences = batch_of(4, 0.8)

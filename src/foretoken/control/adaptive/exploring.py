@@ -33,6 +33,9 @@ _FULL_EVERY, _FULL_STEPS = 6, 3
 """Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
 was not in use lately or much is saved. What these take is learnt from all but the first: without
 that, a drafter that once seemed too dear would seem so for ever."""
+_ALONE_STEPS = 8
+"""Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
+it, so it may be, and then it is worth more than one look."""
 _SAVED = 18.0
 """Plain steps in the account from which on even what cannot pay, by what is believed, is tried."""
 _SEVERAL = 4
@@ -119,6 +122,7 @@ def pick_trial(
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
             return Trial(PLAIN, scene.best([]), [], _PLAIN_STEPS)
+    alone = len(scene.ids) == 1
     used = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
     by_name = {option.name: option for option in options}
     unused = [view for view in views if view.name not in used and view.name in by_name]
@@ -137,11 +141,13 @@ def pick_trial(
             view.cost.feeding(int(missed), scene.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
-        chosen = chosen[: sum(seconds <= _READING * scene.plain_s for seconds in reading_s)]
+        most_s = balance_s if alone else _READING * scene.plain_s
+        chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
             tried = scene.trial(option, chosen[:size], 1 if full else _DRAFTS)
             lost_s = tried.seconds - tried.tokens * scene.plain_s / len(scene.ids)
-            for steps in (_FULL_STEPS, 1) if full else (1,):
+            looks = alone and reading_s[size - 1] > scene.plain_s
+            for steps in (_FULL_STEPS, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)
