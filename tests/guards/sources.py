@@ -1,6 +1,7 @@
 """The package's source files, parsed once, for the guard tests."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,31 @@ def modules() -> tuple[Module, ...]:
         text = path.read_text("utf-8")
         found.append(Module(path.relative_to(PACKAGE).as_posix(), text, ast.parse(text)))
     return tuple(found)
+
+
+def importers() -> dict[str, set[str]]:
+    """Which modules import each module of the package, both by their paths."""
+    paths = {_dotted(module.path): module.path for module in modules()}
+    found: dict[str, set[str]] = {path: set() for path in paths.values()}
+    for module in modules():
+        for name in _imported(module):
+            path = paths.get(name) or paths.get(name.rpartition(".")[0])
+            if path not in (None, module.path):
+                found[path].add(module.path)
+    return found
+
+
+def _dotted(path: str) -> str:
+    return f"foretoken.{path.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+
+
+def _imported(module: Module) -> Iterator[str]:
+    """`a.b.name` of each `from a.b import name`, and `a.b` of each `import a.b`."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
 def classes() -> list[tuple[Module, ast.ClassDef]]:

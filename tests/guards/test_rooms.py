@@ -1,14 +1,19 @@
-"""What lets a newcomer find things: folders that can be surveyed, names with one meaning, one table
-of drafting methods."""
+"""What lets a newcomer find things: rooms that do not grow unasked, folders that can be surveyed,
+names with one meaning, one table of drafting methods."""
 
 import ast
 import re
+import tomllib
 from collections import Counter, defaultdict
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from foretoken.config.methods import known_methods
-from tests.guards.sources import Module, classes, modules
+from tests.guards.sources import PACKAGE, ROOT, Module, classes, importers, modules
 
+BUDGETS = Path(__file__).with_name("rooms.toml")
+BESIDE = ("benchmarks", "tests", "tools")
+"""Rooms beside the package."""
 MOST_FILES_OF_A_FOLDER = 16
 FEWEST_LINES = 25
 TABLE = "config/methods.py"
@@ -29,6 +34,49 @@ WHERE_METHODS_ARE_NAMED = {
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""
+
+
+def test_no_room_grows_beyond_its_budget() -> None:
+    budgets = _table()["lines"]
+    lines = _lines_by_room()
+    grown = [
+        f"{room} has {count} lines, its budget is {budgets.get(room, 0)}"
+        for room, count in sorted(lines.items())
+        if count > budgets.get(room, 0)
+    ]
+    assert not grown, (
+        "take lines out, or edit the budget in tests/guards/rooms.toml, with the reason in the "
+        "commit:\n" + "\n".join(grown)
+    )
+    gone = sorted(budgets.keys() - lines.keys())
+    assert not gone, f"these rooms are gone; take them out of tests/guards/rooms.toml: {gone}"
+
+
+def test_modules_are_cut_by_what_they_mean() -> None:
+    """A module whose only importer lies beside it is part of that one, unless a reason is given."""
+    table = _table()
+    alone = _modules_with_one_importer()
+    unexplained = defaultdict(list)
+    for path in sorted(alone - table["reasons"].keys()):
+        unexplained[_room(path)].append(path)
+    more = {
+        room: paths
+        for room, paths in unexplained.items()
+        if len(paths) > table["one_importer"].get(room, 0)
+    }
+    assert not more, (
+        "one of these is new and has one importer, in its own folder: join the two, or give a line "
+        f"of reason in tests/guards/rooms.toml: {more}"
+    )
+    fewer = {
+        room: len(unexplained[room])
+        for room, count in table["one_importer"].items()
+        if len(unexplained[room]) < count
+    }
+    assert not fewer, f"fewer than in tests/guards/rooms.toml; write these there: {fewer}"
+    gone = sorted(table["reasons"].keys() - alone)
+    assert not gone, f"these need their reason no more: {gone}"
+    assert all(len(reason) > 20 for reason in table["reasons"].values()), "say why"
 
 
 def test_folders_can_be_surveyed() -> None:
@@ -75,6 +123,40 @@ def test_methods_are_known_in_one_place() -> None:
     assert not unexplained, f"ask {TABLE} instead, or give a reason here: {sorted(unexplained)}"
     gone = WHERE_METHODS_ARE_NAMED.keys() - elsewhere
     assert not gone, f"these need their exception no more: {sorted(gone)}"
+
+
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(BUDGETS.read_text("utf-8"))
+
+
+def _lines_by_room() -> Counter[str]:
+    """Lines of .py, .c and .h of each folder of the package, and of .py of those beside it."""
+    lines: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.[pch]*"):
+        if path.suffix in (".py", ".c", ".h"):
+            room = _room(path.relative_to(PACKAGE).as_posix())
+            lines[room] += path.read_bytes().count(b"\n")
+    for name in BESIDE:
+        lines[name] = sum(path.read_bytes().count(b"\n") for path in (ROOT / name).rglob("*.py"))
+    return lines
+
+
+def _room(path: str) -> str:
+    """The folder directly below the package; the lab's commands are the lab's."""
+    if path.startswith("cli/lab/"):
+        return "lab"
+    folder, _, rest = path.partition("/")
+    return folder if rest else "top"
+
+
+def _modules_with_one_importer() -> set[str]:
+    """Those whose importer lies in their folder and is not its `__init__`, which is its face."""
+    alone = set()
+    for path, by in importers().items():
+        only = PurePosixPath(next(iter(by))) if len(by) == 1 else None
+        if only and only.parent == PurePosixPath(path).parent and only.name != "__init__.py":
+            alone.add(path)
+    return {path for path in alone if not path.endswith("__init__.py")}
 
 
 def _words(module: Module) -> list[str]:
