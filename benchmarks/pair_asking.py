@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pair_servers import Running
@@ -12,19 +13,29 @@ from foretoken.lab.http.read_answer import ReadingOptions
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
+from foretoken.shape.gguf import open_gguf
 
 TIMEOUT_S = 600.0
 Prompts = Sequence[tuple[str, str]]
 """Kinds and texts."""
 
 
-def chats(prompts: Prompts, tokens: int, temperature: float = 0.0) -> list[Item]:
-    """Messages of a user, to be answered as the file's template has it."""
+def has_chat_template(model: Path) -> bool:
+    """Whether a GGUF file says how conversations are written down."""
+    return open_gguf(model).get("tokenizer.chat_template", str) is not None
+
+
+def questions(
+    prompts: Prompts, tokens: int, temperature: float = 0.0, *, chat: bool = True
+) -> list[Item]:
+    """Messages of a user, to be answered as the file's template has it; texts to go on with where
+    it has none."""
     return [
         Item(
             index=number,
             category=kind,
-            messages=({"role": "user", "content": text},),
+            prompt="" if chat else f"{text}\n",
+            messages=({"role": "user", "content": text},) if chat else (),
             max_tokens=tokens,
             temperature=temperature,
             seed=number,

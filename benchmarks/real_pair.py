@@ -18,13 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
 from common import Goal, announce, at_least, at_most, finish, in_turn, make_parser, ratio_of_medians
 from engines import install
-from pair_asking import ask, chats, drafts_of, first_s, median_speed
+from pair_asking import ask, drafts_of, first_s, has_chat_template, median_speed, questions
 from pair_prompts import EDIT, SUMMARY, prompts_of
 from pair_servers import (
     OURS,
@@ -61,6 +62,11 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[Goal] = field(default_factory=list)
 
+    @cached_property
+    def chat(self) -> bool:
+        """Whether the model is asked as in a chat."""
+        return has_chat_template(self.files.model)
+
 
 def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting]]:
     """Every setting once, few tokens, the fastest first; what fails is said and left out."""
@@ -73,10 +79,12 @@ def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting
                     stack.close()
                     server = stack.enter_context(running(setting, bench.logs))
                     command = setting.command
-                    ask(server, chats(prompts[:1], 8))
+                    ask(server, questions(prompts[:1], 8, chat=bench.chat))
                 assert server is not None
                 asked = Running(url=server.url, setting=setting, process=server.process)
-                speed = median_speed(ask(asked, chats(prompts, bench.settings.search_tokens)))
+                speed = median_speed(
+                    ask(asked, questions(prompts, bench.settings.search_tokens, chat=bench.chat))
+                )
             except (EndpointError, RuntimeError) as error:
                 print(f"  {setting.engine:10} {setting.name:46} {error}", flush=True)
                 command = None
@@ -130,7 +138,12 @@ def take_turns(
     asked: dict[str, list[list[RequestRecord]]] = {name: [] for name in servers}
     reads = []
     for turn in range(bench.settings.repeats):
-        items = chats(prompts_of(turn, bench.settings.each), bench.settings.tokens, temperature)
+        items = questions(
+            prompts_of(turn, bench.settings.each),
+            bench.settings.tokens,
+            temperature,
+            chat=bench.chat,
+        )
         reads.append(bench.probe.gb_per_s())
         for name in in_turn(list(servers), turn):
             asked[name].append(ask(servers[name], items))
@@ -216,7 +229,9 @@ def measure_load(bench: Bench) -> None:
             name: stack.enter_context(running(one, bench.logs)) for name, one in arms.items()
         }
         for turn in range(bench.settings.repeats + 1):
-            items = chats(prompts_of(turn, TOGETHER // 4), bench.settings.tokens)
+            items = questions(
+                prompts_of(turn, TOGETHER // 4), bench.settings.tokens, chat=bench.chat
+            )
             for name in in_turn(list(servers), turn):
                 began = time.perf_counter()
                 records = ask(servers[name], items, together=True)
@@ -267,7 +282,7 @@ def start_s(bench: Bench, setting: Setting) -> float:
     """Seconds from a process's start to its first token."""
     began = time.perf_counter()
     with running(setting, bench.logs) as server:
-        ask(server, chats([("", "Hello")], 1))
+        ask(server, questions([("", "Hello")], 1, chat=bench.chat))
         return time.perf_counter() - began
 
 
