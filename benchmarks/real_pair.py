@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[Goal] = field(default_factory=list)
 
-    @cached_property
+    @property
     def chat(self) -> bool:
         """Whether the model is asked as in a chat."""
         return has_chat_template(self.files.model)
