@@ -28,8 +28,8 @@ def has_chat_template(model: Path) -> bool:
 def questions(
     prompts: Prompts, tokens: int, temperature: float = 0.0, *, chat: bool = True
 ) -> list[Item]:
-    """Messages of a user, to be answered as the file's template has it; texts to go on with where
-    it has none."""
+    """Messages of a user, to be answered as the file's template has it; texts to go on with, to
+    the last token, where it has none."""
     return [
         Item(
             index=number,
@@ -39,6 +39,7 @@ def questions(
             max_tokens=tokens,
             temperature=temperature,
             seed=number,
+            parameters={} if chat else {"ignore_eos": True},
         )
         for number, (kind, text) in enumerate(prompts)
     ]
