@@ -138,6 +138,7 @@ def test_a_file_that_is_changed_while_it_serves(
 ) -> None:
     """Overwritten in place it was served without a word, truncated it ended the process."""
     first = tokens(model)
+    settle()
     lines(said)
     monkeypatch.setattr(held_file, "_LOOK_S", 0.001)
     if not held:

@@ -171,7 +171,7 @@ def test_what_kernels_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:
     own = Tokenizer(find_model("demo"))
-    content = own.describe()["model"]
+    content = json.loads(own.to_json())["model"]
     tokens = sorted(content["vocab"], key=content["vocab"].get)
     path = tmp_path / "tokenizer.gguf"
     writer = gguf.GGUFWriter(path, "llama")

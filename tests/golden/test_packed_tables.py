@@ -6,7 +6,6 @@ twice, compiled layers or rollouts that read another token's row, a scale that i
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -131,10 +130,26 @@ def test_gemmas_scale(tmp_path: Path, dtype: torch.dtype) -> None:
     assert not torch.equal(forward(runner, spans), found)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.F32])
+def test_a_table_of_floats(
+    tmp_path: Path, kind: Kind, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is the head too it is there once, now and at the next start."""
+    kept = keep_packed(tmp_path, monkeypatch)
+    path, floats = write_both(tmp_path, {"": kind}, tie_word_embeddings=tied)
+    runner, again = open_runner(path), open_runner(path)
+    assert len(list(kept.glob("*.packed"))) == 1
+    wanted = load_file(floats / "model.safetensors")["model.embed_tokens.weight"]
+    spans = [(IDS, 0, len(IDS), list(range(8)))]
+    for one in (runner, again):
+        model = decoder_of(one)
+        assert (model.embedding._table is model.top) == tied
+        assert torch.equal(model.embedding.floats(), wanted.to(model.embedding.dtype))
+    assert torch.equal(forward(again, spans), forward(runner, spans))
+
+
 def test_what_has_no_kernel_is_multiplied_out(tmp_path: Path) -> None:
-    """float16 rows, and a table of floats."""
-    sizes: dict[str, Any] = {"tie_word_embeddings": True}
-    path, _ = write_both(tmp_path / "a", KINDS["Q8_0"], **sizes)
+    """Rows of float16, which kernels do not compute."""
+    path, _ = write_both(tmp_path, KINDS["Q8_0"], tie_word_embeddings=True)
     assert not decoder_of(open_runner(path, dtype=torch.float16)).embedding.is_packed
-    path, _ = write_both(tmp_path / "b", {"": Kind.F16}, **sizes)
-    assert not decoder_of(open_runner(path)).embedding.is_packed

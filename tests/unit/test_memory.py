@@ -40,9 +40,7 @@ from foretoken.shape.memory_formula import (
     KeptNumbers,
     Packs,
     WeightCounts,
-    engine_storage,
 )
-from foretoken.shape.memory_formula import weight_bytes as formula
 
 MIB = 1 << 20
 DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
@@ -85,20 +83,23 @@ def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None
         block, mlp = layer.attention, layer.mlp
         linears += [block.qkv, block.out, mlp.gate_up, mlp.down]
     packed = sum(one.packed.num_bytes for one in linears if isinstance(one, KernelLinear))
-    predicted = formula(DEMO.weight_counts(), engine_storage(2, quantization))
-    assert predicted == pytest.approx(packed + model.embedding.num_bytes, rel=0.01)
+    table = 0 if model.embedding.is_packed else model.embedding.num_bytes
+    assert model.embedding.is_packed == (quantization is None), "tied floats are one matrix"
+    predicted = ModelMemory(shape=DEMO, quantization=quantization).weight_bytes(2)
+    assert predicted == pytest.approx(packed + table, rel=0.01)
 
 
 @pytest.mark.parametrize("borrowed", [False, True])
 def test_ranks_have_some_things_each(borrowed: bool) -> None:
-    """Embeddings, norms, activations, a process; rank 0 a whole head where a drafter wants it."""
+    """Embeddings, norms, activations, a process; a tied head in parts beside the embedding, and
+    rank 0 a whole one where a drafter wants it."""
     counts, head = DEMO.weight_counts(), HeadMemory(counts=WeightCounts(0, 0, 0, 0))
     drafting = Drafting(heads=(replace(head, borrows_head=borrowed),))
     one, three = (
         need_of(facts(target=ModelMemory(shape=DEMO, ranks=ranks), drafting=drafting))
         for ranks in (1, 3)
     )
-    more = 2 * (counts.table + counts.rest) + (counts.head if borrowed else 0)
+    more = 2 * (counts.table + counts.rest) + counts.head * (2 if borrowed else 1)
     assert three.weights - one.weights == 2 * more
     assert three.activations == 3 * one.activations
     assert three.workspace - one.workspace >= 2 * RANK_BYTES
@@ -110,7 +111,7 @@ def test_ranks_may_have_the_same_key_heads() -> None:
     one, two, six = (need_of(facts(target=ModelMemory(shape=DEMO, ranks=n))) for n in (1, 2, 6))
     assert six.kv_per_token == 3 * one.kv_per_token == 3 * two.kv_per_token
     counts, again = DEMO.weight_counts(), DEMO.num_hidden_layers * 2 * DEMO.kv_size
-    more = 5 * (counts.table + counts.rest) + 2 * again * DEMO.hidden_size
+    more = 5 * (counts.table + counts.rest) + counts.head + 2 * again * DEMO.hidden_size
     assert six.weights - one.weights == 2 * more
 
 
@@ -151,7 +152,7 @@ def same_packed(found: Packed, expected: Packed) -> None:
 def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None:
     model, shape = load_plan_model(name, "t"), ModelShape.from_config(packaged_model(name))
     scheme = None if quantization == "bf16" else quantization
-    expected = formula(shape.weight_counts(), engine_storage(2, scheme))
+    expected = ModelMemory(shape=shape, quantization=scheme).weight_bytes(2)
     found = weight_bytes(model, find_quantization(quantization, "q"), "foretoken")
     assert found == pytest.approx(expected, rel=0.005)
     assert kv_per_token(model, 2, 4096, "foretoken") == shape.kv_bytes_per_token(2)

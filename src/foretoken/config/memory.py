@@ -65,8 +65,8 @@ class ModelMemory:
 
         Args:
             dtype_bytes: of the model's type.
-            packs: what kernels pack. Floats that are not, in a head that shares the embedding's,
-                are the same memory.
+            packs: what kernels pack. Of floats a head that shares the embedding's is the same
+                memory, but where ranks share packed ones.
         """
         return int(weight_bytes(self._counts(packs), self._storage(dtype_bytes, packs)))
 
@@ -95,7 +95,8 @@ class ModelMemory:
         if shape.tie_word_embeddings and self._table(packs).bits:
             return counts._replace(head=0, head_outputs=0)
         shared = shape.tie_word_embeddings and self._asked is None
-        if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
+        one_memory = packs is not Packs.ALL or self.ranks == 1
+        if one_memory and shared and (stored is None or not stored.head.bits):
             return counts._replace(head=0)
         return counts
 

@@ -380,8 +380,9 @@ class Builder:
             found = source.matrix(name, size) if tied and stored else table_VD
             head = table_VD if isinstance(found, Tensor) else found
             return Embedding(table_VD), head if tied else source.matrix("lm_head", size)
-        table = source.table(name, size)
-        if isinstance(table, Tensor) and not table.is_meta:
+        shares = tied and not self.options.quantization  # a head that is rounded is another one
+        table = source.matrix(name, size) if shares else source.table(name, size)
+        if isinstance(table, Tensor) and not (shares or table.is_meta):
             return Embedding(table), table if tied else source.matrix("lm_head", size)
         packed = self.linear([table], is_head=True, is_table=not tied)
         assert isinstance(packed, KernelLinear), type(packed)
@@ -389,11 +390,11 @@ class Builder:
 
     @property
     def _packs_tables(self) -> bool:
-        """Whether kernels here give rows of a table that is stored in few bits. Processes that
-        share the output head need floats beside it: none of them has all of the head."""
+        """Whether kernels here give rows of a packed table. Processes that share the output head
+        need floats beside it: none of them has all of the head."""
         options = self.options
         kernels = self.backend.library is not None and options.dtype in TYPES
-        return kernels and self.shape.stored is not None and options.share.size == 1
+        return kernels and options.share.size == 1
 
     def _stages(self) -> Stages | None:
         """Who has which layers, where they are not all here."""

@@ -17,7 +17,7 @@ class WeightCounts(NamedTuple):
     table: int
     """Numbers of the embedding."""
     head: int
-    """Numbers of the output head's own copy: tied floats are packed a second time."""
+    """Numbers of the output head's own copy, also of a tied one if it is rounded, or shared."""
     matrices: int
     """Numbers of the layers' linear maps, which is what quantization rounds."""
     rest: int
@@ -31,7 +31,7 @@ class Packs(Enum):
     """What the layers make of matrices when they are loaded."""
 
     ALL = "all"
-    """Kernels pack everything; a head that shares the embedding's floats is a copy."""
+    """Kernels pack everything, and read a tied embedding's rows from the packed head."""
     INTEGERS = "integers"
     """Integers stay integers, floats are left where they are."""
     NONE = "none"

@@ -75,14 +75,16 @@ class MemoryPlan:
 def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vllm") -> float:
     """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so.
 
-    In Foretoken a tied head is a packed copy, and its int4 has a scale per 32 inputs.
+    In Foretoken a tied head that is rounded is a copy, and its int4 has a scale per 32 inputs.
     """
     table, head = model.head_params, model.table_params - model.head_params
     matrices = model.dense_params + model.expert_params
     counts = formula.WeightCounts(table, head, matrices, 0)
     if engine == "foretoken" and quantization.name in _STORED:
+        shared = model.table_params == model.head_params and _STORED[quantization.name][1] is None
+        own = 0 if shared else table
         counts = formula.WeightCounts(
-            table, table, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
+            table, own, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
         )
     return formula.weight_bytes(counts, _storage(quantization, engine))
 
