@@ -66,9 +66,6 @@ def info(
 ) -> None:
     """Show a model's shape, its memory, and what a token of context costs.
 
-    Weights in memory are more than weights where embedding and output head are one matrix: the
-    engine keeps the head once more, packed for its kernels.
-
     With --costs: seconds of steps and of drafting (of --speculative-config), as earlier runs learnt
     them, else timed now.
     """
@@ -100,7 +97,7 @@ def info(
     if as_json:
         print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
-        _print(model, {**facts, "kernels": describe_kernels()}, copies_head=_copies_head(kept))
+        _print(model, {**facts, "kernels": describe_kernels()})
 
 
 def _ranks(given: int, shape: ModelShape, *, costs: bool) -> int:
@@ -115,12 +112,6 @@ def _ranks(given: int, shape: ModelShape, *, costs: bool) -> int:
     require(where, given, alone or shape.is_own, through)
     check_heads(where, given, shape)
     return given
-
-
-def _copies_head(kept: ModelMemory) -> bool:
-    """Whether memory has more than the checkpoint for its output head alone."""
-    tied = kept.shape.tie_word_embeddings and kept.shape.stored is None
-    return tied and kept.quantization is None and kept.ranks == 1
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
@@ -185,7 +176,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     }
 
 
-def _print(model: str, facts: dict[str, Any], *, copies_head: bool) -> None:
+def _print(model: str, facts: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -201,9 +192,6 @@ def _print(model: str, facts: dict[str, Any], *, copies_head: bool) -> None:
         else:
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             label = name.replace("_", " ")
-        if name == "weights_in_memory_bytes" and copies_head:
-            more = show_bytes(value - facts["weight_bytes"])
-            shown += f" ({more} more: the output head, which is the embedding, packed for kernels)"
         table.add_row("weights" if label == "weight" else label, shown)
     Console(highlight=False).print(table)
 

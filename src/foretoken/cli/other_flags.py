@@ -25,6 +25,8 @@ _SAME = {
     "model": "model",
 }
 """Names whose counterpart is an option or the argument, not a key of speculative_config."""
+_DRAFT = "draft"
+"""A number of drafts to llama.cpp; a model, as to `foretoken generate` and `chat`."""
 _NESTED = ("speculative_config.", "sc.")
 
 
@@ -93,6 +95,8 @@ def _add(
     nested = next((name.removeprefix(head) for head in _NESTED if name.startswith(head)), None)
     if nested is not None:
         found.setdefault("speculative_config", {})[nested] = given
+    elif name == _DRAFT and isinstance(given, str):
+        found.setdefault("speculative_config", {})["model"] = given
     elif name in _SAME:
         found[_SAME[name]] = given
     elif find_other("flags", name) or find_other("keys", name) or _is_known(name):

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
+from foretoken.cli.other_flags import _put_aside
 from foretoken.cli.serve import _serve, served, speculation_of
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
@@ -239,3 +240,16 @@ def test_a_missing_extra_is_named_before_a_model_is_looked_for(
     needs = f'needs {package}, which is not installed: pip install "foretoken[{extra}]"\n'
     assert result.exit_code == 2
     assert result.stderr.startswith("foretoken: --") and result.stderr.endswith(needs)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("small.gguf", {"speculative_config": {"model": "small.gguf"}}),
+        ("4", {"draft": 4}),
+    ],
+)
+def test_a_draft_is_a_model_or_as_to_llama_cpp_a_number(given: str, found: dict[str, Any]) -> None:
+    words = ["MODEL", "--draft", given, "--port", "1"]
+    rest, settings = _put_aside(words, {"--port": False})
+    assert (rest, settings) == (["MODEL", "--port", "1"], found)
