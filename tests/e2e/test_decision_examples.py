@@ -105,11 +105,7 @@ def test_the_cut_off_is_judged_by_the_best_length(
 
 @pytest.mark.parametrize(
     ("least", "most", "said"),
-    [
-        (1.0, 1.9, "for 2 s is enough"),
-        (1.5, 2.5, "may be enough"),
-        (2.1, 3.0, "is not enough"),
-    ],
+    [(1.0, 1.9, "for 2 s is enough"), (1.5, 2.5, "may be enough"), (2.1, 3.0, "is not enough")],
 )
 def test_two_seconds_are_promised_by_the_whole_interval(
     least: float, most: float, said: str, monkeypatch: pytest.MonkeyPatch
@@ -120,21 +116,14 @@ def test_two_seconds_are_promised_by_the_whole_interval(
         return moves.Times(plain_s, 2.0, least, most, "a draft, k = 3")
 
     line = moves.answer(
-        {
-            "as it is": times(4.1),
-            "not quantized": times(7.0),
-            "int4 weights": times(2.9),
-        },
-        2.0,
+        {"as it is": times(4.1), "not quantized": times(7.0), "int4 weights": times(2.9)}, 2.0
     )
     assert_sentence(line)
     assert said in line
     assert "saved 2.9 s already" in line and "int4 weights 1.2 s, none of which" in line
 
 
-def test_a_gain_without_an_interval_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gain_without_an_interval_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = example(SHARED, monkeypatch)
     lucky = {"estimate": 2.0, "low": None, "high": None}
     assert not shared.above(lucky) and not shared.below(lucky)

@@ -31,10 +31,7 @@ BUSY_S = 5.0
 """What a machine with other work may add to it."""
 KINDS = ("tensor_parallel_size", "pipeline_parallel_size")
 HARMS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-SAID = {
-    "killed": "rank 1 has died",
-    "stopped": "rank 1 (has given no sign of life|did not answer)",
-}
+SAID = {"killed": "rank 1 has died", "stopped": "rank 1 (has given no sign of life|did not answer)"}
 """A step has a deadline, too, and a small one may be the first to end."""
 PARAMS = SamplingParams(max_tokens=3000, ignore_eos=True, temperature=0.0)
 """Longer than anybody waits before the harm."""

@@ -160,11 +160,7 @@ def test_wrong_wishes(server: Serving, changes: dict[str, Any], named: str) -> N
     ],
 )
 def test_what_is_found_out_late_names_its_field(
-    server: Serving,
-    monkeypatch: pytest.MonkeyPatch,
-    wish: dict[str, Any],
-    named: str,
-    stream: bool,
+    server: Serving, monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any], named: str, stream: bool
 ) -> None:
     grammars = server.state.engine.engine.parts.grammars
     monkeypatch.setattr(

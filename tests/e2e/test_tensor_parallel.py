@@ -45,11 +45,7 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
     speculative, shares = settings.pop("speculative_config", None), settings.pop("shares_draft", 0)
     if speculative is not None and "draft_model" in str(speculative):
         drafting = ranks if shares else None
-        speculative = {
-            **speculative,
-            "model": str(folder),
-            "draft_tensor_parallel_size": drafting,
-        }
+        speculative = {**speculative, "model": str(folder), "draft_tensor_parallel_size": drafting}
     return LLM(
         str(folder),
         tensor_parallel_size=ranks,

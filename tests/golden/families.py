@@ -148,10 +148,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma": ("Gemma", {"head_dim": 16}),
-    "gemma2": (
-        "Gemma2",
-        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 12.0},
-    ),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 12.0}),
     "gemma2 without caps": (
         "Gemma2",
         {

@@ -34,10 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "windows": {**SLIDING, "sliding_window": 6},
     "nothing causal": {**SLIDING, "sliding_window": 6, "is_causal": False},
-    "biases and yarn": {
-        "attention_bias": True,
-        "rope_parameters": {**YARN, "rope_theta": 10000.0},
-    },
+    "biases and yarn": {"attention_bias": True, "rope_parameters": {**YARN, "rope_theta": 10000.0}},
 }
 
 

@@ -251,12 +251,7 @@ def _with(name: str, shape: tuple[int, ...]) -> Callable[[Weights], None]:
             ConfigError,
             "different layers of the target's 8",
         ),
-        (
-            _absolute_ids,
-            {},
-            CheckpointError,
-            "ascending ids below 61",
-        ),
+        (_absolute_ids, {}, CheckpointError, "ascending ids below 61"),
         (lambda w: None, {"speculators_model_type": "dflash2"}, NotYetError, "dflash2"),
     ],
 )

@@ -113,11 +113,7 @@ def test_a_large_package_is_cut(site: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("License-Expression: Apache-2.0 OR BSD-2-Clause", "Apache-2.0 OR BSD-2-Clause", True),
         ("License-Expression: (MIT) AND MPL-2.0", "(MIT) AND MPL-2.0", False),
         ("Classifier: License :: OSI Approved\nLicense: MIT", "MIT", True),
-        (
-            "License: words\nClassifier: License :: OSI Approved :: BSD License",
-            "BSD License",
-            True,
-        ),
+        ("License: words\nClassifier: License :: OSI Approved :: BSD License", "BSD License", True),
         ("License: GNU General Public License", "GNU General Public License", False),
         ("", "", False),
     ],

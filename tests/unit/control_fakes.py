@@ -5,12 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from foretoken.control.adaptive.allocation import (
-    Allocation,
-    DraftOption,
-    StepOptions,
-    allocate,
-)
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, StepOptions, allocate
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.server.auditing.comparing import (
-    Compared,
-    Comparison,
-    Promise,
-    score,
-)
+from foretoken.server.auditing.comparing import Compared, Comparison, Promise, score
 from foretoken.server.auditing.samples import FinishedRequest, Samples
 from foretoken.types import (
     FinishReason,

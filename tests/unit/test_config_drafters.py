@@ -92,10 +92,7 @@ def test_wrong_schedules(schedule: object) -> None:
         ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
         ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
         ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
-        (
-            {"method": "suffix", "draft_confidence_threshold": 0.5},
-            "draft_confidence_threshold",
-        ),
+        ({"method": "suffix", "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
         ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
         ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
         ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),

@@ -10,12 +10,7 @@ import pytest
 from foretoken.control.cost import RooflineCost, StepShape
 from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
 from foretoken.control.learned.cost import LearnedCost
-from foretoken.control.learned.cost_file import (
-    CostFile,
-    CostKey,
-    SavedCosts,
-    cache_folder,
-)
+from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, cache_folder
 
 KEY = CostKey(
     model="m", precision="bfloat16", drafters="d", device="cpu", threads=2, kernels="k",

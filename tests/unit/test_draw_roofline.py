@@ -89,10 +89,7 @@ def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_the_picture_is_drawn_from_the_last_line(
-    used: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    used: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, picture = tmp_path / "peers.txt", tmp_path / "roofline.svg"
     file.write_text(printed(used, capsys), "utf-8")

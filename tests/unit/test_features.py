@@ -24,13 +24,7 @@ def columns_of(store: FeatureStore, points: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("points", "beside"),
-    [
-        ((2, 5, 9, FINAL), True),
-        ((5, 9), True),
-        ((FINAL,), True),
-        ((2, 9), False),
-        ((5, 2), False),
-    ],
+    [((2, 5, 9, FINAL), True), ((5, 9), True), ((FINAL,), True), ((2, 9), False), ((5, 2), False)],
 )
 def test_points_that_lie_side_by_side_are_read_where_they_lie(
     store: FeatureStore, points: tuple[int, ...], beside: bool

@@ -120,12 +120,7 @@ def test_wrong_values(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"regex": "("},
-        {"grammar": "start: missing"},
-        {"json": {"type": "nonsense"}},
-    ],
+    "wrong", [{"regex": "("}, {"grammar": "start: missing"}, {"json": {"type": "nonsense"}}]
 )
 def test_what_does_not_compile_is_refused(grammars: Grammars, wrong: Any) -> None:
     with pytest.raises(ParameterError, match="structured_outputs"):

@@ -12,11 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
-from foretoken.errors import (
-    CheckpointError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.models import LoadOptions, Model, load_model
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama

@@ -11,14 +11,7 @@ import pytest
 import torch
 
 from foretoken.checkpoint import packaged_model
-from foretoken.config.memory import (
-    Budget,
-    Drafting,
-    HeadMemory,
-    MemoryFacts,
-    ModelMemory,
-    need_of,
-)
+from foretoken.config.memory import Budget, Drafting, HeadMemory, MemoryFacts, ModelMemory, need_of
 from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
@@ -163,12 +156,7 @@ KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
 
 def planned(**settings: object) -> SpeculationPlan:
     """The packaged pair in Foretoken, on a processor on which it drafts."""
-    given = {
-        "target": "demo",
-        "draft": "demo-draft",
-        "engine": "foretoken",
-        "device": "epyc-9755",
-    }
+    given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "epyc-9755"}
     return build_plan(PlanSettings.from_mapping({**given, **settings}))
 
 

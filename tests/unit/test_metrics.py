@@ -8,14 +8,7 @@ import pytest
 
 from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.cost import PlainCost
-from foretoken.metrics import (
-    Counter,
-    EngineMetrics,
-    Gauge,
-    Histogram,
-    PlainEstimate,
-    Vector,
-)
+from foretoken.metrics import Counter, EngineMetrics, Gauge, Histogram, PlainEstimate, Vector
 from foretoken.types import StepStats
 
 

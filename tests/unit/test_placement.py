@@ -10,13 +10,7 @@ import pytest
 
 from foretoken import placement
 from foretoken.errors import ConfigError
-from foretoken.placement import (
-    cores_of,
-    keep_to,
-    keeps_to_one_node,
-    numa_nodes,
-    usable_nodes,
-)
+from foretoken.placement import cores_of, keep_to, keeps_to_one_node, numa_nodes, usable_nodes
 
 
 @pytest.fixture
@@ -61,10 +55,7 @@ def test_nodes(nodes: Path) -> None:
     ],
 )
 def test_nodes_of_what_is_allowed(
-    nodes: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    allowed: set[int],
-    expected: dict[int, set[int]],
+    nodes: Path, monkeypatch: pytest.MonkeyPatch, allowed: set[int], expected: dict[int, set[int]]
 ) -> None:
     """By a container or `--cpus`; a node of which nothing is left is none."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)

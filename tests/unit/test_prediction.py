@@ -31,12 +31,7 @@ def test_the_end_of_the_prediction_ends_the_drafts() -> None:
 
 @pytest.mark.parametrize(
     ("change", "resumed"),
-    [
-        ([7], 111),
-        ([7, 8, 9], 111),
-        ([110, 7, 8], 111),
-        ([], 111),
-    ],
+    [([7], 111), ([7, 8, 9], 111), ([110, 7, 8], 111), ([], 111)],
     ids=["one token replaced", "three for one", "inserted", "deleted"],
 )
 def test_the_pointer_is_set_again_after_a_change(change: list[int], resumed: int) -> None:

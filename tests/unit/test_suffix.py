@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.proposers.lookup.suffix.path import (
-    PathLimits,
-    Place,
-    RecentTokens,
-    best_path,
-)
+from foretoken.proposers.lookup.suffix.path import PathLimits, Place, RecentTokens, best_path
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
-from foretoken.proposers.lookup.suffix.texts import (
-    OWN_LENGTHS,
-    TOKENS_EACH,
-    LocalText,
-    SuffixCache,
-)
+from foretoken.proposers.lookup.suffix.texts import OWN_LENGTHS, TOKENS_EACH, LocalText, SuffixCache
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 

@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.options import (
-    parse_invariant,
-    parse_speculation,
-    read_prompts,
-)
+from foretoken.cli.options import parse_invariant, parse_speculation, read_prompts
 from foretoken.errors import ConfigError
 
 

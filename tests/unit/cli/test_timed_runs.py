@@ -54,12 +54,7 @@ def make_run(
     )
     output = CompletionOutput(index=0, text="", token_ids=tokens, metrics=metrics)
     return TimedRun(
-        arm=arm,
-        workload="w",
-        prompt_index=prompt,
-        repeat=repeat,
-        seconds=seconds,
-        output=output,
+        arm=arm, workload="w", prompt_index=prompt, repeat=repeat, seconds=seconds, output=output
     )
 
 
@@ -170,11 +165,7 @@ def on_arm(speedups: Sequence[float], tokens: tuple[int, ...] = (1, 2, 3, 4)) ->
     ],
 )
 def test_verdicts(
-    speedups: list[float],
-    tokens: tuple[int, ...],
-    deterministic: bool,
-    exit_code: int,
-    words: str,
+    speedups: list[float], tokens: tuple[int, ...], deterministic: bool, exit_code: int, words: str
 ) -> None:
     verdict = judge(on_arm(speedups, tokens), deterministic=deterministic)
     assert verdict.exit_code == exit_code

@@ -5,12 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.control.adaptive.allocation import (
-    Allocation,
-    DraftOption,
-    StepOptions,
-    allocate,
-)
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, StepOptions, allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.library import find_library
 

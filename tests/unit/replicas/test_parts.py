@@ -19,13 +19,7 @@ from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
 from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.run import serve_replicas
-from foretoken.replicas.scaling import (
-    LOAD,
-    cores_of_each,
-    policy,
-    threads_of_each,
-    wanted_replicas,
-)
+from foretoken.replicas.scaling import LOAD, cores_of_each, policy, threads_of_each, wanted_replicas
 from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
 from foretoken.server.problems import Problem
 from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin

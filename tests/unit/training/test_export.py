@@ -65,10 +65,7 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
         assert known["speculators_config"]["verifier"]["name_or_path"] == str(target)
     shape = json.loads((target / "config.json").read_text())
     facts = replace(
-        LAYER,
-        vocab_size=shape["vocab_size"],
-        hidden_size=shape["hidden_size"],
-        num_hidden_layers=8,
+        LAYER, vocab_size=shape["vocab_size"], hidden_size=shape["hidden_size"], num_hidden_layers=8
     )
     loaded = Eagle3.load(head, facts)
     assert loaded.points == (2, 4, 5)

@@ -20,11 +20,7 @@ from foretoken.training.auto.timetable import (
 
 KINDS = ("a", "b", "c", "d", "e", "f", "g")
 RATES = Rates(
-    prompt_s=0.05,
-    prompt_tokens=300.0,
-    train_s=dict.fromkeys(KINDS, 4e-4),
-    load_s=1.0,
-    token_s=1e-3,
+    prompt_s=0.05, prompt_tokens=300.0, train_s=dict.fromkeys(KINDS, 4e-4), load_s=1.0, token_s=1e-3
 )
 SUPPLY = Supply(held_out=24, batch=32, most_prompts=5000, answer_tokens=256, row_length=512)
 
