@@ -15,7 +15,6 @@ from tests.e2e.serving import Serving, serving
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random target."""
     return write_tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
 
 
@@ -27,7 +26,6 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Serving]:
-    """The packaged pair, served."""
     config = EngineConfig.from_kwargs(
         model="demo",
         max_num_seqs=8,
@@ -46,6 +44,5 @@ def server() -> Iterator[Serving]:
 
 @pytest.fixture(scope="session")
 def client(server: Serving) -> Iterator[openai.OpenAI]:
-    """The official client, pointed at it."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
         yield made

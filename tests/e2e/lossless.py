@@ -112,7 +112,6 @@ def make_prompts(count: int, seed: int) -> list[dict[str, list[int]]]:
 
 
 def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[Result]:
-    """Run all prompts at once."""
     params = SamplingParams(detokenize=False, **parameters)
     requests = llm.generate(prompts, params, use_tqdm=False)
     return [
@@ -137,7 +136,6 @@ def with_model(config: dict[str, Any], draft: Path | None) -> dict[str, Any]:
 
 
 def open_llm(model: Path, draft: Path | None, method: str, **pressure: Any) -> LLM:
-    """An LLM with the drafter that `method` names; float32 and invariant."""
     settings: dict[str, Any] = {
         "dtype": "float32",
         "batch_invariant": True,

@@ -12,12 +12,10 @@ from foretoken.cli.app import app
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
-    """Run the command line in this process."""
     return CliRunner().invoke(app, list(arguments), input=stdin)
 
 
 def assert_one_line(result: Result, exit_code: int, *words: str) -> None:
-    """The error is one line on stderr with these words in it."""
     assert result.exit_code == exit_code, result.output
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr

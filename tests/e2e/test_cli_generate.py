@@ -16,7 +16,6 @@ PROMPT = "def add(a, b):\n"
 
 
 def generate(*arguments: str, stdin: str | None = None) -> str:
-    """What the command wrote to standard output."""
     result = CliRunner().invoke(app, ["generate", "--max-tokens", "12", *arguments], input=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -24,7 +23,6 @@ def generate(*arguments: str, stdin: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    """The plain continuation, from Python."""
     with LLM("demo", max_num_seqs=1, batch_invariant=True) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=12)
         return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text

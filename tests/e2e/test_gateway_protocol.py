@@ -27,7 +27,6 @@ PAGES = ("vllm:cache_config_info", {"BlockSize": "block_size", "NumGPUBlocks": "
 
 
 def scraped(server: Serving) -> dict[str, Metric]:
-    """The families of the page by name, read as Prometheus reads them."""
     answer = httpx.get(server.url + "/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     return {one.name: one for one in text_string_to_metric_families(answer.text)}

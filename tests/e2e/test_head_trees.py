@@ -42,7 +42,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
     with LLM(str(model), **SETTINGS, **PRESSURES["one at a time"]) as llm:
         yield cache(partial(run, llm))
 

@@ -52,14 +52,12 @@ UNSURE = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    """One folder per head."""
     root = tmp_path_factory.mktemp("heads")
     return {name: write_head(root / name, name, draft) for name in HEADS}
 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str, int], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
     known: dict[tuple[str, int], list[Result]] = {}
     with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
 

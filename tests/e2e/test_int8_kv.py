@@ -55,14 +55,12 @@ def run(llm: LLM, parameters: str) -> list[Result]:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
     with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
         yield cache(partial(run, llm))
 
 
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, dict[str, Any]]:
-    """The drafters with the folders of their models."""
     root = tmp_path_factory.mktemp("heads")
     found = {name: with_model(config, draft) for name, config in DRAFTERS.items()}
     for name in ("eagle3", "dflash", "dspark"):

@@ -66,7 +66,6 @@ def told(rank: int, port: int, size: int = 2) -> dict[str, str]:
 
 
 def url_in(log: Path, process: "subprocess.Popen[bytes]") -> str:
-    """Where it serves, once it does."""
     until = time.monotonic() + 120.0
     while not (found := re.search(r"Serving \S+ at (http://\S+)", log.read_text())):
         assert process.poll() is None and time.monotonic() < until, log.read_text()

@@ -54,8 +54,6 @@ DEPTH, TOKENS, COUNT = 3, 32, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToySettings:
-    """The keys that only this method has."""
-
     toy_scale: Annotated[float, between(0.0, 4.0)] = 1.0
 
 
@@ -89,7 +87,6 @@ PAGED = DraftingMethod(
 
 
 def find(config: Any, target: Target) -> FoundDrafter:
-    """What the rows' module offers."""
     return find_head(Toy if config.method == "toy" else PagedToy, config, target)
 
 
@@ -234,7 +231,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random toy head, in a folder of its own format."""
     folder = tmp_path_factory.mktemp("toy")
     torch.manual_seed(5)
     net = Toy(HIDDEN, VOCAB, DEPTH)
@@ -259,7 +255,6 @@ def paged_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
     with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
         yield cache(partial(run, llm))
 

@@ -65,10 +65,7 @@ def run(llm: LLM, name: str) -> list[Result]:
 
 
 class AnyPlan:
-    """Plans trees at random, and keeps what became of them."""
-
     def __init__(self, llm: LLM, seed: int) -> None:
-        """Take over what `llm` plans."""
         parts = llm._engine.parts
         assert isinstance(parts.proposer, Drafters)
         [(self.name, member)] = parts.proposer.members.items()

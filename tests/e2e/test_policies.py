@@ -20,13 +20,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 
 
 def several(draft: Path, policy: str = "first") -> dict[str, Any]:
-    """Two drafters, the second with a name of its own."""
     model = {"method": "draft_model", "model": str(draft), "name": "small"}
     return {"drafters": [NGRAM, {**model, "num_speculative_tokens": 3}], "policy": policy}
 
 
 def run(llm: LLM, each: list[dict[str, Any]]) -> list[RequestOutput]:
-    """One request per dictionary of parameters, all in one batch."""
     params = [SamplingParams(max_tokens=40, detokenize=False, **one) for one in each]
     return llm.generate(make_prompts(len(each), 4), params, use_tqdm=False)
 

@@ -43,8 +43,6 @@ LOST: Any = {"type": "function", "function": {"name": "lost", "parameters": NOWH
 
 
 class Answer(pydantic.BaseModel):
-    """What is asked for."""
-
     model_config = pydantic.ConfigDict(extra="forbid")
 
     title: str = pydantic.Field(max_length=10)

@@ -57,7 +57,6 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
 
 
 def tokens(llm: LLM) -> dict[str, list[Any]]:
-    """Ids and log-probabilities of every output."""
     found = {}
     for name, given in PARAMETERS.items():
         params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **given})

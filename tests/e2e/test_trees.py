@@ -27,8 +27,6 @@ COUNT, TOKENS = 9, 32
 
 
 class Reference:
-    """Plain decoding, one request at a time, once per parameter set."""
-
     def __init__(self, model: Path) -> None:
         self._llm = LLM(str(model), **SETTINGS, **PRESSURES["one at a time"])
         self._known: dict[str, list[Result]] = {}

@@ -68,8 +68,6 @@ def prompts(count: int) -> list[dict[str, list[int]]]:
 
 
 class Reference:
-    """Plain decoding, computed once per parameter set."""
-
     def __init__(self, target: Path) -> None:
         self._llm = open_llm(target, None, **PRESSURES["one at a time"])
         self._known: dict[str, list[Result]] = {}

@@ -40,7 +40,6 @@ def write_tokenizer(folder: Path, *, size: int, corpus: int) -> None:
 
 
 def write_text_model(folder: Path, *, size: int = 72, corpus: int = 1, **changes: Any) -> Path:
-    """A tiny random Llama with a tokenizer."""
     write_tiny_llama(folder, vocab_size=size, **changes)
     write_tokenizer(folder, size=size, corpus=corpus)
     return folder

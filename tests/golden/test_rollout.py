@@ -87,8 +87,6 @@ def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
 
 
 class _OneByOne:
-    """A runner that does not roll out."""
-
     def __init__(self, runner: Runner) -> None:
         self.forward_last, self.logits_at = runner.forward_last, runner.logits_at
         self.page_size = runner.page_size

@@ -27,7 +27,6 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def load_script(name: str) -> ModuleType:
-    """A module of the scripts folder."""
     spec = util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
@@ -37,7 +36,6 @@ def load_script(name: str) -> ModuleType:
 
 
 def pyproject() -> dict[str, Any]:
-    """The project file."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -47,7 +45,6 @@ def documents() -> list[Path]:
 
 
 def words(pages: list[Path]) -> int:
-    """How many words these pages have."""
     return sum(len(page.read_text("utf-8").split()) for page in pages)
 
 

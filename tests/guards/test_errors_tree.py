@@ -7,7 +7,6 @@ from foretoken import errors
 
 
 def error_classes() -> dict[str, type[errors.ForetokenError]]:
-    """Public exception classes by name."""
     return {
         name: value
         for name, value in vars(errors).items()

@@ -25,8 +25,6 @@ token_lists = st.lists(st.integers(0, 1), max_size=4 * PAGE_SIZE)
 
 
 class Holder:
-    """A sequence: tokens, their pages, and what it wrote into them."""
-
     def __init__(self, token_ids: list[int], salt: str | None) -> None:
         self.token_ids = token_ids
         self.salt = salt

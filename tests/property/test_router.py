@@ -25,7 +25,6 @@ salts = st.sampled_from((None, "a", "b"))
 
 @st.composite
 def replicas(draw: st.DrawFn) -> list[ReplicaView]:
-    """Up to twelve, of any load."""
     return [
         ReplicaView(
             replica_id=f"r{number}",

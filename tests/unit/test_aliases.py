@@ -37,7 +37,6 @@ def test_a_name_means_one_thing_whoever_has_it() -> None:
 
 
 def setting(config: SpeculativeConfig, key: str) -> Any:
-    """The value of a key, wherever it is kept."""
     [drafter] = config.drafters
     for settings in (drafter, drafter.own, config.rule):
         if hasattr(settings, key):

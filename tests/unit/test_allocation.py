@@ -40,7 +40,6 @@ def step_of(rows_s: Any, count: int, *, slack: float = np.inf) -> StepOptions:
 
 
 def brute_force(step: StepOptions, one: DraftOption) -> float:
-    """The best rate of all ways to draft with one drafter."""
     count, most = one.survival_NK.shape
     best = count / step.plain_s
     for lengths in product(range(most + 1), repeat=count):
@@ -76,7 +75,6 @@ def test_no_plan_is_better(seed: int) -> None:
 
 
 def lengths_of(found: Allocation) -> list[int]:
-    """Drafts of each sequence."""
     lengths: list[int] = found.drafts_N.tolist()
     return lengths
 

@@ -91,7 +91,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(config: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """A copy of `config` with another value in one place."""
     found = copy.deepcopy(config)
     inner: Any = found
     for key in at[:-1]:

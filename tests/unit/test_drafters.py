@@ -42,8 +42,6 @@ class Stub(Proposer):
 
 
 class ShortStub(Stub):
-    """Drafts one token whatever the budget."""
-
     looks_up = True
 
     def propose(self, context: Context) -> Draft:

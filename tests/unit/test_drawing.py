@@ -31,7 +31,6 @@ def kernel() -> DrawKernel:
 def twin(
     logits_RV: Tensor, keys: list[int], temperature: float, how: tuple[float, int, float] | None
 ) -> list[int]:
-    """What PyTorch's operations choose."""
     rows, vocab = logits_RV.shape
     noise, scaled_RV = KeyedNoise(vocab, CPU), scale(logits_RV, [temperature] * rows)
     if how is None:

@@ -7,7 +7,6 @@ from foretoken.server.auditing.evidence import FairTokens
 
 
 def run(given: np.ndarray, drawn: np.ndarray, logs: np.ndarray, error: float) -> FairTokens:
-    """Feed tokens until it accuses."""
     test = FairTokens(error)
     for x, y in zip(given, drawn, strict=True):
         test.add(float(logs[x] - logs[y]))

@@ -26,7 +26,6 @@ def write(
     arch: str = "llama",
     blocks: int = 1,
 ) -> Path:
-    """A file with little more than what `gguf_config` reads."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(blocks)
     writer.add_embedding_length(8)

@@ -104,7 +104,6 @@ def exchange(url: str, *pieces: bytes) -> bytes:
 
 
 def answers(raw: bytes) -> list[Any]:
-    """The JSON of each answer."""
     found = []
     while raw:
         head, _, raw = raw.partition(b"\r\n\r\n")

@@ -9,7 +9,6 @@ PROMPT = list(range(14))
 
 
 def fill(pool: PagePool, prefix: PrefixCache, token_ids: list[int], salt: str | None) -> list[int]:
-    """Compute a sequence's pages and publish the full ones; its table."""
     table: list[int] = []
     names: list[bytes] = []
     tables.grow(pool, table, len(token_ids))

@@ -20,13 +20,11 @@ def model(prior: float = 0.6) -> LearnedAcceptance:
 
 
 def accepted(rng: np.random.Generator, chances: list[float]) -> int:
-    """Drafts kept of as many as there are chances."""
     refused = np.flatnonzero(rng.random(len(chances)) >= chances)
     return int(refused[0]) if len(refused) else len(chances)
 
 
 def first(found: LearnedAcceptance, request_id: str = "r") -> float:
-    """Chance of the request's first draft."""
     return float(found.chances([request_id], DRAFTER, 1)[0, 0])
 
 

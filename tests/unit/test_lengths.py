@@ -7,7 +7,6 @@ from foretoken.control.learned.lengths import OutputLengths
 
 
 def left(lengths: OutputLengths, class_key: str, num_output: int, most: int) -> float:
-    """Of one request."""
     return float(lengths.remaining([class_key], np.array([num_output]), np.array([most]))[0])
 
 

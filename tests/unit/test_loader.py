@@ -39,7 +39,6 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def shard(folder: Path) -> dict[str, str]:
-    """Split the single file in two and return the weight map."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -152,7 +151,6 @@ def test_broken_index(folder: Path) -> None:
 
 
 def pickled(folder: Path, *, zipped: bool = True, **extra: object) -> Path:
-    """Rewrite the weights as PyTorch's pickled file."""
     content = {**load_file(folder / "model.safetensors"), **extra}
     (folder / "model.safetensors").unlink()
     path = folder / "pytorch_model.bin"

@@ -10,7 +10,6 @@ from foretoken.control.adaptive.luck import Expected, Luck, chances
 
 
 def option(survival: list[list[float]], levels: list[int] | None = None) -> DraftOption:
-    """Drafts that cost nothing."""
     survival_NK = np.array(survival)
     count, most = survival_NK.shape
     return DraftOption(

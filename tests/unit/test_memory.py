@@ -155,7 +155,6 @@ KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
 
 
 def planned(**settings: object) -> SpeculationPlan:
-    """The packaged pair in Foretoken, on a processor on which it drafts."""
     given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "epyc-9755"}
     return build_plan(PlanSettings.from_mapping({**given, **settings}))
 
@@ -225,7 +224,6 @@ def test_a_drafter_costs_the_pages_that_are_lost() -> None:
 
 
 def context(budget: Budget, asked: MemoryFacts) -> int:
-    """The longest sequence."""
     return min(asked.max_model_len, budget.num_tokens)
 
 

@@ -63,7 +63,6 @@ def test_the_engine_says_where_memory_goes(
 
 
 def resolved(free_gib: float, *, drafts: int = 0, **settings: object) -> ResolvedConfig:
-    """On a machine with so much memory."""
     hardware = Hardware(
         cpu_name="any",
         num_cores=2,

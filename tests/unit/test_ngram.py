@@ -28,7 +28,6 @@ def draft(proposer: NgramProposer, sequence: Sequence, budget: int) -> tuple[int
 
 
 def scan(tokens: list[int], low: int, high: int, count: int) -> tuple[int, ...]:
-    """The definition, without an index."""
     for length in range(high, low - 1, -1):
         if length >= len(tokens):
             continue

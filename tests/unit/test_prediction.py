@@ -10,7 +10,6 @@ PROMPT = (1, 2, 3)
 
 
 def drafts_after(output: list[int], budget: int = 8, expected: tuple[int, ...] = FILE) -> list[int]:
-    """What is drafted once `output` was committed token by token."""
     proposer = PredictionProposer()
     sequence = make_sequence(PROMPT, prediction_ids=expected)
     draft: list[int] = []

@@ -9,7 +9,6 @@ from foretoken.control.learned.trials import FADE
 
 
 def add(spread: Spread, draw: Random, chance: float, trials: int) -> None:
-    """A request with this chance ends, its trials faded as they are."""
     accepted = count = 0.0
     for _ in range(trials):
         accepted = FADE * accepted + (draw.random() < chance)

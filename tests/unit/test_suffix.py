@@ -30,7 +30,6 @@ def draft(proposer: SuffixProposer, sequence: Sequence, budget: int = 24) -> tup
 
 
 def write(proposer: SuffixProposer, name: str, output: list[int], salt: str | None = None) -> None:
-    """A request that writes `output` and ends."""
     sequence = make_sequence([90, 91], output[:1], request_id=name, cache_salt=salt)
     draft(proposer, sequence)
     sequence.token_ids.extend(output[1:])

@@ -16,7 +16,6 @@ from foretoken.cli.serve_options import DEFAULTS, GROUPS, option
 
 
 def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command of the tree."""
     yield path
     for name, child in getattr(command, "commands", {}).items():
         yield from paths(child, (*path, name))

@@ -15,18 +15,15 @@ Command = Callable[[], None]
 
 
 def quiet() -> None:
-    """Prints less than is kept back until the end."""
     print("x")
 
 
 def long() -> None:
-    """Would print for ever."""
     while True:
         print("x" * 1000)
 
 
 def careless() -> None:
-    """Goes on after an error."""
     for _ in range(3):
         with suppress(Exception):
             print("x", flush=True)

@@ -14,7 +14,6 @@ class LetterStream:
         self.held = ""
 
     def feed(self, ids: list[int]) -> None:
-        """Add tokens."""
         for token in ids:
             if token == 0:
                 self.held += "?"
@@ -24,10 +23,7 @@ class LetterStream:
 
 
 class LetterTokenizer:
-    """Makes LetterStreams."""
-
     def stream(self, options: object) -> LetterStream:
-        """A new stream."""
         return LetterStream()
 
 
@@ -44,7 +40,6 @@ def output(ids: str, sources: str, text: str, drafter: str = "one") -> Output:
 
 
 def paint(*outputs: Output) -> list[list[tuple[str, str]]]:
-    """Pieces of each output, sources by first letter."""
     painter = Painter(LetterTokenizer())  # type: ignore[arg-type]
     return [[(piece, s[0]) for piece, s in painter.paint(one)] for one in outputs]
 

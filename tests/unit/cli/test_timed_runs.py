@@ -42,7 +42,6 @@ def make_run(
     tokens: tuple[int, ...] = (1, 2, 3, 4),
     accepted: tuple[int, ...] = (),
 ) -> TimedRun:
-    """A finished run; three drafts per verification."""
     metrics = RequestMetrics(
         queued_s=0.0,
         first_token_s=seconds / 10,
@@ -59,7 +58,6 @@ def make_run(
 
 
 def summaries_of(*runs: TimedRun) -> dict[str, ComparedArm]:
-    """Summaries by arm, `off` being the baseline."""
     return {summary.arm: summary for summary in summarize(runs, "off")}
 
 

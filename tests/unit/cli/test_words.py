@@ -10,7 +10,6 @@ from foretoken.errors import ConfigError
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with models in it."""
     monkeypatch.chdir(tmp_path)
     for name in ("m.gguf", "my model.gguf", "folder/config.json", "ggufs/a.gguf", "empty/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

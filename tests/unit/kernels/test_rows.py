@@ -25,7 +25,6 @@ DTYPES = list(TOLERANCE)
 
 @pytest.fixture(scope="module", params=KERNEL_LEVELS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[RowKernels]:
-    """The kernels at one level."""
     found: Library | None = find_library()
     level = level_of(request.param, found)
     if found is None or level > found.handle.ft_cpu_level():

@@ -21,8 +21,6 @@ from foretoken.training.auto.run import Assignment, AutoOutcome
 
 
 class Hands:
-    """A clock that is set by hand."""
-
     def __init__(self) -> None:
         self.at = 1000.0
 

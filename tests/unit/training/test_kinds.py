@@ -69,5 +69,4 @@ def test_a_method_without_a_command_says_why(word: str, instead: str) -> None:
 
 
 def said(*words: str) -> Result:
-    """What `foretoken train` answers."""
     return CliRunner().invoke(app, ["train", *words])
