@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from tests.guards.test_extras import without_extras
+from tests.guards.test_public_face import without_extras
 
 OFFLINE = """
 from foretoken import LLM, SamplingParams

@@ -27,7 +27,7 @@ from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape
-from tests.golden.test_rollout_stops import frozen
+from tests.golden.test_rollout import frozen
 from tests.unit.proposing import make_sequence, make_span
 
 VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59

@@ -1,15 +1,29 @@
 """Batches repeat exactly, hold the mix asked for, and shift targets by one."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from foretoken.errors import ConfigError
-from tools.demo_models.batches import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
+from tools.demo_models.ahead import MadeAhead
+from tools.demo_models.batches import (
+    Batch,
+    Mix,
+    TokenStream,
+    TrainingData,
+    bytes_per_token,
+    held_out_rows,
+)
 from tools.demo_models.packages import Package
-from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
+from tools.demo_models.tokenizer import BEGIN_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import Corpus, SourceFile
 
 TEXT = "".join(
@@ -96,3 +110,57 @@ def test_held_out_rows_and_bytes() -> None:
     assert batch.tokens.shape == (4, 32)
     per_token = bytes_per_token(TOKENIZER, batch)
     assert 1.0 <= per_token <= 12.0
+
+
+class _Numbered:
+    """Rows that say what was asked for."""
+
+    tokenizer = SimpleNamespace()
+
+    def batch(self, index: int, tokens: int, length: int) -> Batch:
+        rows = torch.full((tokens // length, length), index)
+        return Batch(rows, rows + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loaders", [0, 1, 3])
+def test_parts_come_in_their_order(loaders: int) -> None:
+    """Over a change of the rows' length, and after a jump backwards and one ahead."""
+    ahead = MadeAhead(cast(TrainingData, _Numbered()), loaders)
+    asked = [(index, 8, 4) for index in (0, *range(9))]
+    asked += [(index, 8, 2) for index in (9, 10, 11, 3, 4, 70)]
+    for index, tokens, length in asked:
+        found, wanted = ahead.batch(index, tokens, length), _Numbered().batch(index, tokens, length)
+        assert torch.equal(found.tokens, wanted.tokens)
+        assert torch.equal(found.targets, wanted.targets)
+
+
+TEXTS = ["def add(left, right):\n    return left + right\n", "class Point:\n    x = 0\n"] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, 290)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text())
+def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_special_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("x").ids[0] == tokenizer.token_to_id("<s>") == 0
+    assert tokenizer.token_to_id("</s>") == 1
+
+
+def test_transformers_reads_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, tmp_path, 64)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.bos_token, loaded.eos_token) == ("<s>", "</s>")
+    assert loaded(TEXTS[0])["input_ids"] == tokenizer.encode(TEXTS[0]).ids
+    chat = loaded.apply_chat_template(
+        [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat == "<s># user\nhello\n# assistant\n"

@@ -9,12 +9,17 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from foretoken.checkpoint import find_model
-from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.checkpoint import _choose, _hub_id, _HubId, _type_of, find_model
+from foretoken.cli.app import app
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape import gguf_architectures
 from foretoken.shape.families import find_family
 from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_parts, open_gguf
+from foretoken.shape.gguf_ends import ends_of_text
+from foretoken.shape.gguf_file import Strings
+from tests.unit.gguf_tokens import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_gguf
 
 Change = Callable[[gguf.GGUFWriter], None]
 
@@ -208,3 +213,123 @@ def test_parts_of_other_models(tmp_path: Path) -> None:
     forget_gguf()
     with pytest.raises(CheckpointError, match=r"split.no: got '2 in m-00002"):
         gguf_config(tmp_path / "m-00001-of-00003.gguf")
+
+
+# Which tokens of a GGUF file end a text. The guarded bug: a Qwen that runs past the end of a
+# document, since the file names only the end of an answer.
+def ends(folder: Path, tokens: dict[str, int], **fields: Any) -> dict[int, str]:
+    given = {"tokens": list(tokens), "token_type": list(tokens.values()), **fields}
+    return ends_of_text(open_gguf(write_gguf(folder / "model.gguf", given)))
+
+
+def test_ids_and_names(tmp_path: Path) -> None:
+    tokens = {
+        "a": NORMAL, "<|im_end|>": CONTROL, "<|endoftext|>": CONTROL, "<|eom_id|>": USER_DEFINED,
+        "</s>": NORMAL, "<|eot_id|>": NORMAL, "<EOT>": UNUSED, "<|end|>x": CONTROL, "b": NORMAL,
+    }  # fmt: skip
+    found = ends(tmp_path, tokens, eos_token_id=1, eot_token_id=8)
+    assert found == {1: "<|im_end|>", 2: "<|endoftext|>", 3: "<|eom_id|>", 8: "b"}
+    assert gguf_config(write_gguf(tmp_path / "none.gguf", {}, rows=3))["eos_token_id"] == []
+    ids = write_gguf(tmp_path / "ids.gguf", {"eos_token_id": 2, "eom_token_id": 1}, rows=3)
+    assert gguf_config(ids)["eos_token_id"] == [1, 2]
+
+
+def test_a_struck_out_text_has_its_own_end(tmp_path: Path) -> None:
+    assert ends(tmp_path, {"a": NORMAL, "</s>": USER_DEFINED}) == {}
+    assert ends(tmp_path, {"a": NORMAL, "</s>": CONTROL}) == {1: "</s>"}
+
+
+def test_parts_of_an_answer(tmp_path: Path) -> None:
+    tokens = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|call|>": CONTROL}
+    assert ends(tmp_path, tokens, eos_token_id=1) == {1: "<|return|>"}
+    assert ends(tmp_path, {"<|end|>": CONTROL, "<|call|>": CONTROL}) == {0: "<|end|>"}
+
+
+def test_a_file_without_types(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"tokens": ["<|im_end|>", "x"], "eos_token_id": 1})
+    assert ends_of_text(open_gguf(path)) == {1: "x"}
+
+
+@pytest.mark.parametrize("field", ["eos", "eot", "eom"])
+def test_ids_out_of_range(tmp_path: Path, field: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"{field}_token_id: got 2; allowed: 0 to 1"):
+        ends(tmp_path, {"a": NORMAL, "b": NORMAL}, **{f"{field}_token_id": 2})
+
+
+def test_finding_in_a_list(tmp_path: Path) -> None:
+    """Bytes that look like an entry, but begin within another, are none."""
+    entry = "\x01\0\0\0\0\0\0\0b"
+    path = write_gguf(tmp_path / "m.gguf", {"tokens": [f"x{entry}", "b", "", "c\0d", "b"]})
+    tokens = open_gguf(path).get("tokenizer.ggml.tokens", Strings)
+    assert tokens.find(["b", "", "d", "c\0d"]) == {"b": 1, "": 2, "c\0d": 3}
+    assert tokens.texts() == list(tokens) == [f"x{entry}", "b", "", "c\0d", "b"]
+    assert [tokens.at(i) for i in range(5)] == tokens.texts()
+
+
+def test_info_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    tokens = {"a": NORMAL, "<|im_end|>": CONTROL, "<|endoftext|>": CONTROL}
+    fields = {"tokens": list(tokens), "token_type": list(tokens.values()), "eos_token_id": 1}
+    fields |= {"model": "gpt2", "pre": "gpt-2"}
+    path = write_gguf(tmp_path / "model.gguf", fields, rows=3)
+    answer = CliRunner().invoke(app, ["info", str(path)])
+    assert answer.exit_code == 0, answer.output
+    assert "<|im_end|> (1), <|endoftext|> (2)" in answer.output
+
+
+QWEN = [f"qwen2.5-coder-0.5b-instruct-{kind}.gguf" for kind in ("q2_k", "q4_k_m", "q8_0")]
+DYNAMIC = ["m-IQ4_XS.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "m-UD-Q4_K_M.gguf"]
+SPLIT = [f"Q8_0/m-Q8_0-{i:05}-of-00003.gguf" for i in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "found"),
+    [
+        (QWEN, "Q4_K_M", QWEN[1]),
+        (QWEN, None, QWEN[1]),
+        (QWEN, QWEN[2], QWEN[2]),
+        (DYNAMIC, "q4_k_m", "m-Q4_K_M.gguf"),
+        (DYNAMIC, "ud-Q4_K_M", "m-UD-Q4_K_M.gguf"),
+        (DYNAMIC, "Q4_K_XL", "m-UD-Q4_K_XL.gguf"),
+        (SPLIT, "Q8_0", SPLIT[0]),
+        (["m.Q6_K.gguf", "mmproj-m-Q6_K.gguf"], "Q6_K", "m.Q6_K.gguf"),
+        (["only.gguf", "m.imatrix.gguf"], None, "only.gguf"),
+    ],
+)
+def test_the_file_that_is_meant(files: list[str], wanted: str | None, found: str) -> None:
+    assert _choose(_HubId("org/repo", wanted), files) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "said"),
+    [
+        (QWEN, "Q4_K", "org/repo:Q4_K'.*org/repo:TYPE.*: Q2_K, Q4_K_M, Q8_0"),
+        (DYNAMIC, "Q4_XS", "IQ4_XS, Q4_K_M, UD-Q4_K_XL, UD-Q4_K_M"),
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0", "one of its files: org/repo/a-Q8_0.gguf, org"),
+        (["a-Q8_0.gguf", "b-Q6_K.gguf"], None, "'org/repo'; .*: Q8_0, Q6_K"),
+        (SPLIT, SPLIT[1], f"'org/repo/{SPLIT[1]}'; allowed: org/repo:TYPE.*: Q8_0"),
+        ([], "Q8_0", "GGUF files; org/repo has none"),
+        ([], None, "safetensors, .bin or GGUF files; org/repo has none"),
+    ],
+)
+def test_none_or_several(files: list[str], wanted: str | None, said: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=f"(?i){said}"):
+        _choose(_HubId("org/repo", wanted), files)
+
+
+def test_types_that_names_say() -> None:
+    named = {"m-UD-IQ2_XXS.gguf": "UD-IQ2_XXS", "m_f16.gguf": "f16", "x/BF16/m.gguf": "BF16"}
+    assert {name: _type_of(name) for name in named} == named
+    assert _type_of("qwen3-8b.gguf") is None
+
+
+def test_what_a_name_asks_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert _hub_id("org/repo") == ("org/repo", None)
+    assert _hub_id("org/repo:Q8_0") == ("org/repo", "Q8_0")
+    assert _hub_id("org/repo/sub/m.gguf") == ("org/repo", "sub/m.gguf")
+    for name in ("m.gguf", "models/m.gguf", "org/repo/folder", "org/repo:"):
+        assert _hub_id(name) is None
+        with pytest.raises(ModelNotFoundError, match="a GGUF file that is there|config.json"):
+            find_model(name)
