@@ -239,103 +239,12 @@ def test_several_drafters_share_the_common_number_of_drafts() -> None:
     assert config.rule.rejection_sample_method == "block"
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"drafters": []}, "drafters"),
-        ({"drafters": "ngram"}, "drafters"),
-        ({"drafters": [3]}, "drafters[0]"),
-        ({"drafters": [NGRAM, NGRAM]}, "drafters[1].name"),
-        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters[0].name"),
-        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters[0].policy"),
-        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters[0].drafters"),
-        ({"drafters": [NGRAM, {**NGRAM, "max_model_len": 0}]}, "drafters[1].max_model_len"),
-        ({"drafters": [NGRAM], "quantization": "int8"}, "quantization"),
-        ({"drafters": [NGRAM], "parallel_drafting": True}, "parallel_drafting"),
-        ({"drafters": [NGRAM], "tree_top_k": 2}, "tree_top_k"),
-        ({"drafters": [NGRAM], "tree_depth": 2}, "tree_depth"),
-        ({"drafters": [NGRAM], "method": "ngram"}, "method"),
-        ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
-        ({"drafters": [NGRAM], "policy": "last"}, "policy"),
-        ({"drafters": [NGRAM], "colour": "red"}, "colour"),
-        ({**NGRAM, "policy": "best"}, "policy"),
-    ],
-)
-def test_wrong_lists_name_the_field(given: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        SpeculativeConfig.from_dict(given)
-    assert caught.value.field == f"speculative_config.{field}"
-
-
 def test_a_schedule_gives_the_number_of_drafts_where_there_is_none() -> None:
     schedule = [[1, 4, 6], [5, 8, 2], [9, 64, 0]]
     config = read(**NGRAM, num_speculative_tokens_per_batch_size=schedule)
     assert config.num_speculative_tokens == 6
     read_as = config.load.num_speculative_tokens_per_batch_size
     assert read_as == ((1, 4, 6), (5, 8, 2), (9, 64, 0))
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        [],
-        "1-4",
-        [[1, 4]],
-        [[2, 4, 3]],
-        [[1, 4, 3], [4, 6, 2]],
-        [[1, 0, 3]],
-        [[1, 4, -1]],
-        [[1, 4, 9]],
-        [[1, 4, 2.0]],
-    ],
-)
-def test_wrong_schedules(schedule: object) -> None:
-    key = "num_speculative_tokens_per_batch_size"
-    with pytest.raises(ConfigError) as caught:
-        SpeculativeConfig.from_dict({**NGRAM, "num_speculative_tokens": 8, key: schedule})
-    assert caught.value.field == f"speculative_config.{key}"
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
-        ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
-        ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
-        ({"method": "suffix", "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
-        ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
-        ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
-        ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),
-        ({**MODEL, "draft_expected_gain": 1}, "draft_expected_gain"),
-        ({**MODEL, "disable_padded_drafter_batch": 0}, "disable_padded_drafter_batch"),
-        (
-            {"drafters": [NGRAM], "disable_padded_drafter_batch": False},
-            "disable_padded_drafter_batch",
-        ),
-        ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
-        ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
-        ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
-        ({**NGRAM, "suffix_decoding_max_spec_factor": -1}, "suffix_decoding_max_spec_factor"),
-        (
-            {**NGRAM, "suffix_decoding_max_cached_requests": -1},
-            "suffix_decoding_max_cached_requests",
-        ),
-        (
-            {
-                **NGRAM,
-                "disable_by_batch_size": 4,
-                "num_speculative_tokens_per_batch_size": [[1, 9, 2]],
-            },
-            "disable_by_batch_size",
-        ),
-        ({"method": "custom_class", "model": "a name"}, "model"),
-        ({"method": "custom_class"}, "model"),
-    ],
-)
-def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        SpeculativeConfig.from_dict(given)
-    assert caught.value.field == f"speculative_config.{field}"
 
 
 def test_a_dotted_path_of_a_class_means_custom_class() -> None:
@@ -363,30 +272,6 @@ def test_synthetic_rates_are_of_depths() -> None:
         config(**keys, synthetic_acceptance_length=3.5)
 
 
-@pytest.mark.parametrize(
-    "choices", [[], [[]], [[0, 0]], [[0], [0]], [[-1]], [["0"]], "nonsense", 5, [[0]] * 129]
-)
-def test_malformed_choices(choices: object) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(choices=choices)
-    assert caught.value.field == "speculative_config.choices"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_speculative_tokens", 3),
-        ("draft_confidence_threshold", 0.5),
-        ("min_speculative_tokens", 1),
-        ("use_string_matching", True),
-    ],
-)
-def test_what_trees_do_not_go_with(key: str, value: object) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(choices=[[0], [1]], **{key: value})
-    assert caught.value.field == f"speculative_config.{key}"
-
-
 def test_only_draft_models_draft_trees() -> None:
     with pytest.raises(ConfigError, match="draft_model"):
         SpeculativeConfig.from_dict({"method": "ngram", "choices": [[0], [1]]})
@@ -405,25 +290,6 @@ def test_dynamic_trees() -> None:
     assert counts_the_root.num_speculative_tokens == 8
     keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
     assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
-
-
-@pytest.mark.parametrize(
-    ("field", "keys"),
-    [
-        ("tree_top_k", {"tree_top_k": 0}),
-        ("tree_top_k", {"tree_top_k": 33}),
-        ("tree_top_k", {"tree_top_k": 2, "method": "suffix", "model": None}),
-        ("tree_depth", {"tree_depth": 4}),
-        ("tree_depth", {"tree_top_k": 2, "tree_depth": 0}),
-        ("choices", {"tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}),
-        ("draft_confidence_threshold", {"tree_top_k": 2, "draft_confidence_threshold": 0.2}),
-        ("draft_expected_gain", {"tree_top_k": 2, "draft_expected_gain": True}),
-    ],
-)
-def test_what_dynamic_trees_do_not_go_with(field: str, keys: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(**keys)
-    assert caught.value.field == f"speculative_config.{field}"
 
 
 def test_the_table_leads_to_keys_and_methods_that_exist() -> None:
@@ -556,9 +422,76 @@ def rule(name: str, **others: object) -> dict[str, object]:
     return {**base, "rejection_sample_method": name, **others}
 
 
+MOST = {**NGRAM, "num_speculative_tokens": 8}
+SCHEDULES: list[Any] = [
+    *([], "1-4", [[1, 4]], [[2, 4, 3]], [[1, 4, 3], [4, 6, 2]]),
+    *([[1, 0, 3]], [[1, 4, -1]], [[1, 4, 9]], [[1, 4, 2.0]]),
+]
+CHOICES: list[Any] = [[], [[]], [[0, 0]], [[0], [0]], [[-1]], [["0"]], "nonsense", 5, [[0]] * 129]
+BESIDE_TREES: list[dict[str, Any]] = [
+    {"draft_confidence_threshold": 0.2},
+    {"draft_expected_gain": True},
+]
+BESIDE_CHOICES: list[dict[str, Any]] = [
+    {"num_speculative_tokens": 3},
+    {"draft_confidence_threshold": 0.5},
+    {"min_speculative_tokens": 1},
+    {"use_string_matching": True},
+]
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
+        ({"drafters": []}, "drafters"),
+        ({"drafters": "ngram"}, "drafters"),
+        ({"drafters": [3]}, "drafters[0]"),
+        ({"drafters": [NGRAM, NGRAM]}, "drafters[1].name"),
+        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters[0].name"),
+        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters[0].policy"),
+        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters[0].drafters"),
+        ({"drafters": [NGRAM, {**NGRAM, "max_model_len": 0}]}, "drafters[1].max_model_len"),
+        ({"drafters": [NGRAM], "quantization": "int8"}, "quantization"),
+        ({"drafters": [NGRAM], "parallel_drafting": True}, "parallel_drafting"),
+        ({"drafters": [NGRAM], "tree_top_k": 2}, "tree_top_k"),
+        ({"drafters": [NGRAM], "tree_depth": 2}, "tree_depth"),
+        ({"drafters": [NGRAM], "method": "ngram"}, "method"),
+        ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"drafters": [NGRAM], "policy": "last"}, "policy"),
+        ({"drafters": [NGRAM], "colour": "red"}, "colour"),
+        ({**NGRAM, "policy": "best"}, "policy"),
+        ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
+        ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
+        ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
+        ({"method": "suffix", "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
+        ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),
+        ({**MODEL, "draft_expected_gain": 1}, "draft_expected_gain"),
+        ({**MODEL, "disable_padded_drafter_batch": 0}, "disable_padded_drafter_batch"),
+        (
+            {"drafters": [NGRAM], "disable_padded_drafter_batch": False},
+            "disable_padded_drafter_batch",
+        ),
+        ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
+        ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
+        ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
+        ({**NGRAM, "suffix_decoding_max_spec_factor": -1}, "suffix_decoding_max_spec_factor"),
+        (
+            {**NGRAM, "suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests",
+        ),
+        (
+            {
+                **NGRAM,
+                "disable_by_batch_size": 4,
+                "num_speculative_tokens_per_batch_size": [[1, 9, 2]],
+            },
+            "disable_by_batch_size",
+        ),
+        ({"method": "custom_class", "model": "a name"}, "model"),
+        ({"method": "custom_class"}, "model"),
         (rule("typical", posterior_threshold=0), "posterior_threshold"),
         (rule("typical", posterior_alpha="high"), "posterior_alpha"),
         (rule("standard", posterior_alpha=0.2), "posterior_alpha"),
@@ -573,9 +506,23 @@ def rule(name: str, **others: object) -> dict[str, object]:
             "synthetic_acceptance_rates",
         ),
         (rule("auto", synthetic_acceptance_length=2), "synthetic_acceptance_length"),
+        *(({**MOST, SCHEDULE: wrong}, SCHEDULE) for wrong in SCHEDULES),
+        *(({"model": "x", "choices": wrong}, "choices") for wrong in CHOICES),
+        *(({"model": "x", "choices": [[0], [1]], **more}, *more) for more in BESIDE_CHOICES),
+        ({"model": "x", "tree_top_k": 0}, "tree_top_k"),
+        ({"model": "x", "tree_top_k": 33}, "tree_top_k"),
+        ({"model": None, "tree_top_k": 2, "method": "suffix"}, "tree_top_k"),
+        ({"model": "x", "tree_depth": 4}, "tree_depth"),
+        ({"model": "x", "tree_top_k": 2, "tree_depth": 0}, "tree_depth"),
+        ({"model": "x", "tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}, "choices"),
+        (
+            {"model": "x", "tree_top_k": 2, "draft_confidence_threshold": 0.2},
+            "draft_confidence_threshold",
+        ),
+        ({"model": "x", "tree_top_k": 2, "draft_expected_gain": True}, "draft_expected_gain"),
     ],
 )
-def test_settings_of_rules_out_of_range(given: dict[str, object], field: str) -> None:
+def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SpeculativeConfig.from_dict(given)
     assert caught.value.field == f"speculative_config.{field}"
