@@ -6,10 +6,13 @@ from pathlib import Path
 import openai
 import pytest
 
+from foretoken import LLM
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.server.settings import ServerConfig
 from foretoken.testing import write_tiny_llama
+from tests.e2e.heads import HEADS, write_head
+from tests.e2e.lossless import PRESSURES, open_exact
 from tests.e2e.serving import Serving, serving
 
 
@@ -22,6 +25,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target's own weights with one layer less: agrees sometimes."""
     return write_tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    """A random head of each of HEADS, to be read only."""
+    root = tmp_path_factory.mktemp("heads")
+    return {name: write_head(root / name, name, draft) for name in HEADS}
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path) -> Iterator[LLM]:
+    """The target without drafts, one request at a time."""
+    with open_exact(model, None, **PRESSURES["one at a time"]) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")
