@@ -56,16 +56,16 @@ def test_import_is_light() -> None:
     assert loaded_after("import foretoken") == set()
 
 
-def test_types_and_config_are_torch_free() -> None:
-    loaded = loaded_after("import foretoken.config; from foretoken import SamplingParams")
-    assert "torch" not in loaded
-    assert "transformers" not in loaded
-
-
-def test_the_command_line_is_torch_free() -> None:
-    loaded = loaded_after("from foretoken.cli.app import app")
-    assert "torch" not in loaded
-    assert "transformers" not in loaded
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import foretoken.config; from foretoken import SamplingParams",
+        "from foretoken.cli.app import app",
+    ],
+    ids=["types and config", "the command line"],
+)
+def test_what_is_torch_free(code: str) -> None:
+    assert not {"torch", "transformers"} & loaded_after(code)
 
 
 WITHOUT = """

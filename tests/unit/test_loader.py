@@ -65,18 +65,34 @@ def test_whole_checkpoint_loads(folder: Path) -> None:
     assert load(folder).shape.num_hidden_layers == 2
 
 
-def test_missing_tensor(folder: Path) -> None:
-    def remove(tensors: dict[str, Tensor]) -> None:
-        del tensors[UP]
-
-    edit(folder, remove)
-    with pytest.raises(CheckpointError, match=UP):
-        load(folder)
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor | None]]
 
 
-def test_unused_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"model.layers.7.extra": torch.ones(3)}))
-    with pytest.raises(CheckpointError, match=r"unused.*model\.layers\.7\.extra"):
+def put(tensors: dict[str, Tensor], change: Change) -> None:
+    """Set what `change` gives; None: remove it."""
+    for name, tensor in change(tensors).items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: {UP: None}, UP),
+        (
+            lambda tensors: {"model.layers.7.extra": torch.ones(3)},
+            r"unused.*model\.layers\.7\.extra",
+        ),
+        (lambda tensors: {UP: tensors[UP].T.contiguous()}, r"up_proj.*\[64, 96\].*\[96, 64\]"),
+        (lambda tensors: {UP: tensors[UP].to(torch.int8)}, r"up_proj.*int8"),
+    ],
+    ids=["missing", "unused", "misshapen", "integers"],
+)
+def test_wrong_tensors(folder: Path, change: Change, said: str) -> None:
+    edit(folder, lambda tensors: put(tensors, change))
+    with pytest.raises(CheckpointError, match=said):
         load(folder)
 
 
@@ -86,32 +102,12 @@ def test_fewer_layers_in_config_than_on_disk(folder: Path) -> None:
         load(folder)
 
 
-def test_misshapen_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({UP: tensors[UP].T.contiguous()}))
-    with pytest.raises(CheckpointError, match=r"up_proj.*\[64, 96\].*\[96, 64\]"):
-        load(folder)
-
-
-def test_integer_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"up_proj.*int8"):
-        load(folder)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
-def test_truncated_file(folder: Path, keep: float) -> None:
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999, None])
+def test_truncated_file_or_corrupt_header(folder: Path, keep: float | None) -> None:
     path = folder / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load(folder)
-
-
-def test_corrupt_header(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[10:30] = b"\xff" * 20
-    path.write_bytes(content)
+    corrupt = content[:10] + b"\xff" * 20 + content[30:]
+    path.write_bytes(corrupt if keep is None else content[: int(len(content) * keep)])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load(folder)
 
@@ -416,24 +412,18 @@ def foreign(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_missing_tensor_of_transformers(foreign: Path) -> None:
-    def remove(tensors: dict[str, Tensor]) -> None:
-        del tensors["transformer.h.1.mlp.c_fc.bias"]
-
-    edit_them(foreign, remove)
-    with pytest.raises(CheckpointError, match=r"missing.*h\.1\.mlp\.c_fc\.bias"):
-        load_model(foreign, options())
-
-
-def test_unused_tensor_of_transformers(foreign: Path) -> None:
-    edit_them(foreign, lambda tensors: tensors.update({"transformer.h.5.extra": torch.ones(3)}))
-    with pytest.raises(CheckpointError, match=r"unused.*h\.5\.extra"):
-        load_model(foreign, options())
-
-
-def test_misshapen_tensor_of_transformers(foreign: Path) -> None:
-    edit_them(foreign, lambda tensors: tensors.update({"transformer.ln_f.weight": torch.ones(3)}))
-    with pytest.raises(CheckpointError, match=r"ln_f\.weight"):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: {"transformer.h.1.mlp.c_fc.bias": None}, r"missing.*h\.1\.mlp\.c_fc\.bias"),
+        (lambda _: {"transformer.h.5.extra": torch.ones(3)}, r"unused.*h\.5\.extra"),
+        (lambda _: {"transformer.ln_f.weight": torch.ones(3)}, r"ln_f\.weight"),
+    ],
+    ids=["missing", "unused", "misshapen"],
+)
+def test_wrong_tensors_of_transformers(foreign: Path, change: Change, said: str) -> None:
+    edit_them(foreign, lambda tensors: put(tensors, change))
+    with pytest.raises(CheckpointError, match=said):
         load_model(foreign, options())
 
 

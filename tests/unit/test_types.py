@@ -35,53 +35,32 @@ def test_defaults_are_vllms() -> None:
     assert params.logprobs is None
 
 
+BAD: dict[str, list[Any]] = {
+    "n": [0, [10**5000]],  # the second has no repr
+    "temperature": [-0.1, math.nan, math.inf, 10**400],
+    "top_p": [0.0, 1.1, math.nan],
+    "top_k": [-2, 1.5],
+    "min_p": [-0.1],
+    "repetition_penalty": [0.0],
+    "presence_penalty": [3],
+    "frequency_penalty": [math.nan],
+    "max_tokens": [0],
+    "min_tokens": [17],
+    "logprobs": [-1, 21],
+    "prompt_logprobs": [1.0],
+    "stop": ["", [3], 5, {"a": 1}],
+    "stop_token_ids": [[-1], 5],
+    "bad_words": ["word", [""], 5],
+    "allowed_token_ids": [[], 5, "5"],
+    "logit_bias": [{1: math.nan}, {-1: 1.0}, {"\u00b2": 1.0}, {"9" * 5000: 1.0}, {1: 10**400}, [1]],
+    "seed": [1.5],
+    "speculation": ["off"],
+    "prediction": [7, [1, -1], [0.5]],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 0),
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", math.nan),
-        ("top_k", -2),
-        ("top_k", 1.5),
-        ("min_p", -0.1),
-        ("repetition_penalty", 0.0),
-        ("presence_penalty", 3),
-        ("frequency_penalty", math.nan),
-        ("max_tokens", 0),
-        ("min_tokens", 17),
-        ("logprobs", -1),
-        ("logprobs", 21),
-        ("prompt_logprobs", 1.0),
-        ("stop", ""),
-        ("stop", [3]),
-        ("stop_token_ids", [-1]),
-        ("bad_words", "word"),
-        ("bad_words", [""]),
-        ("allowed_token_ids", []),
-        ("logit_bias", {1: math.nan}),
-        ("logit_bias", {-1: 1.0}),
-        ("logit_bias", {"\u00b2": 1.0}),
-        ("logit_bias", {"9" * 5000: 1.0}),
-        ("logit_bias", {1: 10**400}),
-        ("logit_bias", [1]),
-        ("temperature", 10**400),
-        ("n", [10**5000]),  # has no repr
-        ("stop", 5),
-        ("stop", {"a": 1}),
-        ("bad_words", 5),
-        ("stop_token_ids", 5),
-        ("allowed_token_ids", 5),
-        ("allowed_token_ids", "5"),
-        ("seed", 1.5),
-        ("speculation", "off"),
-        ("prediction", 7),
-        ("prediction", [1, -1]),
-        ("prediction", [0.5]),
-    ],
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
 )
 def test_bad_values_name_the_field(name: str, value: object) -> None:
     with pytest.raises(ParameterError) as caught:

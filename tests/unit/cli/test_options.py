@@ -20,13 +20,16 @@ from foretoken.errors import ConfigError
 from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
 
-@pytest.mark.parametrize(("word", "meaning"), [("none", None), (" Auto", {"method": "auto"})])
-def test_words_instead_of_json(word: str, meaning: dict[str, str] | None) -> None:
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("none", None),
+        (" Auto", {"method": "auto"}),
+        ('{"method": "ngram"}', {"method": "ngram"}),
+    ],
+)
+def test_words_and_json(word: str, meaning: dict[str, str] | None) -> None:
     assert parse_speculation(word) == meaning
-
-
-def test_json_is_taken_as_it_is() -> None:
-    assert parse_speculation('{"method": "ngram"}') == {"method": "ngram"}
 
 
 @pytest.mark.parametrize("text", ["{", "ngram", "[1]", "3", '"x"'])
@@ -41,22 +44,17 @@ def test_invariance_has_three_values() -> None:
         parse_invariant("yes")
 
 
-def test_prompts_one_per_line(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("first\n\n  second\n")
-    assert read_prompts(file) == ("first", "  second")
-
-
-def test_prompts_as_json_lines(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a\\nb", "id": 1}\n{"prompt": "c"}\n')
-    assert read_prompts(file) == ("a\nb", "c")
-
-
-def test_json_lines_are_recognised_without_their_suffix(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text('{"prompt": "a"}\n')
-    assert read_prompts(file) == ("a",)
+@pytest.mark.parametrize(
+    ("name", "text", "prompts"),
+    [
+        ("a.txt", "first\n\n  second\n", ("first", "  second")),
+        ("a.jsonl", '{"prompt": "a\\nb", "id": 1}\n{"prompt": "c"}\n', ("a\nb", "c")),
+        ("json-lines.txt", '{"prompt": "a"}\n', ("a",)),
+    ],
+)
+def test_prompts(tmp_path: Path, name: str, text: str, prompts: tuple[str, ...]) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_prompts(tmp_path / name) == prompts
 
 
 @pytest.mark.parametrize(

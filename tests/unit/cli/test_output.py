@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.style import Style
@@ -157,31 +158,24 @@ def paint(*outputs: Output) -> list[list[tuple[str, str]]]:
     return [[(piece, s[0]) for piece, s in painter.paint(one)] for one in outputs]
 
 
-def test_each_token_keeps_its_source() -> None:
-    [pieces] = paint(output("abc", "aar", "abc"))
-    assert pieces == [("a", "a"), ("b", "a"), ("c", "r")]
+@pytest.mark.parametrize(
+    ("outputs", "pieces"),
+    [
+        ([("abc", "aar", "abc")], [[("a", "a"), ("b", "a"), ("c", "r")]]),
+        ([("ab", "ab", "a"), ("c", "t", "bc")], [[("a", "a")], [("b", "b"), ("c", "t")]]),
+        ([(".", "a", ""), ("x", "r", "?x")], [[], [("?x", "r")]]),
+    ],
+    ids=["each token", "text held back", "a character with the token that completes it"],
+)
+def test_each_piece_has_the_source_of_its_token(outputs: list[Any], pieces: list[Any]) -> None:
+    assert paint(*(output(*one) for one in outputs)) == pieces
 
 
-def test_text_held_back_comes_later_with_its_own_source() -> None:
-    first, second = paint(output("ab", "ab", "a"), output("c", "t", "bc"))
-    assert first == [("a", "a")]
-    assert second == [("b", "b"), ("c", "t")]
-
-
-def test_an_incomplete_character_goes_with_the_token_that_completes_it() -> None:
-    first, second = paint(output(".", "a", ""), output("x", "r", "?x"))
-    assert first == []
-    assert second == [("?x", "r")]
-
-
-def test_text_that_no_token_explains_is_not_lost() -> None:
-    [pieces] = paint(output("a", "a", "a!!"))
-    assert "".join(piece for piece, _ in pieces) == "a!!"
-
-
-def test_a_cut_stop_string_is_not_shown() -> None:
-    [pieces] = paint(output("abc", "aar", "ab"))
-    assert "".join(piece for piece, _ in pieces) == "ab"
+@pytest.mark.parametrize("given", [("a", "a", "a!!"), ("abc", "aar", "ab")])
+def test_text_is_all_that_is_shown(given: tuple[str, str, str]) -> None:
+    """More than its tokens explain is not lost, a cut stop string is not there."""
+    [pieces] = paint(output(*given))
+    assert "".join(piece for piece, _ in pieces) == given[2]
 
 
 def test_accepted_drafts_of_blocks_are_marked_apart() -> None:
