@@ -1,7 +1,8 @@
-"""`foretoken generate`, `info`, `demo` and `compare` on the packaged models, and mistakes."""
+"""`foretoken generate`, `info`, `demo`, `compare` on the packaged models; mistakes; extras."""
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from foretoken.assembly import default_speculation
 from foretoken.cli.app import app
 from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 from foretoken.config import EngineConfig
+from tests.guards.test_public_face import without_extras
 
 PROMPT = "def add(a, b):\n"
 
@@ -227,20 +229,19 @@ def test_info_explains_itself() -> None:
     assert "more" not in run("info", "demo", "--quantization", "int8").stdout
 
 
-def test_bad_speculative_json() -> None:
-    result = run("generate", "x", "--speculative-config", "{oops")
-    assert_one_line(result, 2, "--speculative-config", "{oops")
-
-
-def test_unknown_speculative_key() -> None:
-    config = '{"method": "ngram", "num_speculative_token": 3}'
-    result = run("generate", "x", "--speculative-config", config)
-    assert_one_line(result, 2, "num_speculative_token", "num_speculative_tokens")
-
-
-def test_method_that_is_not_built() -> None:
-    result = run("generate", "x", "--speculative-config", '{"method": "mtp"}')
-    assert_one_line(result, 2, "mtp", "not yet built")
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{oops", ("--speculative-config", "{oops")),
+        (
+            '{"method": "ngram", "num_speculative_token": 3}',
+            ("num_speculative_token", "num_speculative_tokens"),
+        ),
+        ('{"method": "mtp"}', ("mtp", "not yet built")),
+    ],
+)
+def test_wrong_speculation(config: str, words: tuple[str, ...]) -> None:
+    assert_one_line(run("generate", "x", "--speculative-config", config), 2, *words)
 
 
 @pytest.mark.parametrize(
@@ -280,3 +281,70 @@ def test_compare_needs_speculation(tmp_path: Path) -> None:
     file.write_text("x\n")
     result = run("compare", "demo", "--speculative-config", "none", "--prompts", str(file))
     assert_one_line(result, 2, "--speculative-config")
+
+
+OFFLINE = """
+from foretoken import LLM, SamplingParams
+from foretoken.errors import MissingPackageError
+
+params = SamplingParams(temperature=0.0, max_tokens=8)
+with LLM("demo", speculative_config={"method": "eagle3", "model": "demo-eagle3"}) as llm:
+    for output in llm.generate(["def f("], params):
+        print(len(output.outputs[0].token_ids))
+    try:
+        llm.generate(["x"], SamplingParams(structured_outputs={"regex": "[ab]+"}))
+    except MissingPackageError as error:
+        print(error)
+    print(len(llm.generate(["def f("], params)))
+"""
+COMMAND = "sys.argv = ['foretoken', *{words!r}]\nfrom foretoken.cli import main\nmain()"
+
+
+def without_extras_run(*words: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command line where no extra is installed."""
+    done = without_extras(COMMAND.format(words=list(words)), timeout_s=280)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate 'def f(' --max-tokens 4", "lab plan demo"])
+def test_commands_that_need_no_extra(command: str) -> None:
+    status, output, errors = without_extras_run(*shlex.split(command))
+    assert status == 0, errors
+    assert output.strip()
+
+
+@pytest.mark.slow
+def test_offline_use_needs_no_extra_and_grammars_name_theirs() -> None:
+    done = without_extras(OFFLINE, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "8",
+        "structured_outputs needs llguidance, which is not installed: "
+        'pip install "foretoken[serve]"',
+        "1",
+    ]
+
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        (["serve", "demo"], "starlette", "serve"),
+        (["lab", "record", URL], "uvicorn", "serve"),
+        (["lab", "bench", "--server", URL], "httptools", "serve"),
+        (["lab", "report", "."], "matplotlib", "report"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else " ".join(given[:2]),
+)
+def test_other_commands_say_what_to_install(words: list[str], package: str, extra: str) -> None:
+    status, _, errors = without_extras_run(*words)
+    assert status == 2, errors
+    [line] = errors.strip().splitlines()
+    assert line.startswith("foretoken: ")
+    assert line.endswith(
+        f'needs {package}, which is not installed: pip install "foretoken[{extra}]"'
+    )
