@@ -1,11 +1,13 @@
-"""Which cases of a test are slow, and so run by `make test-full` alone."""
+"""Which cases of a test are slow, and so run by `make test-full` alone; which need kernels."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from foretoken.kernels.library import LEVELS, Library
+from foretoken.kernels.library import LEVELS, Library, find_library
+
+needs_kernels = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
 
 
 def slow(*values: Any) -> Any:

@@ -6,16 +6,18 @@ from pathlib import Path
 import openai
 import pytest
 
+from foretoken import LLM
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.server.settings import ServerConfig
 from foretoken.testing import write_tiny_llama
+from tests.e2e.heads import HEADS, write_head
+from tests.e2e.lossless import PRESSURES, open_exact
 from tests.e2e.serving import Serving, serving
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random target."""
     return write_tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
 
 
@@ -26,8 +28,21 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    """A random head of each of HEADS, to be read only."""
+    root = tmp_path_factory.mktemp("heads")
+    return {name: write_head(root / name, name, draft) for name in HEADS}
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path) -> Iterator[LLM]:
+    """The target without drafts, one request at a time."""
+    with open_exact(model, None, **PRESSURES["one at a time"]) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[Serving]:
-    """The packaged pair, served."""
     config = EngineConfig.from_kwargs(
         model="demo",
         max_num_seqs=8,
@@ -46,6 +61,5 @@ def server() -> Iterator[Serving]:
 
 @pytest.fixture(scope="session")
 def client(server: Serving) -> Iterator[openai.OpenAI]:
-    """The official client, pointed at it."""
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
         yield made

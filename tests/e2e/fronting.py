@@ -23,8 +23,6 @@ KEY = "for the front alone"
 
 @dataclass(frozen=True)
 class Fronting:
-    """Where it listens, and its insides."""
-
     url: str
     state: FrontState
     drain: Drain
@@ -35,7 +33,6 @@ class Fronting:
 def fronting(
     places: Sequence[ReplicaPlace], config: ServerConfig | None = None
 ) -> Iterator[Fronting]:
-    """A front of these replicas, until the block ends."""
     config = config or ServerConfig()
     drain = Drain(config.limits.drain_s)
 
@@ -63,8 +60,6 @@ def fronting(
 
 @dataclass
 class Streamed:
-    """What a client saw of one stream."""
-
     chunks: list[dict[str, Any]] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     status: int = 0

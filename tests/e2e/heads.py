@@ -67,7 +67,6 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def block_shape(hidden: int = HIDDEN) -> BlockShape:
-    """BLOCK, for a target of this width."""
     layer = replace(BLOCK.layer, hidden_size=hidden)
     return replace(BLOCK, layer=layer, target_hidden_size=hidden)
 

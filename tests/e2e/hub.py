@@ -13,8 +13,6 @@ COMMIT = "a" * 40
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request."""
-
     method: str
     path: str
     token: str | None

@@ -86,6 +86,7 @@ PRESSURES: dict[str, dict[str, Any]] = {
     },
     "one at a time": {"max_num_seqs": 1, "enable_prefix_caching": False},
 }
+EXACT: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "adaptive_speculation": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,6 @@ def make_prompts(count: int, seed: int) -> list[dict[str, list[int]]]:
 
 
 def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[Result]:
-    """Run all prompts at once."""
     params = SamplingParams(detokenize=False, **parameters)
     requests = llm.generate(prompts, params, use_tqdm=False)
     return [
@@ -136,20 +136,18 @@ def with_model(config: dict[str, Any], draft: Path | None) -> dict[str, Any]:
     return {**config, "model": str(draft)} if config["method"] == "draft_model" else config
 
 
+def open_exact(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:
+    """Bits are promised, and every budget is drafted, whether it pays or not."""
+    return LLM(str(model), speculative_config=config, **{**EXACT, **settings})
+
+
 def open_llm(model: Path, draft: Path | None, method: str, **pressure: Any) -> LLM:
-    """An LLM with the drafter that `method` names; float32 and invariant."""
-    settings: dict[str, Any] = {
-        "dtype": "float32",
-        "batch_invariant": True,
-        "adaptive_speculation": False,  # every budget is drafted, whether it pays or not
-        **pressure,
-    }
+    config = pressure.pop("speculative_config", None)
     if method in METHODS:
         config = with_model(METHODS[method], draft)
-        settings["speculative_config"] = config
     if method == "junk":
-        settings["proposer"] = JunkProposer(VOCAB, seed=1)
-    return LLM(str(model), **settings)
+        pressure["proposer"] = JunkProposer(VOCAB, seed=1)
+    return open_exact(model, config, **pressure)
 
 
 def replay(model: Path, known: dict[str, list[int]], wrong: float) -> LLM:

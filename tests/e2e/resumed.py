@@ -55,16 +55,12 @@ TEXTS = (
 
 
 class Ask(NamedTuple):
-    """A prompt and its parameters."""
-
     prompt: dict[str, Any]
     params: SamplingParams
 
 
 @dataclass(slots=True)
 class Written:
-    """What came out of one output."""
-
     ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     """The text that became final with each token."""

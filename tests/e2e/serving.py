@@ -25,14 +25,11 @@ from foretoken.server.transport.draining_server import DrainingServer
 
 @dataclass(frozen=True)
 class Serving:
-    """Where it listens, and its insides for a look."""
-
     url: str
     state: ServerState
     runner: DrainingServer
 
     def wait_idle(self, seconds: float = 20.0) -> None:
-        """Wait until no request is open and every page is free."""
         engine = self.state.engine
         until = time.monotonic() + seconds
         while engine.num_open or engine.engine.has_unfinished:
@@ -45,7 +42,6 @@ class Serving:
 def serving(
     engine: Engine, config: ServerConfig | None = None, spans: RequestSpans | None = None
 ) -> Iterator[Serving]:
-    """Serve `engine` until the block ends."""
     config = config or ServerConfig()
     drain = Drain(config.limits.drain_s)
     state = build_state(engine, config, drain, spans)
@@ -68,7 +64,6 @@ def serving(
 
 
 def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Response:
-    """A JSON request."""
     return httpx.post(serving.url + path, json=body, headers=headers, timeout=60)
 
 

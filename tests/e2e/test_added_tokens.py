@@ -13,13 +13,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ParameterError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from tests.e2e.added_tokens import (
-    ENDS,
-    IDS,
-    NEVER_TEXT,
-    SIZE,
-    write_model_with_added_tokens,
-)
+from tests.e2e.added_tokens import ENDS, IDS, NEVER_TEXT, SIZE, write_model_with_added_tokens
 from tests.marks import slow
 
 HOWS: list[dict[str, Any]] = [{}, {"enabled": False}, {"drafter": "added"}]

@@ -30,12 +30,10 @@ Change = Callable[[gguf.GGUFWriter, dict[str, Any], dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with which nothing is wrong."""
     return write_target(tmp_path_factory.mktemp("whole") / "model.gguf", "Q4_K_M")
 
 
 def rewritten(path: Path, to: Path, change: Change, arch: str = "llama") -> Path:
-    """The same file after a change."""
     reader = gguf.GGUFReader(path)
     metadata = {
         name: field.contents()
@@ -71,7 +69,6 @@ def metadata(**changes: Any) -> Change:
 
 
 def without(name: str) -> Change:
-    """A tensor left out."""
     return lambda writer, found, tensors: tensors.pop(name)
 
 
@@ -113,7 +110,6 @@ AT_LOAD: dict[str, tuple[Change, str]] = {
 
 
 def said_by_info(path: Path) -> str:
-    """Its one line."""
     found = CliRunner().invoke(app, ["info", str(path)])
     lines = found.stderr.strip().splitlines()
     assert found.exit_code in (2, 3) and len(lines) == 1, (found.output, found.exception)

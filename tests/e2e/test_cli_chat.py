@@ -36,13 +36,11 @@ TEMPLATE = (
 
 
 def run(*arguments: str, stdin: str = "") -> Result:
-    """`foretoken chat`, piped."""
     return CliRunner().invoke(app, ["chat", *arguments], input=stdin)
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """A model with a chat template."""
     settings: dict[str, Any] = {"max_num_seqs": 1, "batch_invariant": True, "max_model_len": 128}
     with LLM("demo", **settings) as made:
         yield made
@@ -50,7 +48,6 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def expected(llm: LLM) -> list[str]:
-    """What the model answers to TURNS, from Python."""
     messages: list[dict[str, str]] = []
     for turn in TURNS:
         messages.append({"role": "user", "content": turn})

@@ -1,22 +1,25 @@
-"""`foretoken generate` and `foretoken info` on the packaged models."""
+"""`foretoken generate`, `info`, `demo`, `compare` on the packaged models; mistakes; extras."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, SamplingParams, __version__
 from foretoken.assembly import default_speculation
 from foretoken.cli.app import app
+from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 from foretoken.config import EngineConfig
+from tests.guards.test_public_face import without_extras
 
 PROMPT = "def add(a, b):\n"
 
 
 def generate(*arguments: str, stdin: str | None = None) -> str:
-    """What the command wrote to standard output."""
     result = CliRunner().invoke(app, ["generate", "--max-tokens", "12", *arguments], input=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -24,7 +27,6 @@ def generate(*arguments: str, stdin: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    """The plain continuation, from Python."""
     with LLM("demo", max_num_seqs=1, batch_invariant=True) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=12)
         return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
@@ -116,3 +118,231 @@ def test_info_is_a_table_for_people() -> None:
     result = CliRunner().invoke(app, ["info", "demo-draft"])
     assert result.exit_code == 0, result.output
     assert "kv per token" in result.stdout
+
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+@pytest.mark.slow
+def test_demo_ends_with_one_json_document() -> None:
+    result = CliRunner().invoke(app, ["demo", "--quick", "--json"])
+    assert result.exit_code == 0, result.output
+    [line] = result.stdout.splitlines()
+    document = json.loads(line)
+    assert document["identical"] is True
+    rows = {(row["workload"], row["arm"]) for row in document["results"]}
+    assert len(rows) == len(document["results"]) == 3 * len(installed_methods(QUICK))
+    for row in document["results"]:
+        assert row["identical"], row
+        assert row["tokens_per_s"] > 0
+        assert row["acceptance_length"] >= 1.0
+        if row["arm"] == "draft_model":
+            assert len(row["acceptance_by_position"]) == 4
+            assert list(row["acceptance_by_position"]) == sorted(
+                row["acceptance_by_position"], reverse=True
+            )
+
+
+@pytest.mark.slow
+def test_demo_prints_a_table_for_people() -> None:
+    result = CliRunner().invoke(app, ["demo", "--quick"])
+    assert result.exit_code == 0, result.output
+    assert "All methods wrote the same tokens." in result.stdout
+    for name in installed_methods(QUICK):
+        assert name in result.stdout
+    assert "One prompt, run once." in " ".join(result.stdout.split())
+
+
+def test_demo_says_how_many_passes_there_were() -> None:
+    """Not `repeat 1 of 3` and then `medians over 1 repeats`."""
+    plan = Plan()
+    assert _passes(3, 6, plan) == "Medians over 6 prompts of medians over 3 passes"
+    assert _passes(1, 6, plan) == (
+        "Medians over 6 prompts, each run once (no time for 3 within 110 s)"
+    )
+
+
+@pytest.mark.slow
+def test_compare_answers_with_table_document_and_exit_code(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def f(x):\nimport os\n")
+    arguments = ["compare", "demo", "--speculative-config", NGRAM, "--prompts", str(prompts)]
+    options = ["--repeats", "2", "--max-tokens", "12", "--batch-invariant", "on", "--json"]
+    result = CliRunner().invoke(app, arguments + options)
+    document = json.loads(result.stdout)
+    assert result.exit_code == document["exit_code"]
+    assert result.exit_code == 6, "two prompts do not tell"
+    off, on = document["results"]
+    assert (off["arm"], on["arm"]) == ("off", "on")
+    assert on["identical"]
+    assert on["num_prompts"] == 2
+    assert on["num_repeats"] == 2
+    assert on["speedup"]["low"] <= on["speedup"]["median"] <= on["speedup"]["high"]
+    assert "latency per request" in result.stderr
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def assert_one_line(result: Result, exit_code: int, *words: str) -> None:
+    assert result.exit_code == exit_code, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("foretoken: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"foretoken {__version__}\n"
+
+
+def test_help_lists_every_subcommand() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("generate", "demo", "compare", "info", "train"):
+        assert name in result.stdout
+
+
+def test_unknown_model() -> None:
+    result = run("info", "./no-such-folder")
+    assert_one_line(result, 3, "model", "no-such-folder", "config.json")
+
+
+@pytest.mark.parametrize("option", ["--quantization", "--kv-cache-dtype"])
+def test_kinds_that_info_does_not_know(option: str) -> None:
+    assert_one_line(run("info", "demo", option, "int3"), 2, option, "int8")
+
+
+def test_info_explains_itself() -> None:
+    """No `None`, a tied table counted once, and whether kernels are on."""
+    text = run("info", "demo").stdout
+    assert "None" not in text and "windows" not in text
+    assert text.count("22.0 MB") == 2, text
+    assert re.search(r"kernels +│ (on, \w+|off \()", text), text
+    document = json.loads(run("info", "demo", "--json").stdout)
+    assert document["kernels"].split(",")[0].split(" ")[0] in ("on", "off")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{oops", ("--speculative-config", "{oops")),
+        (
+            '{"method": "ngram", "num_speculative_token": 3}',
+            ("num_speculative_token", "num_speculative_tokens"),
+        ),
+        ('{"method": "mtp"}', ("mtp", "not yet built")),
+    ],
+)
+def test_wrong_speculation(config: str, words: tuple[str, ...]) -> None:
+    assert_one_line(run("generate", "x", "--speculative-config", config), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--temperature", "-1", "temperature"),
+        ("--temperature", "nan", "temperature"),
+        ("--top-p", "0", "top_p"),
+        ("--max-tokens", "0", "max_tokens"),
+        ("--batch-invariant", "maybe", "--batch-invariant"),
+        ("--dtype", "int3", "dtype"),
+    ],
+)
+def test_bad_values(option: str, value: str, field: str) -> None:
+    assert_one_line(run("generate", "x", option, value), 2, field, value.replace("nan", "nan"))
+
+
+def test_two_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("x")
+    assert_one_line(run("generate", "y", "--file", str(file)), 2, "PROMPT")
+
+
+def test_missing_prompt_file() -> None:
+    assert_one_line(run("generate", "--file", "nowhere.txt"), 2, "--file", "nowhere.txt")
+
+
+def test_compare_needs_prompts_that_exist() -> None:
+    result = run(
+        "compare", "demo", "--speculative-config", '{"method": "ngram"}', "--prompts", "nowhere"
+    )
+    assert_one_line(result, 2, "--prompts", "nowhere")
+
+
+def test_compare_needs_speculation(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("x\n")
+    result = run("compare", "demo", "--speculative-config", "none", "--prompts", str(file))
+    assert_one_line(result, 2, "--speculative-config")
+
+
+OFFLINE = """
+from foretoken import LLM, SamplingParams
+from foretoken.errors import MissingPackageError
+
+params = SamplingParams(temperature=0.0, max_tokens=8)
+with LLM("demo", speculative_config={"method": "eagle3", "model": "demo-eagle3"}) as llm:
+    for output in llm.generate(["def f("], params):
+        print(len(output.outputs[0].token_ids))
+    try:
+        llm.generate(["x"], SamplingParams(structured_outputs={"regex": "[ab]+"}))
+    except MissingPackageError as error:
+        print(error)
+    print(len(llm.generate(["def f("], params)))
+"""
+COMMAND = "sys.argv = ['foretoken', *{words!r}]\nfrom foretoken.cli import main\nmain()"
+
+
+def without_extras_run(*words: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command line where no extra is installed."""
+    done = without_extras(COMMAND.format(words=list(words)), timeout_s=280)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate 'def f(' --max-tokens 4", "lab plan demo"])
+def test_commands_that_need_no_extra(command: str) -> None:
+    status, output, errors = without_extras_run(*shlex.split(command))
+    assert status == 0, errors
+    assert output.strip()
+
+
+@pytest.mark.slow
+def test_offline_use_needs_no_extra_and_grammars_name_theirs() -> None:
+    done = without_extras(OFFLINE, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "8",
+        "structured_outputs needs llguidance, which is not installed: "
+        'pip install "foretoken[serve]"',
+        "1",
+    ]
+
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        (["serve", "demo"], "starlette", "serve"),
+        (["lab", "record", URL], "uvicorn", "serve"),
+        (["lab", "bench", "--server", URL], "httptools", "serve"),
+        (["lab", "report", "."], "matplotlib", "report"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else " ".join(given[:2]),
+)
+def test_other_commands_say_what_to_install(words: list[str], package: str, extra: str) -> None:
+    status, _, errors = without_extras_run(*words)
+    assert status == 2, errors
+    [line] = errors.strip().splitlines()
+    assert line.startswith("foretoken: ")
+    assert line.endswith(
+        f'needs {package}, which is not installed: pip install "foretoken[{extra}]"'
+    )

@@ -33,7 +33,6 @@ PLANTED = [
 
 
 def plant(patch: pytest.MonkeyPatch, owner: type, name: str, good: int) -> None:
-    """From some calls on it raises."""
     right, calls = getattr(owner, name), []
 
     def broken(*args: Any, **kwargs: Any) -> Any:

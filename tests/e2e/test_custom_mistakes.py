@@ -21,8 +21,6 @@ Answer = Callable[[Context], Any]
 
 
 class Given(Proposer):
-    """Says what it is told to say."""
-
     name = "mine"
 
     def __init__(self, answer: Answer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.shown import complaints
+from tests.shown import complaints, run_shown
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "decisions"
@@ -105,11 +105,7 @@ def test_the_cut_off_is_judged_by_the_best_length(
 
 @pytest.mark.parametrize(
     ("least", "most", "said"),
-    [
-        (1.0, 1.9, "for 2 s is enough"),
-        (1.5, 2.5, "may be enough"),
-        (2.1, 3.0, "is not enough"),
-    ],
+    [(1.0, 1.9, "for 2 s is enough"), (1.5, 2.5, "may be enough"), (2.1, 3.0, "is not enough")],
 )
 def test_two_seconds_are_promised_by_the_whole_interval(
     least: float, most: float, said: str, monkeypatch: pytest.MonkeyPatch
@@ -120,21 +116,14 @@ def test_two_seconds_are_promised_by_the_whole_interval(
         return moves.Times(plain_s, 2.0, least, most, "a draft, k = 3")
 
     line = moves.answer(
-        {
-            "as it is": times(4.1),
-            "not quantized": times(7.0),
-            "int4 weights": times(2.9),
-        },
-        2.0,
+        {"as it is": times(4.1), "not quantized": times(7.0), "int4 weights": times(2.9)}, 2.0
     )
     assert_sentence(line)
     assert said in line
     assert "saved 2.9 s already" in line and "int4 weights 1.2 s, none of which" in line
 
 
-def test_a_gain_without_an_interval_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gain_without_an_interval_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = example(SHARED, monkeypatch)
     lucky = {"estimate": 2.0, "low": None, "high": None}
     assert not shared.above(lucky) and not shared.below(lucky)
@@ -146,3 +135,35 @@ def test_a_gain_without_an_interval_proves_nothing(
     told = shared.sorted_out({"8": {"estimate": 0.9, "low": 0.8, "high": 0.99}})
     assert told == "loses at 8"
     assert shared.ratio(sure) == "1.20x (1.10 to 1.30)"
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path) -> None:
+    shown = run_shown([str(path)])
+    if path.stem == "compare_methods":
+        assert shown.count("same tokens: True") == 3, shown
+    if path.stem == "streaming":
+        assert "64 tokens in" in shown, shown
+    if path.stem == "offline_inference":
+        assert shown.count("--- prompt") == 3, shown
+    if path.stem == "new_proposer":
+        assert shown.count(": kept") == 6, shown
+        assert "same tokens: True" in shown, shown
+        assert "0 tokens drafted" not in shown.splitlines()[-2], shown
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["", "\n", "#\n" * 4, "import threading\n" * 17, "acceptance length: 2.5555555555555554",
+     "the form of the form", "abstract abstract abstract abstract"],
+)  # fmt: skip
+def test_what_a_stranger_stumbles_over_is_found(shown: str) -> None:
+    assert bool(complaints(shown)) == (shown != "the form of the form")

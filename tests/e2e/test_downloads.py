@@ -170,7 +170,6 @@ def test_a_gated_model_without_a_token(tmp_path: Path) -> None:
 
 
 def say(name: str, **environment: str) -> str:
-    """The one line of `foretoken info NAME`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     done = subprocess.run(
         [sys.executable, "-m", "foretoken", "info", name],

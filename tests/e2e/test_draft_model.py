@@ -49,10 +49,7 @@ class Audited(Proposer):
 
 def make_proposer(folder: Path, generations: list[int]) -> KVProposer:
     options = LoadOptions(
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        batch_invariant=True,
-        page_size=PAGE_SIZE,
+        dtype=torch.float32, device=torch.device("cpu"), batch_invariant=True, page_size=PAGE_SIZE
     )
     runner = Runner.load(folder, options, num_pages=PAGES)
     sampler = DraftSampler(Sampler(VOCAB), "auto", "auto")

@@ -73,7 +73,6 @@ for text in json.load(sys.stdin):
 
 
 def texts(engine: str) -> Iterator[str]:
-    """The commands or scripts for an engine that has what is asked for."""
     for settings, config in every_command():
         try:
             yield export(engine, settings, config).text

@@ -30,7 +30,6 @@ TENSORS = [
 def spoil(
     folder: Path, name: str, value: float, change: Callable[[Any], Any] = lambda t: t
 ) -> None:
-    """Put `value` into the last place of a tensor."""
     file = folder / "model.safetensors"
     tensors = {key: change(tensor) for key, tensor in load_file(str(file)).items()}
     tensors[name].view(-1)[-1] = value

@@ -54,9 +54,7 @@ def at_work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fronting
 
 
 @pytest.fixture(scope="module")
-def running(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Fronting, list[Serving]]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fronting, list[Serving]]]:
     with at_work(tmp_path_factory) as found:
         yield found
 

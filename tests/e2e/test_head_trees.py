@@ -1,6 +1,6 @@
 """Trees of heads: the same tokens as plain decoding, and every node what a chain would draft."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from foretoken.proposers.heads.stateless import StatelessProposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
-from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
 from tests.marks import slow_but
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
@@ -27,24 +27,11 @@ NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
 DEPTH = 3
 DYNAMIC = {"tree_top_k": 3, "tree_depth": DEPTH, "num_speculative_tokens": 10}
 COUNT, TOKENS = 6, 24
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "batch_invariant": True,
-    "adaptive_speculation": False,
-}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("head-trees")
-    return {name: write_head(root / name, name, draft) for name in NAMES}
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
-    with LLM(str(model), **SETTINGS, **PRESSURES["one at a time"]) as llm:
-        yield cache(partial(run, llm))
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def run(llm: LLM, name: str) -> list[Result]:
@@ -54,7 +41,7 @@ def run(llm: LLM, name: str) -> list[Result]:
 def open_head(model: Path, folder: Path, name: str, **keys: Any) -> LLM:
     pressure = keys.pop("pressure", {})
     config = {"method": HEADS[name]["method"], "model": str(folder), **keys}
-    return LLM(str(model), speculative_config=config, **SETTINGS, **pressure)
+    return open_exact(model, config, **pressure)
 
 
 @pytest.mark.parametrize("name", slow_but(NAMES, "eagle3", "dspark"))

@@ -1,8 +1,9 @@
 """Heads in the engine: the same tokens as plain decoding, and KV that is never stale."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,16 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from foretoken.text.tokenizer import Tokenizer
-from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import (
+    EXACT,
+    PARAMETERS,
+    PRESSURES,
+    Result,
+    generate,
+    make_prompts,
+    open_llm,
+)
 from tests.golden.test_gguf import Kind
 from tests.golden.test_gguf import write_both as write_gguf
 from tests.marks import slow, slow_but
@@ -51,28 +60,13 @@ UNSURE = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    """One folder per head."""
-    root = tmp_path_factory.mktemp("heads")
-    return {name: write_head(root / name, name, draft) for name in HEADS}
+def plain(alone: LLM) -> Callable[[str, int], list[Result]]:
+    @cache
+    def results(parameters: str, count: int) -> list[Result]:
+        chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+        return generate(alone, make_prompts(count, 3), chosen)
 
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str, int], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
-    known: dict[tuple[str, int], list[Result]] = {}
-    with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
-
-        def results(parameters: str, count: int) -> list[Result]:
-            if (parameters, count) not in known:
-                chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-                known[parameters, count] = generate(llm, make_prompts(count, 3), chosen)
-            return known[parameters, count]
-
-        yield results
-
-
-EXACT: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "adaptive_speculation": False}
+    return results
 
 
 def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) -> LLM:

@@ -13,7 +13,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.testing import JunkProposer
-from tests.e2e.heads import HEADS, write_head
+from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     METHODS,
     PARAMETERS,
@@ -55,19 +55,16 @@ def run(llm: LLM, parameters: str) -> list[Result]:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
     with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
         yield cache(partial(run, llm))
 
 
 @pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, dict[str, Any]]:
-    """The drafters with the folders of their models."""
-    root = tmp_path_factory.mktemp("heads")
-    found = {name: with_model(config, draft) for name, config in DRAFTERS.items()}
-    for name in ("eagle3", "dflash", "dspark"):
-        found[name] = {**DRAFTERS[name], "model": str(write_head(root / name, name, draft))}
-    return found
+def drafters(folders: dict[str, Path], draft: Path) -> dict[str, dict[str, Any]]:
+    return {
+        name: {**one, "model": str(folders[name])} if name in HEADS else with_model(one, draft)
+        for name, one in DRAFTERS.items()
+    }
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
-from tests.e2e.heads import HEADS, write_head
+from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PARAMETERS, PRESSURES, make_prompts, open_llm
 from tests.marks import slow_but
 
@@ -27,10 +27,8 @@ TOKENS, COUNT = 24, 10
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("joining")
-    heads = {name: write_head(root / name, name, draft) for name in METHODS if name in HEADS}
-    return dict.fromkeys(METHODS, draft) | heads
+def folders(folders: dict[str, Path], draft: Path) -> dict[str, Path]:
+    return dict.fromkeys(METHODS, draft) | folders
 
 
 def run(llm: LLM, parameters: dict[str, Any], late: random.Random | None) -> tuple[list[Any], int]:

@@ -35,7 +35,6 @@ def engine_config(**more: Any) -> EngineConfig:
 
 @contextmanager
 def told(folder: Path) -> Iterator[tuple[Serving, "Subscriber"]]:
-    """A server that tells of its pages, and somebody who listens."""
     endpoint, replay = (f"ipc://{folder}/{name}" for name in ("events", "replay"))
     events = KVEventsConfig(
         enable_kv_cache_events=True, endpoint=endpoint, replay_endpoint=replay, topic="kv@here@demo"

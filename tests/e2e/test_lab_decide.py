@@ -25,7 +25,6 @@ given by URL are one start each."""
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """A few dozen prompts."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"def f{i}(x):\n", "max_tokens": 24} for i in range(30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -33,7 +32,6 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def measure(out: Path, prompts: Path, baseline: str, candidate: str) -> None:
-    """`foretoken lab ab`, three small blocks."""
     options = ["--baseline", baseline, "--candidate", candidate, "--workload", str(prompts)]
     options += ["--load", "closed:2", "--blocks", "3", "--requests", "8", "--max-tokens", "24"]
     result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options])

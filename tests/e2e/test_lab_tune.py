@@ -100,7 +100,6 @@ def test_killed_it_leaves_no_server_and_goes_on(tmp_path: Path, workload: str) -
 
 
 def orphans() -> int:
-    """Mock servers of these tests whose parent has died."""
     found = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -20,18 +20,14 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
+from tests.marks import needs_kernels
 
 SERVE = ("-m", "foretoken", "serve")
 PROMPT = [5, 9, 2, 7]
 LEAVES_S = 30.0
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +62,6 @@ def told(rank: int, port: int, size: int = 2) -> dict[str, str]:
 
 
 def url_in(log: Path, process: "subprocess.Popen[bytes]") -> str:
-    """Where it serves, once it does."""
     until = time.monotonic() + 120.0
     while not (found := re.search(r"Serving \S+ at (http://\S+)", log.read_text())):
         assert process.poll() is None and time.monotonic() < until, log.read_text()

@@ -39,8 +39,6 @@ SHORTAGE = {**PRESSURES["shortage"], "kv_cache_memory_bytes": 130_000}
 
 
 class Files:
-    """A target and its drafters in GGUF files."""
-
     def __init__(self, target: Path, drafters: dict[str, Path], tokenizer: str | None) -> None:
         self._target, self._drafters, self._tokenizer = target, drafters, tokenizer
 
@@ -81,24 +79,20 @@ def packaged(folder: Path, kind: Kind) -> Files:
 
 
 def run(llm: LLM, parameters: str, count: int, tokens: int = TOKENS) -> list[Result]:
-    """All prompts at once."""
     return generate(llm, make_prompts(count, 3), {"max_tokens": tokens, **PARAMETERS[parameters]})
 
 
 def tokens_of(results: list[Result]) -> int:
-    """How many there are."""
     return sum(len(result.token_ids) for result in results)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Those of the most usual mix."""
     return of_mix(tmp_path_factory.mktemp("mix"), "Q4_K_M")
 
 
 @pytest.fixture(scope="module")
 def plain(files: Files) -> dict[str, list[Result]]:
-    """Plain decoding, one request at a time."""
     with files.open(None, **PRESSURES["one at a time"]) as llm:
         return {parameters: run(llm, parameters, 12) for parameters in BOTH}
 
@@ -127,7 +121,6 @@ def test_in_chunks(method: str, files: Files, plain: dict[str, list[Result]]) ->
 
 
 def value(llm: LLM, name: str) -> float:
-    """Of a counter."""
     [found] = [one for one in llm.get_metrics() if one.name.endswith(name)]
     assert isinstance(found, Counter)
     return found.value

@@ -66,7 +66,6 @@ def known() -> dict[tuple[str, int], Expected]:
 
 
 def find(name: str) -> str:
-    """The path of a file."""
     if FOLDER is None:
         pytest.skip("FORETOKEN_REAL names no folder with published GGUF files")
     found = Path(FOLDER) / f"{name}.gguf"

@@ -29,8 +29,6 @@ QUICK, FULL = 21, 210
 
 
 class Reference:
-    """Plain decoding, one request at a time, computed once per parameter set."""
-
     def __init__(self, model: Path) -> None:
         self._llm = open_llm(model, None, "plain", **PRESSURES["one at a time"])
         self._known: dict[tuple[str, int], list[Result]] = {}
@@ -45,7 +43,6 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference(model: Path) -> Iterator[Reference]:
-    """Plain decoding of the module's model."""
     yield Reference(model)
 
 

@@ -20,10 +20,10 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.engine_async import AsyncEngine, OutputStream
 from foretoken.errors import RankLostError
-from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output
 from tests.e2e.serving import start_server
+from tests.marks import needs_kernels
 
 ENDS_S = 10.0
 """The promise."""
@@ -31,19 +31,12 @@ BUSY_S = 5.0
 """What a machine with other work may add to it."""
 KINDS = ("tensor_parallel_size", "pipeline_parallel_size")
 HARMS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-SAID = {
-    "killed": "rank 1 has died",
-    "stopped": "rank 1 (has given no sign of life|did not answer)",
-}
+SAID = {"killed": "rank 1 has died", "stopped": "rank 1 (has given no sign of life|did not answer)"}
 """A step has a deadline, too, and a small one may be the first to end."""
 PARAMS = SamplingParams(max_tokens=3000, ignore_eos=True, temperature=0.0)
 """Longer than anybody waits before the harm."""
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,6 @@ def keyed() -> Iterator[Serving]:
 
 
 def raw(server: Serving, lines: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
-    """Status and JSON of a request whose header lines are given."""
     where = urlsplit(server.url)
     assert where.hostname and where.port
     with socket.create_connection((where.hostname, where.port), 30) as line:

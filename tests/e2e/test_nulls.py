@@ -57,7 +57,6 @@ def optional(kind: type) -> Iterator[str]:
 
 
 def with_null(body: Any, place: Place, name: str) -> Any:
-    """The body with a null inside the object at a place."""
     if not place:
         return {**body, name: None}
     changed: Any = dict(body) if isinstance(body, dict) else list(body)

@@ -8,7 +8,7 @@ beyond what a plugin can import, and the row is registered by the public call.
 
 import collections
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_toke
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 from foretoken.testing import TINY
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
@@ -54,8 +54,6 @@ DEPTH, TOKENS, COUNT = 3, 32, 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToySettings:
-    """The keys that only this method has."""
-
     toy_scale: Annotated[float, between(0.0, 4.0)] = 1.0
 
 
@@ -89,7 +87,6 @@ PAGED = DraftingMethod(
 
 
 def find(config: Any, target: Target) -> FoundDrafter:
-    """What the rows' module offers."""
     return find_head(Toy if config.method == "toy" else PagedToy, config, target)
 
 
@@ -234,7 +231,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random toy head, in a folder of its own format."""
     folder = tmp_path_factory.mktemp("toy")
     torch.manual_seed(5)
     net = Toy(HIDDEN, VOCAB, DEPTH)
@@ -258,16 +254,8 @@ def paged_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    """Plain decoding, one request at a time, once per parameter set."""
-    with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
-        yield cache(partial(run, llm))
-
-
-def open_llm(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:
-    exact: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
-    exact["adaptive_speculation"] = False
-    return LLM(str(model), speculative_config=config, **exact, **settings)
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def run(llm: LLM, name: str) -> list[Result]:
@@ -297,7 +285,7 @@ def test_it_changes_no_token(
 ) -> None:
     """Greedy, seeded with filters and with penalties, and it is measured."""
     config = {"method": "toy", "model": str(head), **keys}
-    with open_llm(model, config, **PRESSURES[pressure]) as llm:
+    with open_exact(model, config, **PRESSURES[pressure]) as llm:
         for name in ("greedy", "filters", "greedy penalties"):
             assert run(llm, name) == plain(name), name
         assert counted(llm, "num_draft_tokens") > 100
@@ -318,7 +306,7 @@ def test_keys_and_values_of_its_own_change_no_token(
     keys: dict[str, Any], pressure: str, model: Path, paged_head: Path, plain: Any
 ) -> None:
     config = {"model": str(paged_head), **keys}
-    with open_llm(model, config, **PRESSURES[pressure]) as llm:
+    with open_exact(model, config, **PRESSURES[pressure]) as llm:
         for name in ("greedy", "filters"):
             assert run(llm, name) == plain(name), name
         # Short of pages the target's come first, and drafters have what is left.
@@ -334,7 +322,7 @@ def test_among_other_drafters(policy: str, model: Path, head: Path, plain: Any) 
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     toys = [{"method": "toy", "model": str(head), "name": name} for name in ("one", "other")]
     config = {"policy": policy, "drafters": [lookup, *toys]}
-    with open_llm(model, config, max_num_seqs=16) as llm:
+    with open_exact(model, config, max_num_seqs=16) as llm:
         assert run(llm, "filters") == plain("filters")
         wish = SamplingParams(
             max_tokens=TOKENS, temperature=0.0, detokenize=False, speculation={"drafter": "other"}
@@ -354,7 +342,7 @@ def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> No
     )
     counts = []
     for config in (None, {"method": "toy", "model": str(head), "num_speculative_tokens": 3}):
-        with open_llm(model, config, seed=3) as llm:
+        with open_exact(model, config, seed=3) as llm:
             [output] = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
             counts.append(collections.Counter(out.token_ids for out in output.outputs))
     assert_alike(*counts, least_freedom=3)
@@ -363,7 +351,7 @@ def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> No
 def test_its_memory_is_budgeted(model: Path, head: Path) -> None:
     """Its weights, and the hidden states that the target keeps for it."""
     config = {"method": "toy", "model": str(head), "num_speculative_tokens": 3}
-    with open_llm(model, config) as llm:
+    with open_exact(model, config) as llm:
         need = llm._engine.parts.config.budget.need
     assert need.draft_weights == 4 * 2 * VOCAB * HIDDEN
     assert need.draft_kv_per_token == 4 * HIDDEN
@@ -391,14 +379,14 @@ def test_the_method_follows_from_the_folder(head: Path) -> None:
 def test_mistakes_are_explained(model: Path, head: Path) -> None:
     deep = [[0] * n for n in range(1, DEPTH + 2)]
     with pytest.raises(ConfigError, match=f"choices.*at most {DEPTH}"):
-        open_llm(model, {"method": "toy", "model": str(head), "choices": deep})
+        open_exact(model, {"method": "toy", "model": str(head), "choices": deep})
     with pytest.raises(ConfigError, match="method.*toy, which"):
-        open_llm(model, {"method": "mlp", "model": str(head)})
+        open_exact(model, {"method": "mlp", "model": str(head)})
     with pytest.raises(ConfigError, match="parallel_drafting"):
-        open_llm(model, {"method": "toy", "model": str(head), "parallel_drafting": True})
+        open_exact(model, {"method": "toy", "model": str(head), "parallel_drafting": True})
     with pytest.raises(ConfigError, match=r"toy_scale: got 9; allowed: a number from 0 to 4"):
-        open_llm(model, {"method": "toy", "model": str(head), "toy_scale": 9})
+        open_exact(model, {"method": "toy", "model": str(head), "toy_scale": 9})
     with pytest.raises(ConfigError, match="toy_scal.*did you mean 'toy_scale'"):
-        open_llm(model, {"method": "toy", "model": str(head), "toy_scal": 1})
+        open_exact(model, {"method": "toy", "model": str(head), "toy_scal": 1})
     with pytest.raises(ConfigError, match="kv_cache_dtype"):
-        open_llm(model, {"method": "toy", "model": str(head), "kv_cache_dtype": "int8"})
+        open_exact(model, {"method": "toy", "model": str(head), "kv_cache_dtype": "int8"})

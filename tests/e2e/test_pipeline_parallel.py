@@ -10,10 +10,10 @@ import pytest
 
 from foretoken import LLM
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import needs_kernels
 
 LAYERS = 5
 CHOICES = [[0], [0, 0], [0, 0, 1], [1], [1, 0], [2]]
@@ -21,11 +21,7 @@ CHUNKS = PRESSURES["chunks"]
 POINTS = {"eagle3": [4, 1], "peagle": [3, 2], "anchored": [2, 4]}
 """In the upper half, at its beginning, and in the lower one: layers 0 and 1 are on rank 0."""
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module")

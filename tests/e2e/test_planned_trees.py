@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cache, partial
 from pathlib import Path
@@ -23,8 +23,7 @@ from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
 from foretoken.types import StepStats
-from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
@@ -38,26 +37,13 @@ COUNT, TOKENS = 8, 30
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("planned-trees")
-    names = [name for name in DRAFTERS if name in HEADS]
-    heads = {name: write_head(root / name, name, draft) for name in names}
-    return {"draft_model": draft, **heads}
+def folders(folders: dict[str, Path], draft: Path) -> dict[str, Path]:
+    return {"draft_model": draft, **folders}
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
-        yield cache(partial(run, llm))
-
-
-def open_llm(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:
-    exact: dict[str, Any] = {
-        "dtype": "float32",
-        "batch_invariant": True,
-        "adaptive_speculation": False,
-    }
-    return LLM(str(model), speculative_config=config, **(exact | settings))
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def run(llm: LLM, name: str) -> list[Result]:
@@ -65,10 +51,7 @@ def run(llm: LLM, name: str) -> list[Result]:
 
 
 class AnyPlan:
-    """Plans trees at random, and keeps what became of them."""
-
     def __init__(self, llm: LLM, seed: int) -> None:
-        """Take over what `llm` plans."""
         parts = llm._engine.parts
         assert isinstance(parts.proposer, Drafters)
         [(self.name, member)] = parts.proposer.members.items()
@@ -130,7 +113,7 @@ def test_no_plan_changes_a_token(
 ) -> None:
     config = {"method": name, "model": str(folders[name]), **SHAPES[shape]}
     for seed, pressure in enumerate(("calm", "shortage")):
-        with open_llm(model, config, **PRESSURES[pressure]) as llm:
+        with open_exact(model, config, **PRESSURES[pressure]) as llm:
             plans = AnyPlan(llm, seed)
             for parameters in ("greedy", "filters", "several"):
                 assert run(llm, parameters) == plain(parameters), (parameters, pressure)
@@ -152,7 +135,7 @@ def test_drawn_tokens_have_the_plain_distribution(
     )
     counts: list[Counter[tuple[int, ...]]] = []
     for config in (None, {"method": name, "model": str(folders[name]), **SHAPES[shape]}):
-        with open_llm(model, config, seed=3) as llm:
+        with open_exact(model, config, seed=3) as llm:
             plans = None if config is None else AnyPlan(llm, 1)
             prompt = {"prompt_token_ids": [5, 17, 3]}
             (output,) = llm.generate([prompt], params, use_tqdm=False)
@@ -172,7 +155,7 @@ def test_control_of_trees_changes_no_token(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = {"method": "draft_model", "model": str(draft), **SHAPES[shape]}
     drafted = 0
-    with open_llm(model, config, adaptive_speculation=True, max_num_seqs=5) as llm:
+    with open_exact(model, config, adaptive_speculation=True, max_num_seqs=5) as llm:
         for parameters in ("greedy", "filters", "several"):
             assert run(llm, parameters) == plain(parameters)
         drafted += llm._engine.metrics._totals.num_drafts

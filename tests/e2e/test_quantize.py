@@ -64,7 +64,6 @@ def logits(folder: Path, quantization: str | None) -> Tensor:
 
 
 def matrices(folder: Path) -> dict[str, IntWeights | Tensor]:
-    """Every matrix of the layers, as our reader gives it."""
     shape = ModelShape.from_config(folder)
     assert shape.stored is not None
     cpu, stored = torch.device("cpu"), format_of(shape.stored, folder)

@@ -52,7 +52,6 @@ IN_A_HURRY = (
 
 
 def bodies(count: int, length: int = LENGTH) -> list[dict[str, Any]]:
-    """Requests: greedy, seeded and, last, two without a seed."""
     common = {"max_tokens": length, "ignore_eos": True, "return_token_ids": True}
     found: list[dict[str, Any]] = []
     for number in range(count):
@@ -66,7 +65,6 @@ def bodies(count: int, length: int = LENGTH) -> list[dict[str, Any]]:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Processes below one, with their command lines."""
     parents, names = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -88,7 +86,6 @@ def replicas_of(process: "subprocess.Popen[str]") -> list[int]:
 
 
 def ready(url: str) -> int:
-    """How many replicas can be asked."""
     page = httpx.get(url + "/metrics", timeout=30).text
     return int(float(re.findall(r"^foretoken:replicas (\S+)", page, re.MULTILINE)[0]))
 
@@ -104,7 +101,6 @@ def wait_for(url: str, count: int, seconds: float) -> None:
 def served(
     *arguments: str, program: tuple[str, ...] = AS_IT_IS
 ) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The command, and the address that it prints."""
     command = [sys.executable, *program, "serve", "demo", "--port", "0", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -133,7 +129,6 @@ def all_at_once(url: str, asked: list[dict[str, Any]], begun: threading.Event) -
 
 
 def kill_one(process: "subprocess.Popen[str]", begun: threading.Event, which: int) -> float:
-    """When."""
     begun.wait(60)
     running = sorted(replicas_of(process))
     os.kill(running[which % len(running)], signal.SIGKILL)

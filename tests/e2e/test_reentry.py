@@ -6,7 +6,7 @@ requests filled from different places.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,8 +19,8 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.progress import DraftProgress
-from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 from tests.marks import slow_but
 
 TOKENS, COUNT, PAGE = 40, 12, 8
@@ -42,18 +42,14 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("entering")
-    heads = {name: write_head(root / name, name, draft) for name in HEADS}
-    same = {"draft": draft, "draft trees": draft, "padded": draft, "eagle3 trees": heads["eagle3"]}
-    same["dspark trees"] = heads["dspark"]
-    return heads | same
+def folders(folders: dict[str, Path], draft: Path) -> dict[str, Path]:
+    trees = {f"{name} trees": folders[name] for name in ("eagle3", "dspark")}
+    return folders | trees | dict.fromkeys(("draft", "draft trees", "padded"), draft)
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
-        yield cache(partial(run, llm))
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def run(llm: LLM, parameters: str) -> list[Result]:

@@ -90,5 +90,4 @@ def test_a_replica_keeps_to_its_cores() -> None:
 
 
 def threads() -> list[int]:
-    """Of this process."""
     return [int(one.name) for one in Path("/proc/self/task").iterdir()]

@@ -44,8 +44,6 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 class Replica:
-    """A server as Ray would start one."""
-
     def __init__(self, name: str) -> None:
         self.process, url = start_server(*SMALL, "--internal-key", KEY, "--api-key", KEY)
         self.place = ReplicaPlace(name, url)

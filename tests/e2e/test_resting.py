@@ -1,7 +1,7 @@
 """Steps in which heads rest: nothing is kept for them, and they never read what was not kept."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import slot_of
-from tests.e2e.heads import HEADS, write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 from tests.marks import slow_but
 
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
@@ -25,15 +25,8 @@ TOKENS, COUNT = 40, 9
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("resting")
-    return {name: write_head(root / name, name, draft) for name in HEADS}
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
-        yield cache(partial(run, llm))
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def run(llm: LLM, parameters: str) -> list[Result]:

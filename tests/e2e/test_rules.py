@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, RequestOutput, SamplingParams
+from foretoken.errors import ParameterError
 from foretoken.metrics import Gauge
 from foretoken.testing import write_tiny_llama
-from tests.e2e.lossless import PARAMETERS, PRESSURES, generate, make_prompts
+from foretoken.types import TokenSource
+from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, generate, make_prompts
 from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {
@@ -93,3 +95,124 @@ def test_nothing_else_is_marked(model: Path, draft: Path) -> None:
     with open_llm(model, draft, "auto") as llm:
         (output,) = llm.generate(make_prompts(1, 5), params, use_tqdm=False)
     assert output.valid and output.outputs[0].valid
+
+
+SAMPLED: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4}]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+
+
+def several(draft: Path, policy: str = "first") -> dict[str, Any]:
+    model = {"method": "draft_model", "model": str(draft), "name": "small"}
+    return {"drafters": [NGRAM, {**model, "num_speculative_tokens": 3}], "policy": policy}
+
+
+def run(llm: LLM, each: list[dict[str, Any]]) -> list[RequestOutput]:
+    params = [SamplingParams(max_tokens=40, detokenize=False, **one) for one in each]
+    return llm.generate(make_prompts(len(each), 4), params, use_tqdm=False)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    return [out.token_ids for request in outputs for out in request.outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> list[RequestOutput]:
+    """Plain decoding of twelve requests, greedy and seeded in turn."""
+    with LLM(str(model), **SETTINGS) as llm:
+        return run(llm, [SAMPLED[i % 2] for i in range(12)])
+
+
+def policies(plain: list[RequestOutput]) -> list[dict[str, Any]]:
+    """Every kind of policy, over and over, predictions right, spoiled and foreign among them."""
+    kinds: list[dict[str, Any]] = []
+    for index, request in enumerate(plain):
+        known = list(request.outputs[0].token_ids)
+        spoiled = [(t + 1) % VOCAB if i % 7 == 3 else t for i, t in enumerate(known)]
+        wishes: list[dict[str, Any]] = [
+            {},
+            {"speculation": {"enabled": False}},
+            {"speculation": {"drafter": "small"}, "prediction": spoiled},
+            {"speculation": {"drafter": "ngram", "num_speculative_tokens": 2}},
+            {"prediction": known},
+            {"prediction": list(range(50)), "speculation": {"num_speculative_tokens": 1}},
+        ]
+        kinds.append({**SAMPLED[index % 2], **wishes[index // 2 % len(wishes)]})
+    return kinds
+
+
+def test_mixed_policies_in_one_batch(model: Path, draft: Path, plain: list[RequestOutput]) -> None:
+    """Identical tokens, and each request served by those it allows only."""
+    with LLM(str(model), speculative_config=several(draft), **SETTINGS) as llm:
+        found = run(llm, policies(plain))
+    assert tokens(found) == tokens(plain)
+    used = [set(request.outputs[0].metrics.drafter_per_step) for request in found]  # type: ignore[union-attr]
+    assert used[2] == used[3] == set()
+    assert used[4] <= {"prediction", "small"} and "prediction" in used[5]
+    assert used[6] | used[7] == {"ngram"}
+    assert used[8] == used[9] == {"prediction"}
+    assert used[0] | used[1] == {"ngram", "small"}
+    lengths = found[6].outputs[0].metrics
+    assert lengths is not None and max(lengths.drafted_per_step) <= 2
+
+
+def test_a_prediction_needs_no_drafter(model: Path, plain: list[RequestOutput]) -> None:
+    """Without any speculative_config, and with every accepted token named after it."""
+    with LLM(str(model), **SETTINGS) as llm:
+        wishes = [{**SAMPLED[i % 2], "prediction": list(o.outputs[0].token_ids)}
+                  for i, o in enumerate(plain)]  # fmt: skip
+        found = run(llm, wishes)
+        assert tokens(found) == tokens(plain)
+        for request in found:
+            out = request.outputs[0]
+            assert out.metrics is not None and out.metrics.acceptance_length > 8
+            for source, drafter in zip(out.sources, out.drafters, strict=True):
+                accepted = source is TokenSource.ACCEPTED
+                assert drafter == ("prediction" if accepted else None)
+
+
+def test_predictions_may_be_text() -> None:
+    """The text of the output itself is accepted nearly whole."""
+    params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 32}
+    with LLM("demo") as llm:
+        [known] = llm.generate("def add(a, b):", SamplingParams(**params), use_tqdm=False)
+        text = known.outputs[0].text
+        guess = SamplingParams(prediction=text, **params)
+        [found] = llm.generate("def add(a, b):", guess, use_tqdm=False)
+    assert found.outputs[0].token_ids == known.outputs[0].token_ids
+    assert found.outputs[0].metrics is not None
+    assert found.outputs[0].metrics.acceptance_length > 4
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field"),
+    [
+        ({"speculation": {"drafter": "medium"}}, "speculation.drafter"),
+        ({"speculation": {"num_speculative_tokens": 5}}, "speculation.num_speculative_tokens"),
+        ({"prediction": [3, VOCAB]}, "prediction"),
+        ({"prediction": "a text"}, "prediction"),
+    ],
+)
+def test_wishes_that_cannot_be_met(
+    wishes: dict[str, Any], field: str, model: Path, draft: Path
+) -> None:
+    with (
+        LLM(str(model), speculative_config=several(draft), **SETTINGS) as llm,
+        pytest.raises(ParameterError) as caught,
+    ):
+        run(llm, [wishes])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_a_confident_draft_stops_before_tokens_not_because_of_them(
+    least: int, model: Path, draft: Path, plain: list[RequestOutput]
+) -> None:
+    """Lengths vary between the least and the most; tokens do not change."""
+    config = {"model": str(draft), "num_speculative_tokens": 6, "draft_confidence_threshold": 0.4}
+    config["min_speculative_tokens"] = least
+    with LLM(str(model), speculative_config=config, **SETTINGS) as llm:
+        found = run(llm, [SAMPLED[i % 2] for i in range(12)])
+    assert tokens(found) == tokens(plain)
+    metrics = [request.outputs[0].metrics for request in found]
+    lengths = {n for m in metrics if m is not None for n in m.drafted_per_step}
+    assert len(lengths) > 2 and max(lengths) <= 6 and min(lengths) >= max(least, 1)

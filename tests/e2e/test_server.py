@@ -17,7 +17,6 @@ PROMPT = "class Stack:\n    def __init__(self"
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, str]:
-    """What plain offline decoding writes."""
     with LLM("demo", max_num_seqs=4, kv_cache_memory_bytes=64 << 20) as llm:
         greedy = SamplingParams(temperature=0.0, max_tokens=40)
         seeded = SamplingParams(temperature=0.9, seed=7, max_tokens=40)
@@ -167,7 +166,6 @@ def test_stop_strings_and_extras(server: Serving, plain: dict[str, str]) -> None
 
 
 def assert_in_order(times: dict[str, float]) -> None:
-    """The server's own times of a choice."""
     assert list(times) == ["queued_s", "first_token_s", "finished_s"]
     assert 0 < times["queued_s"] <= times["first_token_s"] <= times["finished_s"]
 

@@ -46,14 +46,12 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
 
 
 def found(server: Serving) -> dict[str, Any]:
-    """What audits found."""
     answer: dict[str, Any] = httpx.get(server.url + "/admin/speculation", headers=ADMIN).json()
     audit: dict[str, Any] = answer["audit"]
     return audit
 
 
 def wait(server: Serving, outcome: str, count: int) -> dict[str, Any]:
-    """Wait until so many comparisons ended in `outcome`."""
     until = time.monotonic() + 60
     while (said := found(server))["compared"].get(outcome, 0) < count:
         assert time.monotonic() < until, said

@@ -57,7 +57,6 @@ def asking(body: Any, *more: str) -> bytes:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Everything until the server has closed its side."""
     found = b""
     while piece := client.recv(65536):
         found += piece
@@ -65,7 +64,6 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def error_of(answer: bytes) -> tuple[int, Any]:
-    """Status and error of an answer in OpenAI's shape."""
     start, _, body = answer.partition(b"\r\n\r\n")
     assert b"x-request-id" in start and b"connection: close" in start
     error = json.loads(body)["error"]
@@ -74,7 +72,6 @@ def error_of(answer: bytes) -> tuple[int, Any]:
 
 
 def wait_alone(server: Serving, seconds: float = 20) -> None:
-    """Until all connections are gone."""
     until = time.monotonic() + seconds
     while server.runner.server_state.connections:
         assert time.monotonic() < until, server.runner.server_state.connections

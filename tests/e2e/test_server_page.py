@@ -50,7 +50,6 @@ def browser() -> Iterator[Any]:
 
 
 def keep(page: Any, name: str) -> None:
-    """A screenshot, where a person wants to look at it."""
     folder = os.environ.get("FORETOKEN_SCREENSHOTS")
     if folder:
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
@@ -64,7 +63,6 @@ CHARTS = ("speed", "positions", "latency", "lengths", "kv")
 
 
 def press(page: Any) -> None:
-    """Run, and wait for the end."""
     page.click("#run")
     page.wait_for_function(DONE)
 

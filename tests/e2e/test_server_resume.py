@@ -75,20 +75,17 @@ def server_of(speculation: dict[str, Any] | None, settings: ServerConfig) -> Any
 
 @pytest.fixture(scope="module")
 def first() -> Iterator[Serving]:
-    """Where streams begin."""
     with server_of(None, ServerConfig()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def second() -> Iterator[Serving]:
-    """Where they go on."""
     with server_of(DRAFT, ServerConfig(internal_key="inside")) as running:
         yield running
 
 
 def stream(server: Serving, path: str, body: dict[str, Any], **headers: str) -> list[Chunk]:
-    """The chunks of a stream, without what differs from answer to answer."""
     options = {"include_usage": True, "continuous_usage_stats": body.get("n", 1) == 1}
     asked = {**body, "stream": True, "return_token_ids": True, "stream_options": options}
     answer = post(server, path, asked, **headers)
@@ -122,7 +119,6 @@ def places(chunks: list[Chunk], count: int) -> Iterator[tuple[int, list[dict[str
 
 
 def by_choice(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """The chunks of each choice, in order, and those without a choice."""
     found: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         index = chunk["choices"][0]["index"] if chunk["choices"] else -1

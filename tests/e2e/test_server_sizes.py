@@ -16,7 +16,6 @@ MANY = 1_000_000
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of the texts that are encoded."""
     lengths: list[int] = []
     encode, encode_many = Tokenizer.encode, Tokenizer.encode_many
 

@@ -22,8 +22,6 @@ def params(max_tokens: int = 30) -> SamplingParams:
 
 
 class Moody(Proposer):
-    """Fails when told to."""
-
     name = "moody"
     error: BaseException | None = None
 
@@ -57,7 +55,6 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def alone(llm: LLM) -> list[tuple[int, ...]]:
-    """What each prompt gives by itself."""
     found = [llm.generate(prompt, params(), use_tqdm=False)[0] for prompt in PROMPTS]
     return [one.outputs[0].token_ids for one in found]
 

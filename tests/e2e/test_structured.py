@@ -12,11 +12,7 @@ from foretoken import LLM, SamplingParams
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "none": None,
-    "draft_model": {
-        "method": "draft_model",
-        "model": "demo-draft",
-        "num_speculative_tokens": 5,
-    },
+    "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5},
     "ngram": {"method": "ngram", "num_speculative_tokens": 8},
     "standard": {
         "method": "draft_model",

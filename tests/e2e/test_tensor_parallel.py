@@ -12,11 +12,10 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ConfigError, EngineLostError, RankLostError
-from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output
 from tests.e2e.lossless import PARAMETERS
-from tests.marks import slow_but
+from tests.marks import needs_kernels, slow_but
 
 PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in (8, 13, 38)]
 SPECULATION: dict[str, dict[str, Any] | None] = {
@@ -26,11 +25,7 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
 }
 TREE = {"method": "draft_model", "choices": [[0], [0, 0], [1], [1, 0]]}
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +40,7 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
     speculative, shares = settings.pop("speculative_config", None), settings.pop("shares_draft", 0)
     if speculative is not None and "draft_model" in str(speculative):
         drafting = ranks if shares else None
-        speculative = {
-            **speculative,
-            "model": str(folder),
-            "draft_tensor_parallel_size": drafting,
-        }
+        speculative = {**speculative, "model": str(folder), "draft_tensor_parallel_size": drafting}
     return LLM(
         str(folder),
         tensor_parallel_size=ranks,
@@ -61,7 +52,6 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
 
 
 def tokens(llm: LLM) -> dict[str, list[Any]]:
-    """Ids and log-probabilities of every output."""
     found = {}
     for name, given in PARAMETERS.items():
         params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **given})

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from foretoken import LLM
-from foretoken.kernels.library import find_library
 from foretoken.metrics import Counter
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import needs_kernels
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [2]]
 TREES: dict[str, dict[str, Any]] = {
@@ -35,11 +35,7 @@ CHAINS = (
 WRITTEN = {"eagle3 grown": "eagle3", "eagle tree": "eagle", "medusa tree": "medusa"}
 COUNT, TOKENS = 5, 20
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 def drafters(root: Path, draft: Path) -> list[dict[str, Any]]:

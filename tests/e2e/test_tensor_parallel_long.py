@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from foretoken import LLM
-from foretoken.kernels.library import find_library
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.marks import needs_kernels
 
 TOKENS = 48
 QUICK, FULL = 16, 44
@@ -34,11 +34,7 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "stages": {"pipeline_parallel_size": 2},
 }
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    if find_library() is None:
-        pytest.skip("no compiled kernels")
+pytestmark = needs_kernels
 
 
 def speculative(drafter: str, draft: Path, root: Path) -> dict[str, Any]:

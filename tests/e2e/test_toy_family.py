@@ -46,7 +46,6 @@ IDS = [1 + 7 * i % 90 for i in range(60)]
 
 
 def read_toy(config: Config) -> dict[str, Any]:
-    """Keys of its own, and a window in every other layer."""
     layers, window = size(config, "num_hidden_layers"), size(config, "toy_window")
     theta, head_dim = positive(config, "toy_base"), config["head_dim"]
     return {
@@ -101,7 +100,6 @@ def write_toy(folder: Path) -> Path:
 
 
 def write_twin(toy: Path, folder: Path) -> Path:
-    """The same model as a family that is known: Qwen3."""
     tensors: dict[str, Tensor] = {}
     heads = {"q": 4 * 32, "k": 2 * 32, "v": 2 * 32}
     for name, tensor in load_file(toy / "model.safetensors").items():

@@ -31,7 +31,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parts(out: Path) -> list[str]:
-    """The finished parts of a run, in order."""
     lines = (out / FILE).read_text().splitlines()
     return [part for line in lines if (part := json.loads(line)["part"]) != "beat"]
 

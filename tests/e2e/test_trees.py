@@ -5,7 +5,8 @@ their keys and values must be moved before the next step.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,11 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.testing import TreeProposer, write_tiny_llama
-from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
+from tests.e2e.lossless import EXACT, PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "batch_invariant": True,
-    "adaptive_speculation": False,
-}
 COUNT, TOKENS = 9, 32
-
-
-class Reference:
-    """Plain decoding, one request at a time, once per parameter set."""
-
-    def __init__(self, model: Path) -> None:
-        self._llm = LLM(str(model), **SETTINGS, **PRESSURES["one at a time"])
-        self._known: dict[str, list[Result]] = {}
-
-    def results(self, name: str) -> list[Result]:
-        if name not in self._known:
-            self._known[name] = run(self._llm, name)
-        return self._known[name]
 
 
 def run(llm: LLM, name: str) -> list[Result]:
@@ -44,14 +27,14 @@ def run(llm: LLM, name: str) -> list[Result]:
 
 
 @pytest.fixture(scope="module")
-def reference(model: Path) -> Iterator[Reference]:
-    yield Reference(model)
+def plain(alone: LLM) -> Callable[[str], list[Result]]:
+    return cache(partial(run, alone))
 
 
 def open_llm(model: Path, outputs: dict[str, list[int]], **pressure: Any) -> LLM:
     config = {"method": "ngram", "num_speculative_tokens": 9}
     proposer = TreeProposer(VOCAB, outputs=outputs, seed=1)
-    return LLM(str(model), proposer=proposer, speculative_config=config, **SETTINGS, **pressure)
+    return LLM(str(model), proposer=proposer, speculative_config=config, **EXACT, **pressure)
 
 
 def accepted(llm: LLM) -> float:
@@ -60,18 +43,16 @@ def accepted(llm: LLM) -> float:
 
 
 @pytest.mark.slow
-def test_junk_trees_change_nothing(model: Path, reference: Reference) -> None:
+def test_junk_trees_change_nothing(model: Path, plain: Any) -> None:
     with open_llm(model, {}, **PRESSURES["calm"]) as llm:
         for name in PARAMETERS:
-            assert run(llm, name) == reference.results(name), name
+            assert run(llm, name) == plain(name), name
 
 
 @pytest.mark.parametrize("pressure", PRESSURES)
 @pytest.mark.parametrize("name", ["greedy", "penalties", "logprobs"])
-def test_right_branches_among_others(
-    name: str, pressure: str, model: Path, reference: Reference
-) -> None:
-    expected = reference.results(name)
+def test_right_branches_among_others(name: str, pressure: str, model: Path, plain: Any) -> None:
+    expected = plain(name)
     known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}
     with open_llm(model, known, **PRESSURES[pressure]) as llm:
         assert run(llm, name) == expected
@@ -82,7 +63,7 @@ def test_right_branches_among_others(
 def test_the_same_without_compiled_kernels(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention for chains, branch by branch."""
     monkeypatch.setattr(CpuKernels, "attention", PlainTorch.attention)
-    with LLM(str(model), **SETTINGS) as plain:
+    with LLM(str(model), **EXACT) as plain:
         expected = run(plain, "seeded")
     known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}
     with open_llm(model, known) as llm:
@@ -102,23 +83,21 @@ DRAFTS: dict[str, dict[str, Any]] = {
 
 def open_draft(model: Path, draft: Path, config: dict[str, Any], **pressure: Any) -> LLM:
     speculative = {"method": "draft_model", "model": str(draft), **config}
-    return LLM(str(model), speculative_config=speculative, **SETTINGS, **pressure)
+    return LLM(str(model), speculative_config=speculative, **EXACT, **pressure)
 
 
 QUICK = ("greedy", "penalties", "bias", "logprobs", "several")
 
 
 @pytest.mark.parametrize("drafts", slow_but(["auto", "greedy", "wide", "dynamic"], "dynamic"))
-def test_trees_of_a_draft_model(
-    drafts: str, model: Path, draft: Path, reference: Reference
-) -> None:
+def test_trees_of_a_draft_model(drafts: str, model: Path, draft: Path, plain: Any) -> None:
     """Every parameter set in one batch, and under page shortage: identical."""
     with open_draft(model, draft, DRAFTS[drafts], **PRESSURES["calm"]) as llm:
         for name in PARAMETERS if drafts == "auto" else QUICK:
-            assert run(llm, name) == reference.results(name), name
+            assert run(llm, name) == plain(name), name
         assert accepted(llm) > 30
     with open_draft(model, draft, DRAFTS[drafts], **PRESSURES["shortage"]) as llm:
-        assert run(llm, "seeded") == reference.results("seeded")
+        assert run(llm, "seeded") == plain("seeded")
 
 
 def test_a_perfect_draft_is_accepted_to_its_depth(model: Path) -> None:
@@ -164,7 +143,7 @@ def test_drawn_trees_have_the_plain_distribution(
         config |= {"choices": [[0], [0, 0], [1], [1, 0]], "draft_sample_method": method}
     counts: list[Counter[tuple[int, ...]]] = []
     kept = 0.0
-    for llm in (LLM(str(model), seed=3, **SETTINGS), open_draft(model, near, config, seed=4)):
+    for llm in (LLM(str(model), seed=3, **EXACT), open_draft(model, near, config, seed=4)):
         with llm:
             prompt = {"prompt_token_ids": [5, 17, 3]}
             (output,) = llm.generate([prompt], params, use_tqdm=False)

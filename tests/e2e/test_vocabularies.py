@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,11 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate
+from tests.e2e.lossless import EXACT, PARAMETERS, PRESSURES, Result, generate
 from tests.e2e.vocabularies import write_permuted, write_text_model, write_tokenizer
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "batch_invariant": True,
-    "adaptive_speculation": False,
-}
 WAYS = ("use_heterogeneous_vocab", "use_string_matching")
 SIZE = 72
 
@@ -56,7 +53,7 @@ def open_llm(target: Path, draft: Path | None, way: str | None = None, **others:
         if way is not None:
             config[way] = True
         config.update(others.pop("config", {}))
-    return LLM(str(target), speculative_config=config, **SETTINGS, **others)
+    return LLM(str(target), speculative_config=config, **EXACT, **others)
 
 
 def prompts(count: int) -> list[dict[str, list[int]]]:
@@ -67,41 +64,28 @@ def prompts(count: int) -> list[dict[str, list[int]]]:
     ]
 
 
-class Reference:
-    """Plain decoding, computed once per parameter set."""
-
-    def __init__(self, target: Path) -> None:
-        self._llm = open_llm(target, None, **PRESSURES["one at a time"])
-        self._known: dict[str, list[Result]] = {}
-
-    def results(self, name: str) -> list[Result]:
-        if name not in self._known:
-            self._known[name] = run(self._llm, name)
-        return self._known[name]
-
-
 def run(llm: LLM, name: str) -> list[Result]:
     return generate(llm, prompts(7), {"max_tokens": 24, **PARAMETERS[name]})
 
 
 @pytest.fixture(scope="module")
-def reference(target: Path) -> Reference:
-    return Reference(target)
+def plain(target: Path) -> Callable[[str], list[Result]]:
+    return cache(partial(run, open_llm(target, None, **PRESSURES["one at a time"])))
 
 
 @pytest.mark.parametrize("way", slow_but(WAYS, *list(WAYS)[:1]))
 @pytest.mark.parametrize("drafts", slow_but(["permuted", "foreign"], "foreign"))
 def test_identical_tokens(
-    way: str, drafts: str, target: Path, permuted: Path, foreign: Path, reference: Reference
+    way: str, drafts: str, target: Path, permuted: Path, foreign: Path, plain: Any
 ) -> None:
     """Every parameter set in one batch, then page shortage with preemption: no token changes."""
     draft = permuted if drafts == "permuted" else foreign
     with open_llm(target, draft, way, **PRESSURES["calm"]) as llm:
         for name in PARAMETERS:
-            assert run(llm, name) == reference.results(name), name
+            assert run(llm, name) == plain(name), name
     with open_llm(target, draft, way, **PRESSURES["shortage"]) as llm:
         for name in ("greedy", "seeded"):
-            assert run(llm, name) == reference.results(name), f"{name}, short of pages"
+            assert run(llm, name) == plain(name), f"{name}, short of pages"
 
 
 def accepted(llm: LLM, **params: Any) -> list[tuple[int, ...]]:

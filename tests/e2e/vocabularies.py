@@ -28,10 +28,7 @@ def write_tokenizer(folder: Path, *, size: int, corpus: int) -> None:
     ]
     known = sorted({letter for pieces in alphabet for piece, _ in pieces for letter in piece})
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=known,
-        show_progress=False,
+        vocab_size=size, special_tokens=["<s>", "</s>"], initial_alphabet=known, show_progress=False
     )
     draw = random.Random(corpus)
     lines = [" ".join(draw.choices(WORDS[corpus].split(), k=12)) for _ in range(200)]
@@ -43,7 +40,6 @@ def write_tokenizer(folder: Path, *, size: int, corpus: int) -> None:
 
 
 def write_text_model(folder: Path, *, size: int = 72, corpus: int = 1, **changes: Any) -> Path:
-    """A tiny random Llama with a tokenizer."""
     write_tiny_llama(folder, vocab_size=size, **changes)
     write_tokenizer(folder, size=size, corpus=corpus)
     return folder

@@ -27,7 +27,6 @@ BODY: dict[str, Any] = {**LAYER, "num_hidden_layers": LAYERS, "model_type": "qwe
 
 
 def block_weights(seed: int, *, taps: int = TAPS, bias: bool = False) -> Weights:
-    """All layers, without tables."""
     weights = Weights(seed)
     weights.matrix("fc.weight", HIDDEN, taps * HIDDEN)
     weights.vector("hidden_norm.weight", HIDDEN)
@@ -45,7 +44,6 @@ def block_weights(seed: int, *, taps: int = TAPS, bias: bool = False) -> Weights
 
 
 def with_markov(weights: Weights, drafts: int, kind: str, *, by_token: bool = True) -> Weights:
-    """What DSpark adds."""
     weights.matrix("markov_head.markov_w1.weight", VOCAB, RANK)
     weights.matrix("markov_head.markov_w2.weight", drafts, RANK)
     if kind == "gated":
@@ -108,7 +106,6 @@ def block_outputs(w: Weights, features: Array, embedded: Array, views: Sequence[
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
     found: Array = 1 / (1 + np.exp(-x))
     return found
 
@@ -124,7 +121,6 @@ def markov_term(w: Weights, outputs: Array, previous: Sequence[int]) -> Array:
 
 
 def confidence(w: Weights, outputs: Array, previous: Sequence[int]) -> Array:
-    """The chances that rows' drafts are accepted."""
     x = outputs
     if w["confidence_head.proj.weight"].shape[1] > HIDDEN:
         short = w["markov_head.markov_w1.weight"][list(previous)]

@@ -148,10 +148,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma": ("Gemma", {"head_dim": 16}),
-    "gemma2": (
-        "Gemma2",
-        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 12.0},
-    ),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 12.0}),
     "gemma2 without caps": (
         "Gemma2",
         {
@@ -212,7 +209,6 @@ FULL_ONLY = (
 
 
 def transformers_cases() -> list[Any]:
-    """The names in BY_TRANSFORMERS, for parametrize."""
     full = [pytest.mark.slow]
     return [pytest.param(case, marks=full if case in FULL_ONLY else []) for case in BY_TRANSFORMERS]
 
@@ -238,14 +234,12 @@ def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: A
 
 
 def expected_logits(model: Any, ids: list[int]) -> Tensor:
-    """Of every position, by the model itself."""
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([ids])).logits[0]
     return logits
 
 
 def expected_greedy(model: Any, ids: list[int], count: int) -> list[int]:
-    """The tokens of transformers' own generate."""
     with torch.no_grad():
         out = model.generate(
             torch.tensor([ids]),

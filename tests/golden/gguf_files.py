@@ -86,7 +86,6 @@ def write_gguf(
 
 
 def write_value(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    """A value of the metadata, by its kind."""
     if isinstance(value, list | tuple):
         writer.add_array(name, value)
     elif isinstance(value, bool | np.bool_):

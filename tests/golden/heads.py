@@ -43,7 +43,6 @@ LAYER = {
 
 
 def load_head(path: Path, target: TargetFacts) -> DraftHead:
-    """The network of a folder, of whichever kind it is."""
     folder = read_head(path)
     return KINDS[method_of(folder)].load(folder, target)
 
@@ -76,7 +75,6 @@ class Weights:
         self.vector(prefix + "post_attention_layernorm.weight", HIDDEN)
 
     def write(self, folder: Path, config: dict[str, Any], name: str = "model.safetensors") -> Path:
-        """config.json and the tensors; `.bin` and `.pt` by torch.save."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         if name.endswith(".safetensors"):
@@ -90,7 +88,6 @@ class Weights:
 
 
 def rms(x: Array, weight: Array | float, eps: float = 1e-5) -> Array:
-    """x / rms(x) * weight."""
     normed: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
     return normed
 
@@ -106,13 +103,11 @@ def turned(x_THh: Array, positions: Array, theta: float = 10000.0) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x * sigmoid(x)."""
     result: Array = x / (1 + np.exp(-x))
     return result
 
 
 def layer(w: Weights, prefix: str, normed: Array, residual: Array, positions: Array) -> Array:
-    """A causal decoder layer after its input norm, over one sequence."""
     count = len(normed)
     q = (normed @ w[prefix + "self_attn.q_proj.weight"].T).reshape(count, HEADS, SIZE)
     k = (normed @ w[prefix + "self_attn.k_proj.weight"].T).reshape(count, KV, SIZE)

@@ -84,7 +84,6 @@ def in_pieces(runner: Runner, ids: list[int], pages: list[int], lengths: list[in
 
 
 def cut(draw: random.Random, total: int, choices: Sequence[int]) -> list[int]:
-    """Random lengths from `choices` that add up to `total`."""
     lengths: list[int] = []
     while (left := total - sum(lengths)) > 0:
         lengths.append(min(left, draw.choice(choices)))

@@ -24,8 +24,6 @@ LENGTH = 75
 
 @dataclass(frozen=True)
 class Forwards:
-    """What is to be computed."""
-
     folder: Path
     dtype: torch.dtype
     vocab: int
@@ -90,7 +88,6 @@ def compute_on_all(group: Group, what: Forwards) -> tuple[Tensor, KVStore]:
 
 
 def follow(group: Group) -> None:
-    """Compute what rank 0 does, until it leaves."""
     torch.set_num_threads(1)
     while True:
         compute(group, pickle.loads(group.broadcast(None, idle=True)))

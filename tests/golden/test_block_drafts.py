@@ -27,7 +27,7 @@ from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape
-from tests.golden.test_rollout_stops import frozen
+from tests.golden.test_rollout import frozen
 from tests.unit.proposing import make_sequence, make_span
 
 VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59
@@ -98,7 +98,6 @@ def network(name: str) -> BlockHead:
 def runners(
     name: str, kv_dtype: torch.dtype | None = None, make: HeadLinears | None = None
 ) -> list[BlockRunner]:
-    """The same head with kernels and without, over the same features."""
     # Two points of three, which do not lie side by side.
     points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
     store = FeatureStore(points, half, 80, dtype=torch.float32, device=cpu)

@@ -34,10 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "windows": {**SLIDING, "sliding_window": 6},
     "nothing causal": {**SLIDING, "sliding_window": 6, "is_causal": False},
-    "biases and yarn": {
-        "attention_bias": True,
-        "rope_parameters": {**YARN, "rope_theta": 10000.0},
-    },
+    "biases and yarn": {"attention_bias": True, "rope_parameters": {**YARN, "rope_theta": 10000.0}},
 }
 
 
@@ -210,7 +207,6 @@ def assert_blocks_alike(
 
 
 def exported(method: str, reduced: bool, verifier: Path, folder: Path, form: str) -> BlockHead:
-    """A head as training makes it, written to `folder`."""
     first_row = 1 if method == "dflash" else 0
     shape = BlockShape(
         layer=HeadShape(**{**LAYER, "num_hidden_layers": 2}),  # type: ignore[arg-type]

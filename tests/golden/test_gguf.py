@@ -66,10 +66,7 @@ def random_blocks(weight: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, A
 
 
 def write_both(
-    folder: Path,
-    kinds: dict[str, Kind],
-    freqs: np.ndarray[Any, Any] | None = None,
-    **sizes: Any,
+    folder: Path, kinds: dict[str, Kind], freqs: np.ndarray[Any, Any] | None = None, **sizes: Any
 ) -> tuple[Path, Path]:
     """A GGUF file and a folder with the floats; `kinds`: part of a name -> type, "" the rest."""
     floats_folder = write_tiny_llama(folder / "floats", **{**SIZES, **sizes})

@@ -25,7 +25,6 @@ Kinds = gguf.RopeScalingType
 
 
 def own(case: str, **changes: Any) -> Write:
-    """A checkpoint of OWN."""
     kind, fields = OWN[case]
     return lambda folder: write_checkpoint(folder, kind, {**fields, **changes})
 

@@ -41,7 +41,6 @@ SHAPES = {
 def runners(
     shape: Eagle3Shape, kv_dtype: torch.dtype | None = None
 ) -> tuple[HeadRunner, HeadRunner]:
-    """The same head with kernels and without."""
     torch.manual_seed(2)
     net = Eagle3(shape, mask_token_id=11 if shape.parallel and not shape.anchored else None)
     for parameter in net.parameters():

@@ -16,7 +16,7 @@ from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
-from tests.golden.test_rollout_stops import frozen
+from tests.golden.test_rollout import frozen
 from tests.unit.proposing import make_sequence, make_span
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")

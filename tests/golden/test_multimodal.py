@@ -101,7 +101,6 @@ def write_multimodal(folder: Path, case: str) -> Any:
 
 
 def renamed(folder: Path, new_name: Callable[[str], str]) -> None:
-    """Give every tensor of the folder another name."""
     path = folder / "model.safetensors"
     save_file({new_name(name): tensor for name, tensor in load_file(path).items()}, path)
 

@@ -29,7 +29,6 @@ WRONG_IN_TRANSFORMERS = ("smollm",)
 
 
 def find(name: str) -> Path:
-    """The file of a name, or a reason not to test it."""
     if FOLDER is None:
         pytest.skip("FORETOKEN_REAL names no folder with published GGUF files")
     found = Path(FOLDER) / f"{name}.gguf"

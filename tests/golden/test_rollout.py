@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 import torch
 
+from foretoken.control.cost import PassCost
+from foretoken.control.gain import Gain
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
+from foretoken.proposers.chain import ChainDraft, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.head_runner import HeadRunner
+from foretoken.proposers.heads.paged import RecurrentSteps
 from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.progress import DraftLimits, Stretches
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
@@ -20,7 +26,8 @@ from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.testing import write_tiny_llama
 from foretoken.types import Request, SamplingParams
-from tests.unit.proposing import draft_model
+from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
+from tests.unit.proposing import draft_model, make_sequence, make_span
 
 PAGE, PAGES, STEPS, BEFORE = 8, 20, 12, 4
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
@@ -87,8 +94,6 @@ def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
 
 
 class _OneByOne:
-    """A runner that does not roll out."""
-
     def __init__(self, runner: Runner) -> None:
         self.forward_last, self.logits_at = runner.forward_last, runner.logits_at
         self.page_size = runner.page_size
@@ -166,3 +171,62 @@ def test_any_request_is_drafted_as_token_by_token(
         assert (found.probs_KV is None) == (expected.probs_KV is None)
         if found.probs_KV is not None and expected.probs_KV is not None:
             assert torch.equal(found.probs_KV, expected.probs_KV)
+
+
+TABLES = [[3, 1, 4], [7, 2, 9], [0, 5, 6]]
+
+
+def frozen(row_s: float, pass_s: float) -> Gain:
+    """As if it had measured this and a second a token; it learns nothing."""
+    gain = Gain()
+    gain._token_s, gain._row_s, gain._pass = 1.0, row_s, PassCost(pass_s)
+    gain._acceptance.usual_chance = 0.5
+    for name in ("begin", "saw", "add_pass", "doubt"):
+        setattr(gain, name, lambda *_: None)
+    return gain
+
+
+def draft(
+    runner: HeadRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
+) -> ChainDraft:
+    tokens = torch.randint(VOCAB, (30,), generator=torch.Generator().manual_seed(4)).tolist()
+    spans = []
+    for i in range(count):
+        part = tokens[8 * i : 8 * i + 6 + i]
+        sequence = make_sequence(part, request_id=str(i), seed=i, params=params)
+        sequence.page_table = TABLES[i]
+        spans.append(make_span(sequence, budget + i % 2))
+    sampler = DraftSampler(Sampler(VOCAB))
+    ends = [span.sequence.num_tokens - 1 for span in spans]
+    steps = RecurrentSteps(runner, spans, Stretches([0] * count, ends))
+    return draft_chain(steps, sampler, spans, confidence)
+
+
+RULES: dict[str, Any] = {
+    "never": lambda: Confidence(threshold=1e-6),
+    "unsure": lambda: Confidence(threshold=0.25),
+    "at least two": lambda: Confidence(threshold=0.9, least=2),
+    "rows are dear": lambda: Confidence(gain=frozen(0.02, 0.0)),
+    "passes are dear": lambda: Confidence(gain=frozen(0.0, 0.1)),
+    "both": lambda: Confidence(gain=frozen(0.01, 0.05), threshold=0.1),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 3, "temperature": 0.8}, {}])
+@torch.inference_mode()
+def test_the_same_ends(params: dict[str, Any], count: int) -> None:
+    compiled, plain = runners(SHAPE)
+    assert compiled.kernels is not None
+    compiled.features.slots_SF.normal_()
+    lengths = set()
+    for name, rule in RULES.items():
+        found, expected = (draft(one, count, params, rule(), 5) for one in (compiled, plain))
+        assert found.ids == expected.ids, name
+        assert (found.probs_KV is None) == (expected.probs_KV is None)
+        if found.probs_KV is not None and expected.probs_KV is not None:
+            torch.testing.assert_close(found.probs_KV, expected.probs_KV, rtol=1e-3, atol=1e-4)
+        lengths.add(tuple(len(ids) for ids in found.ids))
+        if name == "at least two":
+            assert min(len(ids) for ids in found.ids) >= 2
+    assert len(lengths) > 2, lengths

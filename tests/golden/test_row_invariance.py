@@ -69,7 +69,6 @@ def _params() -> list[Any]:
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
-    """Each kind of model, with one thread and with two."""
     kind, kv_dtype, num_threads = request.param
     what, dtype = KINDS[kind]
     folder = tmp_path_factory.mktemp("model")

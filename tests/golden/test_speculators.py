@@ -81,7 +81,6 @@ def ours(shape: Eagle3Shape, verifier: Path) -> Eagle3:
 
 
 def theirs(shape: Eagle3Shape, verifier: Path) -> Any:
-    """The package's own model, made as it makes one to be trained."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig

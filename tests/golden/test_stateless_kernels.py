@@ -79,7 +79,6 @@ def spans_of(kinds: list[str], trial: int, budget: int) -> tuple[Span, ...]:
 
 
 def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]:
-    """By one foreign call, and token by token."""
     engine: Any = SimpleNamespace(target=SimpleNamespace(page_size=PAGE))
     site = HeadSite(
         config=DrafterConfig(method=head.method, model="random"),

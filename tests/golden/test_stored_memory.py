@@ -40,11 +40,7 @@ CASES: dict[str, Case] = {
         {},
     ),
     "packed 8": (compressed("pack-quantized", 8), q.packed(bits=8), {}),
-    "int8 per output": (
-        compressed("int-quantized", 8, strategy="channel"),
-        q.plain_int8(),
-        {},
-    ),
+    "int8 per output": (compressed("int-quantized", 8, strategy="channel"), q.plain_int8(), {}),
     "fp8": (compressed("float-quantized", 8, **FLOAT), q.fp8(per="output"), {}),
 }
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}

@@ -21,7 +21,6 @@ class Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module of the package, in path order."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text("utf-8")
@@ -30,7 +29,6 @@ def modules() -> tuple[Module, ...]:
 
 
 def importers() -> dict[str, set[str]]:
-    """Which modules import each module of the package, both by their paths."""
     paths = {_dotted(module.path): module.path for module in modules()}
     found: dict[str, set[str]] = {path: set() for path in paths.values()}
     for module in modules():
@@ -55,7 +53,6 @@ def _imported(module: Module) -> Iterator[str]:
 
 
 def classes() -> list[tuple[Module, ast.ClassDef]]:
-    """Every class of the package with its module."""
     return [
         (module, node)
         for module in modules()

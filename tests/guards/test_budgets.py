@@ -15,8 +15,6 @@ BUDGET = Path(__file__).with_name("budget.toml")
 
 
 def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every function of a module, named `path:Class.function`."""
-
     def visit(node: ast.AST, prefix: str) -> Iterator[Any]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
@@ -45,7 +43,6 @@ def count_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def measure() -> dict[str, dict[str, int]]:
-    """Everything over its limit: kind -> place -> size."""
     over: dict[str, dict[str, int]] = {"files": {}, "functions": {}, "arguments": {}}
     for module in modules():
         lines = module.text.count("\n")

@@ -27,7 +27,6 @@ FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def load_script(name: str) -> ModuleType:
-    """A module of the scripts folder."""
     spec = util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
@@ -37,7 +36,6 @@ def load_script(name: str) -> ModuleType:
 
 
 def pyproject() -> dict[str, Any]:
-    """The project file."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -47,7 +45,6 @@ def documents() -> list[Path]:
 
 
 def words(pages: list[Path]) -> int:
-    """How many words these pages have."""
     return sum(len(page.read_text("utf-8").split()) for page in pages)
 
 
@@ -56,16 +53,12 @@ def snippets() -> list[str]:
     return SNIPPET.findall((ROOT / "README.md").read_text("utf-8"))
 
 
-def test_configuration_is_fresh() -> None:
-    script = load_script("write_configuration")
-    written = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    assert written == script.render(), "run `make docs`"
-
-
-def test_command_line_snapshot_is_fresh() -> None:
-    script = load_script("write_cli_help")
-    written = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    assert written == script.render(), "the command line changed; if meant, run `make docs`"
+@pytest.mark.parametrize(
+    ("script", "page"), [("write_configuration", "configuration"), ("write_cli_help", "cli")]
+)
+def test_generated_pages_are_fresh(script: str, page: str) -> None:
+    written = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    assert written == load_script(script).render(), "if what changed is meant, run `make docs`"
 
 
 def test_readme_says_what_it_is_and_then_how_to_try_it() -> None:

@@ -1,9 +1,11 @@
 """Rules of the house that a linter does not know."""
 
 import ast
+import inspect
 import re
 
-from tests.guards.sources import ROOT, classes, last_name, modules
+from foretoken import errors
+from tests.guards.sources import PACKAGE, ROOT, classes, last_name, modules
 
 MUTABLE_DATACLASSES = {
     "control/adaptive/drafter.py:DrafterState": "what one drafter did of late",
@@ -104,3 +106,104 @@ def test_no_paths_of_a_machine() -> None:
             ):
                 bad.append(path.relative_to(ROOT).as_posix())
     assert not bad, f"no machine's paths in the project: {bad}"
+
+
+ASKS_FOR_A_DEVICE = {
+    "backend.py": "the border",
+    "assembly.py": "how much memory a GPU has free",
+    "cli/timed_runs.py": "names the GPU in reports",
+    "kernels/triton_found.py": "whether Triton runs, which the border asks",
+    "kv/untouched.py": "memory that the system hands out when it is touched",
+    "quant/finite.py": "how large a sum PyTorch makes in the calling thread",
+    "training/": "trains on PyTorch alone",
+}
+ASKS_FOR_THE_LIBRARY = {
+    "backend.py": "the border",
+    "distributed/": "processes wait for each other, whatever computes",
+    "kernels/library.py": "its own description of itself",
+}
+
+
+def asking(pattern: str, allowed: dict[str, str]) -> list[str]:
+    found = [module.path for module in modules() if re.search(pattern, module.text)]
+    return [path for path in found if not path.startswith(tuple(allowed))]
+
+
+def test_one_place_asks_which_device_there_is() -> None:
+    found = asking(r"device\.type\b|\.is_cuda\b|\.is_cpu\b|cuda\.is_available", ASKS_FOR_A_DEVICE)
+    assert not found, f"ask backend_for(device) for what depends on the device: {found}"
+
+
+def test_one_place_looks_for_the_library() -> None:
+    found = asking(r"\bfind_library\(", ASKS_FOR_THE_LIBRARY)
+    assert not found, f"take the kernel from backend_for(device): {found}"
+
+
+NATIVE, FUZZ = PACKAGE / "kernels" / "native", ROOT / "tests" / "fuzz"
+THROUGH_OTHERS = {
+    "ft_advise_huge": "a hint to the system",
+    "ft_fetches_near": "a number",
+    "ft_linear_dense": "what the layers of decoder.c and heads.c call",
+    "ft_parallel": "what shares every call's work",
+    "ft_read_memory": "of benchmarks",
+    "ft_threads": "a number",
+}
+
+
+def test_every_foreign_function_is_fuzzed() -> None:
+    declared = "".join(path.read_text("utf-8") for path in sorted(NATIVE.glob("*.[ch]")))
+    exported = set(re.findall(r"FT_EXPORT\s[^;{(]*?\b(ft_\w+)\(", declared))
+    assert len(exported) > 10, exported
+    programs = "".join(path.read_text("utf-8") for path in sorted(FUZZ.rglob("*.c")))
+    called = set(re.findall(r"\b(ft_\w+)\(", programs))
+    missing = exported - called - THROUGH_OTHERS.keys()
+    assert not missing, f"a program in tests/fuzz is to call {sorted(missing)}"
+    assert THROUGH_OTHERS.keys() <= exported, "a name that is gone"
+
+
+def error_classes() -> dict[str, type[errors.ForetokenError]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value)
+        and issubclass(value, errors.ForetokenError)
+        and not name.startswith("_")
+    }
+
+
+def test_every_class_is_drawn_with_its_codes() -> None:
+    drawn = {}
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.search(r"(\w+Error) +exit (\d+) +HTTP (\d+)", line)
+        if match:
+            drawn[match[1]] = (int(match[2]), int(match[3]))
+    actual = {name: (c.exit_code, c.http_status) for name, c in error_classes().items()}
+    assert drawn == actual
+
+
+def test_every_class_is_explained() -> None:
+    for name, error in error_classes().items():
+        assert error.__doc__, name
+
+
+def test_a_user_mistake_names_field_given_and_allowed() -> None:
+    error = errors.ConfigError("num_speculative_tokens", 0, "an integer >= 1")
+    assert str(error) == "num_speculative_tokens: got 0; allowed: an integer >= 1"
+    assert (error.field, error.given, error.allowed) == (
+        "num_speculative_tokens",
+        0,
+        "an integer >= 1",
+    )
+
+
+def test_long_values_are_cut() -> None:
+    message = str(errors.PromptError("prompt", "x" * 10_000, "a shorter one"))
+    assert len(message) < 300
+    assert "allowed: a shorter one" in message
+
+
+def test_the_nearest_word_of_a_list_is_named() -> None:
+    error = errors.ConfigError("method", "meduza", "medusa, ngram")
+    assert str(error) == "method: got 'meduza'; allowed: medusa, ngram; did you mean 'medusa'?"
+    prose = errors.ConfigError("model", "folder", "a folder, or a hub id")
+    assert "did you mean" not in str(prose)

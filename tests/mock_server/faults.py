@@ -77,7 +77,6 @@ def faults_of(given: list[str]) -> MockFaults:
 
 
 def hash_of(*parts: object) -> int:
-    """64 bits of what is given."""
     text = "\x1f".join(map(str, parts)).encode()
     return int(struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())[0])
 

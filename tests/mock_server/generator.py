@@ -126,7 +126,6 @@ class MockModel:
 
 
 def log_chances(logits: Floats) -> Floats:
-    """Log-probabilities of logits."""
     logs = logits - logits.max()
     return np.asarray(logs - np.log(np.exp(logs).sum()), np.float64)
 
@@ -160,7 +159,6 @@ class MockJob:
     """One request on its way; its tokens per step come through `deltas`."""
 
     def __init__(self, request_id: str, total: int, alpha: float) -> None:
-        """Ask for `total` tokens, each draft accepted with chance `alpha`."""
         self.request_id, self.total, self.alpha = request_id, total, alpha
         self.deltas: asyncio.Queue[int] = asyncio.Queue()
         self.emitted = 0
@@ -184,7 +182,6 @@ class MockEngine:
     """Runs jobs in steps; one task."""
 
     def __init__(self, law: MockLaw) -> None:
-        """Draw this start's speed."""
         self.law = law
         self._rng = random.Random(law.seed)
         self.pace = max(0.2, 1.0 + self._rng.gauss(0.0, law.restart_sd))
@@ -195,7 +192,6 @@ class MockEngine:
         self.per_position = [0] * law.k
 
     def submit(self, request_id: str, total: int, temperature: float) -> MockJob:
-        """Queue a request of `total` tokens; its tokens come through `deltas`, 0 at its end."""
         alpha = self.law.alpha + self.law.alpha_per_temperature * temperature
         alpha = min(0.98, max(0.02, self._rng.gauss(alpha, self.law.alpha_spread)))
         job = MockJob(request_id, total, alpha)
@@ -205,7 +201,6 @@ class MockEngine:
         return job
 
     def abort(self, job: MockJob) -> None:
-        """Forget a request whose client has gone."""
         job.total = 0
 
     async def run(self) -> None:

@@ -13,7 +13,6 @@ class SeenPrefixes:
     """Blocks of prompts that were computed."""
 
     def __init__(self) -> None:
-        """Nothing is cached."""
         self._known: set[int] = set()
         self.num_queries = self.num_hits = 0
 

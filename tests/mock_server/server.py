@@ -29,12 +29,9 @@ from tests.mock_server.writing import MockAnswer, MockToken, MockWriter, prompt_
 
 
 class MockServer:
-    """The application."""
-
     def __init__(
         self, law: MockLaw, model: MockModel | None = None, faults: MockFaults | None = None
     ) -> None:
-        """Serve `model` at the pace of `law`; the default faults are none."""
         self.law = law
         self.model, self.faults = model or MockModel(), faults or MockFaults()
         self.timings: list[Timing] = []
@@ -58,7 +55,6 @@ class MockServer:
 
     @property
     def engine(self) -> MockEngine:
-        """The running engine; started by the first request."""
         if self._engine is None:
             self._engine = MockEngine(self.law)
             self._task = asyncio.get_running_loop().create_task(self._engine.run())
@@ -136,8 +132,6 @@ class MockServer:
 
 
 class _MockReply:
-    """The JSON of one answer, whole or in events."""
-
     def __init__(
         self, server: MockServer, path: str, body: dict[str, Any], job: MockJob, written: MockAnswer
     ) -> None:

@@ -23,8 +23,6 @@ _CHARACTERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockToken:
-    """One token."""
-
     text: str
     token_id: int
     logs: Floats | None = None
@@ -39,15 +37,12 @@ class MockToken:
 
     @property
     def logprob(self) -> float:
-        """Its own."""
         known = self.logs is not None and 0 <= self.token_id < len(WORDS)
         return float(self.logs[self.token_id]) if known else 0.0  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockAnswer:
-    """A whole answer."""
-
     pieces: tuple[MockToken, ...]
     finish_reason: str = "length"
     function: str | None = None
@@ -56,13 +51,10 @@ class MockAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockWriter:
-    """Writes answers, faults and all."""
-
     model: MockModel
     faults: MockFaults
 
     def write(self, body: Mapping[str, Any], number: int) -> MockAnswer:
-        """The answer to the server's request `number`."""
         forced = called_function(body)
         if forced is not None:
             return self._call(body, forced, number)
@@ -162,24 +154,20 @@ def _value(schema: Mapping[str, Any], seed: int) -> Any:
 
 
 def prompt_of(body: Mapping[str, Any]) -> str:
-    """The text to continue."""
     return str(body.get("prompt") or body.get("messages"))
 
 
 def temperature_of(body: Mapping[str, Any]) -> float:
-    """As asked for, 1 if nothing is."""
     value = body.get("temperature")
     return 1.0 if value is None else float(value)
 
 
 def stops_of(body: Mapping[str, Any]) -> list[str]:
-    """Stop strings."""
     given = body.get("stop") or []
     return [given] if isinstance(given, str) else list(given)
 
 
 def schema_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What `response_format` asks for, if it is a schema."""
     form = body.get("response_format") or {}
     inner = form.get("json_schema") or {}
     found = inner.get("schema") if form.get("type") == "json_schema" else None

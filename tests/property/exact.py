@@ -61,7 +61,6 @@ def rows_of(kind: str, vocab: int, seed: int) -> tuple[Rows, Rows]:
 
 
 def plain_probs(target: Rows, prefix: tuple[int, ...], length: int) -> dict[tuple[int, ...], float]:
-    """Probabilities of the next `length` tokens in plain decoding."""
     vocab, result = range(target(prefix).shape[0]), {}
     for outcome in itertools.product(vocab, repeat=length):
         weight, history = 1.0, prefix

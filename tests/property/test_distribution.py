@@ -20,14 +20,7 @@ from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.marks import slow
-from tests.property.exact import (
-    Rows,
-    assert_fits,
-    chain_probs,
-    plain_probs,
-    rows_of,
-    simulate,
-)
+from tests.property.exact import Rows, assert_fits, chain_probs, plain_probs, rows_of, simulate
 from tests.property.verifying import sequence_of, span_of
 
 

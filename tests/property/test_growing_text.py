@@ -15,7 +15,6 @@ SPECIAL = ["<s>", "</s>"]
 
 
 def byte(value: int) -> int:
-    """Id of a byte's token."""
     return len(SPECIAL) + 1 + value
 
 
@@ -29,7 +28,6 @@ SIZE = A + len(WORDS) + 3
 
 
 def of(folder: Path, decoder: decoders.Decoder | None, *, byte_fallback: bool = True) -> Tokenizer:
-    """A tokenizer of special tokens, all bytes and a few words."""
     names = ["<unk>", *SPECIAL, *(f"<0x{value:02X}>" for value in range(256)), *WORDS]
     vocabulary = {name: i for i, name in enumerate(names)}
     raw = RawTokenizer(

@@ -106,7 +106,6 @@ def step(
     spans: list[Span],
     price: DraftPrice | None,
 ) -> Batch:
-    """Draft, verify, commit, and tell the policy."""
     plan = replace(NO_DRAFTS, prices={} if price is None else {"model": price})
     batch = Batch(spans=tuple(spans))
     batch = batch.with_draft(drafters.propose(Context(batch.spans, plan)))

@@ -65,7 +65,6 @@ def verify(
 
 
 def decode(verifier: Verifier, model: TableModel, request: Request, count: int) -> list[int]:
-    """Plain decoding: one token, one verification."""
     sequence = sequence_of(request)
     for _ in range(count):
         (result,) = verify(verifier, model, [span_of(sequence)])

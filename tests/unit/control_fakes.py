@@ -5,12 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from foretoken.control.adaptive.allocation import (
-    Allocation,
-    DraftOption,
-    StepOptions,
-    allocate,
-)
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, StepOptions, allocate
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -28,8 +23,6 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 
 @dataclass(eq=False)
 class Running:
-    """A sequence that decodes."""
-
     request: Request
     num_output: int = 1
     num_preemptions: int = 0
@@ -49,7 +42,6 @@ def running(
     salt: str | None = None,
     guard: float | None = None,
 ) -> Running:
-    """A sequence that has its first token."""
     request = Request(
         request_id=name,
         prompt_token_ids=(1,) * prompt,
@@ -79,15 +71,12 @@ class World:
     random: Random = field(default_factory=lambda: Random(1))
 
     def target_s(self, rows: int) -> float:
-        """A step of the target without noise."""
         return self.scale * (1 + self.row_s * (rows - 1) + self.knee_s * max(rows - self.knee, 0))
 
     def draft_s(self, passes: int, rows: int, fed: int) -> float:
-        """Drafting, without noise."""
         return self.scale * (passes * self.pass_s + rows * self.draft_row_s + fed * self.feed_row_s)
 
     def noisy(self, seconds: float) -> float:
-        """The time with noise."""
         spike = 4.0 if self.noise and self.random.random() < 0.01 else 1.0
         return seconds * spike * math.exp(self.noise * self.random.gauss(0, 1))
 
@@ -144,13 +133,11 @@ class Batch:
         self.lengths: list[list[int]] = []
 
     def _search(self, step: StepOptions, options: Sequence[DraftOption]) -> Allocation:
-        """The search of every plan, which takes its time."""
         self.clock += self._deciding_s
         self.searches += 1
         return allocate(step, options)
 
     def step(self, sequences: list[Running], prompt: int = 0) -> None:
-        """One step of these sequences."""
         count = len(sequences)
         load = StepLoad(
             num_decoding=count, num_prefilling=int(prompt > 0), num_waiting=0,
@@ -208,7 +195,6 @@ class Batch:
         self.steps += 1
 
     def run(self, sequences: list[Running], steps: int) -> float:
-        """Many steps; how many times as fast they were as plain ones."""
         clock, plain = self.clock, self.plain
         for _ in range(steps):
             self.step(sequences)

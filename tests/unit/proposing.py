@@ -28,13 +28,11 @@ def make_sequence(prompt: Seq[int], output: Seq[int] = (), **changes: Any) -> Se
 
 
 def make_span(sequence: Sequence, budget: int) -> Span:
-    """A span that decodes the newest token of `sequence`."""
     start = sequence.num_computed
     return Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
 
 
 def make_context(*pairs: tuple[Sequence, int]) -> Context:
-    """Sequences with their budgets."""
     return Context(tuple(make_span(sequence, budget) for sequence, budget in pairs))
 
 
@@ -45,7 +43,6 @@ def draft_model(
     limits: DraftLimits,
     confidence: Confidence | None = None,
 ) -> KVProposer:
-    """A drafter of chains over `runner`."""
     progress = DraftProgress(generations, runner.page_size, limits)
     network = ModelNetwork(runner)
     return KVProposer("draft_model", network, sampler, progress, confidence=confidence)

@@ -23,7 +23,6 @@ def prompt(token_ids: Sequence[int], salt: str | None = None) -> RoutedPrompt:
 
 
 def index_of(*replica_ids: str, most_pages: int = 100) -> PrefixIndex:
-    """An index of replicas that hold nothing."""
     index = PrefixIndex(most_pages)
     for replica_id in replica_ids:
         index.add(replica_id)

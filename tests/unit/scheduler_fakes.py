@@ -21,12 +21,10 @@ Drafter = Callable[[Span], tuple[int, ...]]
 
 
 def next_token(token_ids: list[int]) -> int:
-    """What the fake model says after `token_ids`."""
     return crc32(bytes(token_ids)) % VOCAB
 
 
 def continuation(prompt: tuple[int, ...], count: int) -> list[int]:
-    """Plain decoding, one token after the other."""
     ids = list(prompt)
     for _ in range(count):
         ids.append(next_token(ids))
@@ -34,7 +32,6 @@ def continuation(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 def at_most(num_drafts: int) -> DraftPlanner:
-    """A planner that gives every request the same number of drafts."""
     return lambda requests, load: DraftPlan(load=load, drafts=(num_drafts,) * len(requests))
 
 
@@ -82,12 +79,10 @@ class FakeResults:
 
 
 def nothing(span: Span) -> tuple[int, ...]:
-    """A drafter that drafts nothing."""
     return ()
 
 
 def perfect(span: Span) -> tuple[int, ...]:
-    """A drafter that is always right."""
     return tuple(continuation(tuple(span.sequence.token_ids), span.draft_budget))
 
 
@@ -103,8 +98,6 @@ def noisy(random: Random) -> Drafter:
 
 
 class FakeEngine:
-    """A scheduler, its pool, the slots, and everything that came out."""
-
     def __init__(
         self,
         *,
@@ -136,14 +129,12 @@ class FakeEngine:
             self.outputs[request_id].append(output)
 
     def plan(self) -> Batch:
-        """Schedule and draft."""
         self.scheduler.check_integrity()
         planned = self.scheduler.schedule()
         self.scheduler.check_integrity()
         return planned.with_draft(Draft(ids=tuple(self.drafter(s) for s in planned.spans)))
 
     def finish(self, batch: Batch) -> list[Output]:
-        """Run, verify and commit."""
         results = FakeResults(tuple(self._run(span) for span in batch.spans))
         outputs = self.scheduler.commit(batch, results, self.clock)
         self.scheduler.check_integrity()
@@ -157,7 +148,6 @@ class FakeEngine:
         return self.finish(self.plan())
 
     def run(self, max_steps: int = 1000) -> int:
-        """Step until nothing is left; the number of steps."""
         for count in range(max_steps):
             if not self.scheduler.has_unfinished:
                 return count

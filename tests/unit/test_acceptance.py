@@ -1,5 +1,10 @@
-"""The models of acceptance: one chance, promises and what came of them, a drafter's confidences."""
+"""What is believed of acceptance: models, what requests show, chance, and the length of outputs."""
 
+import random
+from itertools import pairwise
+from random import Random
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +15,13 @@ from foretoken.control.acceptance import (
     ConstantAcceptance,
     PromisedAcceptance,
 )
+from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.luck import Expected, Luck, chances
+from foretoken.control.learned import acceptance as learned_acceptance
+from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.lengths import OutputLengths
+from foretoken.control.learned.spread import Spread
+from foretoken.control.learned.trials import FADE
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 16))
@@ -77,3 +89,427 @@ def test_confidences_that_are_not_borne_out_are_trusted_less() -> None:
     assert model.trust == pytest.approx(0.1)
     model.saw([1.0] * 500)
     assert model.usual_chance > 0.95
+
+
+DRAFTER = "head"
+
+
+def model(prior: float = 0.6) -> LearnedAcceptance:
+    found = LearnedAcceptance({DRAFTER: prior})
+    found.begin("r", "c")
+    return found
+
+
+def accepted(rng: np.random.Generator, chances: list[float]) -> int:
+    refused = np.flatnonzero(rng.random(len(chances)) >= chances)
+    return int(refused[0]) if len(refused) else len(chances)
+
+
+def first(found: LearnedAcceptance, request_id: str = "r") -> float:
+    return float(found.chances([request_id], DRAFTER, 1)[0, 0])
+
+
+def test_planted_chances_are_recovered() -> None:
+    """Deep drafts are reached rarely: accepted over drafted would say 0.36, 0.23, ..."""
+    planted = [0.9, 0.7, 0.5, 0.5, 0.3, 0.3, 0.3, 0.3]
+    found, rng = model(), np.random.default_rng(0)
+    for i in range(20):
+        found.begin(f"r{i}", "c")
+    sums = np.zeros(8)
+    for step in range(3000):
+        found.observe(f"r{step % 20}", DRAFTER, 8, accepted(rng, planted))
+        sums += found.chances([f"r{step % 20}"], DRAFTER, 8)[0] / 3000
+    found.begin("new", "c")
+    learnt = found.chances(["new"], DRAFTER, 8)[0]
+    assert learnt[:4] == pytest.approx(planted[:4], abs=0.06)
+    assert learnt[4:] == pytest.approx(planted[4:], abs=0.1)
+    assert sums[:2] == pytest.approx(planted[:2], abs=0.06)
+
+
+def test_what_was_not_reached_is_no_trial() -> None:
+    """A draft that fails at once says nothing of deeper ones, and one kept whole has no failure."""
+    found, other = model(), model()
+    for _ in range(30):
+        found.observe("r", DRAFTER, 4, 4)
+        other.observe("r", DRAFTER, 2, 2)
+        other.observe("r", DRAFTER, 2, 1)
+    assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.9
+    # Depth 1 always stays and depth 2 does half of the time; pooled, both would be at 0.75.
+    assert other.chances(["r"], DRAFTER, 2)[0] == pytest.approx([1.0, 0.5], abs=0.1)
+    survival = other.survival("r", DRAFTER, 8)
+    assert len(survival) == 8
+    assert all(a >= b for a, b in pairwise(survival))
+
+
+def test_few_trials_are_drawn_to_the_class_and_the_class_to_the_usual() -> None:
+    found = model(0.7)
+    assert found.chances(["r"], DRAFTER, 8) == pytest.approx(np.full((1, 8), 0.7))
+    assert found.chances(["r"], "unknown", 2) == pytest.approx(np.full((1, 2), 0.5))
+    found.observe("r", DRAFTER, 1, 0)
+    assert 0.5 < first(found) < 0.65
+    for _ in range(300):
+        found.observe("r", DRAFTER, 1, 0)
+    found.begin("next", "c")
+    found.begin("stranger", "d")
+    assert first(found) < 0.01
+    assert first(found, "next") < 0.05
+    # A class of which nothing is known is taken for the others, as far as they were tried.
+    assert first(found, "next") < first(found, "stranger") < 0.3
+
+
+def test_doubt_is_large_where_requests_differ_and_falls_with_what_one_shows() -> None:
+    def after(*chances: float) -> LearnedAcceptance:
+        """Requests of these chances have ended; one of the same class has just begun."""
+        model, draw = LearnedAcceptance({"draft": 0.6}), random.Random(1)
+        for number, chance in enumerate(chances * 20):
+            model.begin(str(number), "")
+            for _ in range(40):
+                model.observe(str(number), "draft", 1, int(draw.random() < chance))
+            model.release(str(number))
+        model.begin("new", "")
+        return model
+
+    alike, apart = after(0.6), after(0.2, 0.95)
+    ids = ["new"]
+    assert alike.doubt(ids, "draft")[0] > 0.8
+    assert apart.doubt(ids, "draft")[0] < 0.65
+    before = apart.doubt(ids, "draft")[0]
+    for accepted in [1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1]:
+        apart.observe("new", "draft", 1, accepted)
+    assert apart.doubt(ids, "draft")[0] > before + 0.1
+
+
+def test_a_request_that_is_better_early_is_taken_to_be_so_deeper() -> None:
+    found, rng = model(), np.random.default_rng(0)
+    for _ in range(500):
+        found.observe("r", DRAFTER, 4, accepted(rng, [0.3] * 4))
+    found.begin("good", "c")
+    before = found.chances(["good"], DRAFTER, 4)[0]
+    for _ in range(20):
+        found.observe("good", DRAFTER, 1, 1)
+    after = found.chances(["good"], DRAFTER, 4)[0]
+    assert before.max() < 0.45
+    assert after[0] > 0.8
+    assert after[3] > 0.6
+
+
+def trials_to_notice(old: float, new: float, seed: int) -> int:
+    """Trials from the change of a request's chance until it is noticed."""
+    found, rng = model(), np.random.default_rng(seed)
+    for _ in range(60):
+        found.observe("r", DRAFTER, 1, accepted(rng, [old]))
+    before = found.num_changes
+    for trials in range(1, 200):
+        found.observe("r", DRAFTER, 1, accepted(rng, [new]))
+        if found.num_changes > before:
+            return trials
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "most"), [(0.9, 0.0, 6), (0.9, 0.3, 10), (0.2, 0.9, 10), (0.0, 0.9, 4)]
+)
+def test_a_change_is_noticed(old: float, new: float, most: int) -> None:
+    assert np.median([trials_to_notice(old, new, seed) for seed in range(60)]) <= most
+
+
+def test_after_a_change_what_was_before_it_counts_no_more() -> None:
+    found = model()
+    for _ in range(200):
+        found.observe("r", DRAFTER, 5, 5)
+    for _ in range(8):
+        found.observe("r", DRAFTER, 5, 0)
+    assert first(found) < 0.25
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 0)
+    assert first(found) < 0.1
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 1)
+    assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.8
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.9, 0.98])
+def test_nothing_is_noticed_where_nothing_changes(chance: float) -> None:
+    found, rng = model(), np.random.default_rng(3)
+    trials = 0
+    while trials < 20_000:
+        kept = accepted(rng, [chance] * 4)
+        found.observe("r", DRAFTER, 4, kept)
+        trials += kept + (kept < 4)
+    assert found.num_changes <= 6e-4 * trials
+
+
+def test_a_class_that_collapses_is_noticed() -> None:
+    """Requests that begin afterwards are not taken for what the class was."""
+    names = [f"r{i}" for i in range(4)]
+
+    def after(num_collapsed: int) -> float:
+        found = model()
+        for name in names:
+            found.begin(name, "c")
+        for step in range(320):
+            for i, name in enumerate(names):
+                collapsed = step >= 300 and i < num_collapsed
+                found.observe(name, DRAFTER, 2, 0 if collapsed else 2)
+        found.begin("next", "c")
+        return first(found, "next")
+
+    assert after(4) < 0.3
+    assert after(1) > 0.8
+
+
+def test_a_tree_counts_by_the_depth_of_its_branch() -> None:
+    """Seven nodes on three levels: the depth is what is drafted, not the nodes."""
+    found = model()
+    for _ in range(60):
+        found.observe("r", DRAFTER, 3, 3)
+    assert found.chances(["r"], DRAFTER, 3)[0].min() > 0.9
+
+
+def test_many_requests_have_the_chances_that_each_has_alone() -> None:
+    found, rng = LearnedAcceptance({DRAFTER: 0.6}), np.random.default_rng(0)
+    names = [f"r{i}" for i in range(40)]
+    for i, name in enumerate(names[:30]):
+        found.begin(name, f"c{i % 3}")
+        for _ in range(i):
+            found.observe(name, DRAFTER, 6, accepted(rng, [0.02 * i + 0.3] * 6))
+    together = found.chances(names, DRAFTER, 12)
+    alone = np.concatenate([found.chances([name], DRAFTER, 12) for name in names])
+    assert together.shape == (40, 12)
+    assert together == pytest.approx(alone)
+    assert ((together > 0) & (together < 1)).all()
+    assert found.chances([], DRAFTER, 3).shape == (0, 3)
+
+
+def test_released_requests_leave_no_memory() -> None:
+    found = model()
+    found.observe("r", DRAFTER, 2, 1)
+    rows = found._rows.in_use
+    for i in range(1000):
+        found.begin(f"x{i}", "c")
+        found.observe(f"x{i}", DRAFTER, 2, 1)
+        found.release(f"x{i}")
+        found.observe(f"x{i}", DRAFTER, 2, 1)  # its last step, told after its end
+    assert found._rows.in_use == rows
+    assert len(found._class_keys) == 1
+    assert found.describe()[DRAFTER]["c"]["requests"] == 1
+
+
+def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned_acceptance, "_MOST_CLASSES", 8)
+    found = model()
+    found.observe("r", DRAFTER, 2, 1)
+    for i in range(50):
+        found.begin("x", f"tenant {i}")
+        found.observe("x", DRAFTER, 2, 1)
+        found.release("x")
+    classes = found.describe()[DRAFTER]
+    assert isinstance(classes, dict)
+    assert len(classes) == 8
+    assert {"c", "tenant 49"} <= classes.keys()  # those with requests stay
+
+
+def test_look_ups_are_believed_by_what_came_of_their_promises() -> None:
+    found = PromisedAcceptance()
+    found.begin("r")
+    for _ in range(100):
+        found.observe("r", "ngram", 4.0, 0)
+    assert found.expected("r", "ngram", 4.0, 4) < 0.4
+    assert found.expected("new", "suffix", 4.0, 4) == pytest.approx(0.7 * 4)
+
+
+def test_what_a_class_showed_is_known_when_its_requests_have_ended() -> None:
+    """What a trial told is asked for when it is over, and some of its requests may be too."""
+    found = model()
+    for _ in range(30):
+        found.observe("r", DRAFTER, 2, 1)
+    found.release("r")
+    assert found.seen(["c", "c"], DRAFTER) == 30
+    assert found.seen(["c", "new"], DRAFTER) == 0
+    assert found.describe()[DRAFTER].keys() == {"c", "new"}
+
+
+def add(spread: Spread, draw: Random, chance: float, trials: int) -> None:
+    accepted = count = 0.0
+    for _ in range(trials):
+        accepted = FADE * accepted + (draw.random() < chance)
+        count = FADE * count + 1.0
+    spread.add(accepted, count, 0.5)
+
+
+@pytest.mark.parametrize("weight", [4.0, 12.0, 30.0])
+def test_the_weight_of_a_beta_prior_is_found(weight: float) -> None:
+    found = []
+    for seed in range(20):
+        draw, spread = Random(seed), Spread()
+        for _ in range(150):
+            add(spread, draw, draw.betavariate(weight / 2, weight / 2), draw.randint(8, 60))
+        found.append(spread.weight)
+    assert sum(found) / 20 == pytest.approx(weight, rel=0.25)
+
+
+def test_requests_that_are_all_alike_are_known_by_their_class() -> None:
+    draw, spread = Random(1), Spread()
+    for _ in range(150):
+        add(spread, draw, 0.5, 40)
+    assert spread.weight >= 36.0
+
+
+def test_requests_that_accept_all_or_nothing_are_known_by_themselves() -> None:
+    draw, spread = Random(1), Spread()
+    for i in range(150):
+        add(spread, draw, float(i % 2), 40)
+    assert spread.weight == 3.0
+
+
+def test_few_trials_say_nothing() -> None:
+    spread = Spread()
+    add(spread, Random(1), 1.0, 4)
+    assert spread.weight == Spread().weight
+
+
+def option(survival: list[list[float]], levels: list[int] | None = None) -> DraftOption:
+    survival_NK = np.array(survival)
+    count, most = survival_NK.shape
+    return DraftOption(
+        name="draft", survival_NK=survival_NK, depth_s=np.zeros(most + 1), slot_s=0.0,
+        start_s=np.zeros(count), levels_K=None if levels is None else np.array(levels),
+    )  # fmt: skip
+
+
+def allocation(drafts: list[int], drafters: list[int], depth: int) -> Allocation:
+    return Allocation(
+        drafts_N=np.array(drafts), drafter_N=np.array(drafters), seconds=1.0, tokens=1.0,
+        unguarded=1.0, depth=depth,
+    )  # fmt: skip
+
+
+def test_means_and_variances_are_those_of_chains() -> None:
+    chance, random, counts = 0.7, Random(1), []
+    for _ in range(40_000):
+        accepted = 0
+        while accepted < 3 and random.random() < chance:
+            accepted += 1
+        counts.append(accepted)
+    survival = [[chance, chance**2, chance**3]]
+    [found] = chances(allocation([3], [0], 3), [option(survival)])
+    assert len(found) == 3
+    assert found[-1].mean == pytest.approx(np.mean(counts), rel=0.02)
+    assert found[-1].variance == pytest.approx(np.var(counts), rel=0.03)
+    assert found[0] == pytest.approx((0.7, 0.21))
+
+
+def test_who_draws_no_drafts_expects_none() -> None:
+    found = chances(allocation([2, 0], [0, -1], 2), [option([[0.5, 0.25], [0.5, 0.25]])])
+    assert len(found[0]) == 2
+    assert found[1] == ()
+
+
+def test_trees_vary_at_most_as_much_as_their_depth_lets_them() -> None:
+    tree = option([[0.6, 0.3, 0.4]], levels=[1, 1, 2])
+    [(found,)] = chances(allocation([3], [0], 2), [tree])
+    assert found.mean == pytest.approx(1.3)
+    assert found.variance == pytest.approx(1.3 * 0.7)
+
+
+def test_as_many_as_expected_are_not_held_against_anybody() -> None:
+    each = (Expected(0.5, 0.25), Expected(0.75, 0.69))
+    random, bad = Random(2), 0
+    for _ in range(400):
+        luck = Luck()
+        for _ in range(12):
+            accepted = int(random.random() < 0.5)
+            luck.add(1, accepted, each)
+        bad += not luck.is_bad
+    assert bad < 0.06 * 400
+
+
+def test_drafts_that_are_never_accepted_are_no_bad_luck_for_long() -> None:
+    luck, each = Luck(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
+    steps = 0
+    while luck.is_bad:
+        luck.add(2, 0, each)
+        steps += 1
+    assert 2 <= steps <= 5
+
+
+def test_of_fewer_drafts_less_is_expected() -> None:
+    luck, each = Luck(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
+    luck.add(1, 1, each)
+    luck.add(0, 0, each)
+    assert (luck.accepted, luck.mean, luck.variance) == (1, 0.6, 0.24)
+
+
+def left(lengths: OutputLengths, class_key: str, num_output: int, most: int) -> float:
+    return float(lengths.remaining([class_key], np.array([num_output]), np.array([most]))[0])
+
+
+def test_of_an_unknown_class_one_knows_how_long_it_lasted() -> None:
+    lengths = OutputLengths()
+    assert left(lengths, "c", 0, 1000) == 32
+    assert left(lengths, "c", 200, 1000) == 200
+    assert left(lengths, "c", 200, 50) == 50
+
+
+def test_ended_outputs_tell_how_long_the_next_will_be() -> None:
+    lengths = OutputLengths()
+    for _ in range(200):
+        lengths.ended("short", 20)
+        lengths.ended("long", 400)
+    assert left(lengths, "short", 5, 1000) == pytest.approx(15, rel=0.1)
+    assert left(lengths, "long", 100, 1000) == pytest.approx(300, rel=0.02)
+    # Longer than all before it: nothing is known but that it lasts.
+    assert left(lengths, "short", 60, 1000) == 60
+
+
+@pytest.mark.parametrize("num_output", [0, 50, 150])
+def test_residual_life_is_that_of_the_law(num_output: int) -> None:
+    """Geometric outputs have the same mean left whatever they wrote."""
+    rng = np.random.default_rng(0)
+    lengths = OutputLengths()
+    for length in rng.geometric(0.01, 256):
+        lengths.ended("c", int(length))
+    assert left(lengths, "c", num_output, 10_000) == pytest.approx(100, rel=0.25)
+
+
+def test_cut_outputs_count_as_longer() -> None:
+    """Of 64 that began together the short ones end first; their mean would say 20."""
+    rng = np.random.default_rng(1)
+    pooled, cut = OutputLengths(), OutputLengths()
+    drawn = [int(length) for length in rng.geometric(0.01, 256)]
+    for length in drawn:
+        for each in (pooled, cut):
+            if length <= 40:
+                each.ended("c", length)
+        if length > 40:
+            cut.ended("c", 40, cut=True)
+    truth = 100.0
+    assert left(pooled, "c", 0, 10_000) < 0.3 * truth
+    assert left(cut, "c", 0, 10_000) > 0.5 * truth
+
+
+def test_outputs_that_their_limit_cut_tell_how_long_others_last() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.ended("c", 64, cut=True)
+    # None of them ended before 64 tokens: one with the same limit will get there too.
+    assert left(lengths, "c", 4, 60) == 60
+    assert left(lengths, "c", 4, 1000) == pytest.approx(60 + 64, rel=0.1)
+
+
+def test_many_are_asked_for_at_once() -> None:
+    lengths = OutputLengths()
+    for length in range(10, 60):
+        lengths.ended("a", length)
+        lengths.ended("b", 3 * length)
+    classes, outputs, most = ["a", "b", "c", "a", "b"], [3, 100, 7, 80, 20], [100, 100, 5, 100, 7]
+    found = lengths.remaining(classes, np.array(outputs), np.array(most))
+    one_by_one = [left(lengths, *each) for each in zip(classes, outputs, most, strict=True)]
+    assert found.tolist() == pytest.approx(one_by_one)
+
+
+def test_classes_of_lengths_do_not_pile_up() -> None:
+    lengths = OutputLengths()
+    for i in range(2000):
+        lengths.ended(f"tenant {i}", 5)
+    assert len(lengths._classes) == 256

@@ -1,4 +1,4 @@
-"""One finished request beside plain decoding: what is a difference, and what is rounding."""
+"""The audit: one finished request beside plain decoding, and the running test of drawn tokens."""
 
 import asyncio
 import math
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from foretoken.server.auditing.comparing import (
-    Compared,
-    Comparison,
-    Promise,
-    score,
-)
+from foretoken.server.auditing.comparing import Compared, Comparison, Promise, score
+from foretoken.server.auditing.evidence import FairTokens
 from foretoken.server.auditing.samples import FinishedRequest, Samples
 from foretoken.types import (
     FinishReason,
@@ -160,3 +157,51 @@ def test_a_share_is_chosen() -> None:
         samples.opened([request(f"x{i}")])
         samples.observe([ended(f"x{i}", FinishReason.LENGTH)])
     assert 130 <= len(samples.waiting) + samples.num_left_out <= 275, "5 standard deviations"
+
+
+def run(given: np.ndarray, drawn: np.ndarray, logs: np.ndarray, error: float) -> FairTokens:
+    test = FairTokens(error)
+    for x, y in zip(given, drawn, strict=True):
+        test.add(float(logs[x] - logs[y]))
+        if test.failed:
+            break
+    return test
+
+
+@pytest.mark.slow
+def test_alike_tokens_are_seldom_accused() -> None:
+    """400 tests of 2,000 tokens at 5%, asked after each token: 20 are allowed, and 33 happen to a
+    test of exactly 5% once in 400 times."""
+    rng = np.random.default_rng(0)
+    accused = 0
+    for _ in range(400):
+        chances = rng.dirichlet(np.full(30, 0.2)) + 1e-9
+        chances /= chances.sum()
+        given, drawn = rng.choice(30, (2, 2000), p=chances)
+        accused += run(given, drawn, np.log(chances), 0.05).failed
+    assert accused <= 33
+
+
+def test_a_share_of_unverified_drafts_is_found() -> None:
+    """One token in five is a draft that nobody checked, in fifty contexts in turn."""
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        test = FairTokens()
+        logits_C30 = rng.normal(0, 2, (50, 30))
+        other_C30 = 0.6 * logits_C30 + 0.8 * rng.normal(0, 2, (50, 30))
+        for i in range(20_000):
+            logits, other = logits_C30[i % 50], other_C30[i % 50]
+            drafted = other if rng.random() < 0.2 else logits
+            given = np.argmax(drafted + rng.gumbel(size=30))
+            drawn = np.argmax(logits + rng.gumbel(size=30))
+            test.add(float(logits[given] - logits[drawn]))
+            if test.failed:
+                break
+        assert test.failed, test.evidence
+        assert test.mean < 0
+
+
+def test_one_token_proves_nothing() -> None:
+    test = FairTokens()
+    test.add(-50.0)
+    assert not test.failed and 0.5 < test.evidence < 2.0

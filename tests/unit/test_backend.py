@@ -1,11 +1,13 @@
 """What a device computes with. The guarded bugs: a head rounded below 8 bits, a backend that gives
 another number than the reference, a type that the kernels do not take."""
 
+import ctypes
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from foretoken import backend as backends_module
 from foretoken.backend import (
@@ -20,8 +22,11 @@ from foretoken.backend import (
 from foretoken.control.adaptive.allocation import allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.library import find_library
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.ops.activation import ACTIVATIONS, Activation, gelu_tanh, silu
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, PlainLinear
+from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.quant import IntWeights, round_weights, scheme_of
 
 CPU = torch.device("cpu")
@@ -144,3 +149,109 @@ def test_plans_are_searched_for_in_c_where_there_are_kernels(
         assert isinstance(plan_search(), AllocationKernel)
     monkeypatch.setattr(backends_module, "find_library", lambda: None)
     assert plan_search() is allocate
+
+
+def test_values() -> None:
+    x = torch.tensor([-200.0, -3.0, -0.5, 0.0, 0.5, 3.0, 200.0])
+    torch.testing.assert_close(silu(x), F.silu(x), rtol=1e-6, atol=1e-7)
+
+
+def test_gelu_values() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 1001), torch.tensor([-300.0, 300.0])])
+    expected = F.gelu(x.double(), approximate="tanh").float()
+    torch.testing.assert_close(gelu_tanh(x), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activate", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [520, 1040])
+def test_bits_do_not_depend_on_rows(width: int, dtype: torch.dtype, activate: Activation) -> None:
+    """Two threads cut 33 rows in the middle of a row; plain float32 silu fails here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    both = torch.randn(133, 2 * width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = torch.cat([activate(row[:, :width]) for row in both.split(1)])
+    for count in (2, 33, 77, 133):
+        assert torch.equal(activate(both[:count, :width]), rows[:count])
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_every_linear_is_exchanged(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 32), nn.ModuleList([nn.Linear(32, 40, bias=False)])).to(dtype)
+    first, rest = net[0], net[1]
+    assert isinstance(rest, nn.ModuleList)
+    x = torch.randn(2, 3, 64, dtype=dtype)
+    middle = first(x)
+    expected = rest[0](middle)
+    serve_linears(net)
+    assert not any(isinstance(module, nn.Linear) for module in net.modules())
+    found = rest[0](net[0](x))
+    assert found.shape == (2, 3, 40) and found.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@torch.inference_mode()
+def test_rounded_weights_are_those_of_the_scheme(name: str) -> None:
+    """But logits are never made of fewer than 8 bits."""
+    torch.manual_seed(0)
+    body, top = nn.Linear(64, 32), nn.Linear(32, 40, bias=False)
+    net = nn.Sequential(body, top)
+    inner = round_weights(body.weight, scheme_of(name)).dequantized(torch.float32)
+    last = round_weights(top.weight, scheme_of("int8")).dequantized(torch.float32)
+    x = torch.randn(3, 64)
+    expected = (x @ inner.T + body.bias) @ last.T
+    serve_linears(net, [top], HeadLinears(name))
+    torch.testing.assert_close(net(x), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.fixture
+def store() -> FeatureStore:
+    """Points 2, 5, 9 and the last, two values each, of eight slots."""
+    store = FeatureStore((2, 5, 9, FINAL), 2, 8, dtype=torch.float32, device=torch.device("cpu"))
+    store.slots_SF.copy_(torch.arange(64.0).view(8, 8))
+    return store
+
+
+def columns_of(store: FeatureStore, points: tuple[int, ...]) -> Tensor:
+    """By the book: one point after another."""
+    return torch.cat([store.slots_SF[:, store.columns[point]] for point in points], dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("points", "beside"),
+    [((2, 5, 9, FINAL), True), ((5, 9), True), ((FINAL,), True), ((2, 9), False), ((5, 2), False)],
+)
+def test_points_that_lie_side_by_side_are_read_where_they_lie(
+    store: FeatureStore, points: tuple[int, ...], beside: bool
+) -> None:
+    view, wanted = FeatureView(store, points), columns_of(store, points)
+    assert (view.rows_SF is not None) == beside
+    if view.rows_SF is not None:
+        assert torch.equal(view.rows_SF, wanted)
+        assert view.rows_SF.data_ptr() == store.slots_SF[:, store.columns[points[0]]].data_ptr()
+    slots_N = torch.tensor([6, 0, 3])
+    for read, rows in ((view.read(slots_N), slots_N), (view.read(slice(2, 5)), slice(2, 5))):
+        assert torch.equal(read, wanted[rows])
+        assert read.is_contiguous()
+
+
+@pytest.mark.parametrize("points", [(2, 5, 9, FINAL), (5, 9), (2, 9), (9, 2, FINAL)])
+def test_what_a_kernel_gathers_is_what_is_read(
+    store: FeatureStore, points: tuple[int, ...]
+) -> None:
+    """As `ft_gather_features` does, in bytes."""
+    view, slot = FeatureView(store, points), 5
+    told = view.in_c
+    starts = (ctypes.c_int64 * told.num_pieces).from_address(told.pieces)
+    row = b"".join(
+        ctypes.string_at(told.slots + slot * told.stride + start, told.piece_bytes)
+        for start in starts
+    )
+    assert row == view.read(slice(slot, slot + 1)).numpy().tobytes()
+    assert (told.num_pieces == 1) == (view.rows_SF is not None)
+    assert view.width == 2 * len(points)

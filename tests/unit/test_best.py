@@ -50,8 +50,6 @@ class Model(Proposer):
 
 
 class World:
-    """A policy with its two drafters, and outcomes as a target would give them."""
-
     def __init__(self) -> None:
         self.policy = BestPolicy()
         self.look, self.model = LookUp(), Model()
@@ -63,7 +61,6 @@ class World:
         self.draft_s = 0.2
 
     def step(self, *sequences: Sequence) -> list[str]:
-        """One step; whose drafts were taken."""
         context = make_context(*[(sequence, 8) for sequence in sequences])
         step = StepOffers(self.members, context)
         self.policy.fill(step, NAMES)

@@ -1,10 +1,22 @@
 """What a user may write in `LLM(...)` and `speculative_config`, and what each mistake answers."""
 
+import json
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import foretoken
+from foretoken import checkpoint
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
+from foretoken.config.aliases import SPECULATIVE_KEYS
+from foretoken.config.auto import MOST_WITH_WEIGHTS, auto_drafters, expected_gain
+from foretoken.config.drafter import drafter_keys
+from foretoken.config.methods import built_methods, find_method, known_methods
+from foretoken.config.other_engines import other_names, other_values
+from foretoken.config.reader import keys_of
+from foretoken.config.speculative import RULES
 from foretoken.errors import ConfigError, NotYetError
 
 
@@ -203,3 +215,441 @@ def test_engine_values_out_of_range(key: str, value: object) -> None:
         EngineConfig.from_kwargs(**{"model": "demo", key: value})
     assert caught.value.field == key
     assert caught.value.given == value
+
+
+NGRAM: dict[str, Any] = {"method": "ngram"}
+MODEL: dict[str, Any] = {"method": "draft_model", "model": "demo-draft"}
+
+
+def read(**given: Any) -> SpeculativeConfig:
+    return SpeculativeConfig.from_dict(given)
+
+
+def test_one_drafter_is_a_list_of_one() -> None:
+    config = read(**NGRAM)
+    assert [one.label for one in config.drafters] == ["ngram"]
+
+
+def test_several_drafters_share_the_common_number_of_drafts() -> None:
+    own = {**NGRAM, "num_speculative_tokens": 9, "name": "look-up"}
+    config = read(drafters=[own, MODEL], num_speculative_tokens=3, rejection_sample_method="block")
+    assert [one.label for one in config.drafters] == ["look-up", "draft_model"]
+    assert [one.num_speculative_tokens for one in config.drafters] == [9, 3]
+    assert config.num_speculative_tokens == 9
+    assert config.rule.rejection_sample_method == "block"
+
+
+def test_a_schedule_gives_the_number_of_drafts_where_there_is_none() -> None:
+    schedule = [[1, 4, 6], [5, 8, 2], [9, 64, 0]]
+    config = read(**NGRAM, num_speculative_tokens_per_batch_size=schedule)
+    assert config.num_speculative_tokens == 6
+    read_as = config.load.num_speculative_tokens_per_batch_size
+    assert read_as == ((1, 4, 6), (5, 8, 2), (9, 64, 0))
+
+
+def test_a_dotted_path_of_a_class_means_custom_class() -> None:
+    assert read(model="my_package.drafting.MyProposer").drafters[0].method == "custom_class"
+    assert read(model="org/model-1.5B").drafters[0].method == "draft_model"
+    assert read(model="demo-draft").drafters[0].method == "draft_model"
+
+
+def config(**keys: object) -> SpeculativeConfig:
+    return SpeculativeConfig.from_dict({"model": "x", **keys})
+
+
+def test_choices_are_paths_and_count_as_drafts() -> None:
+    [found] = config(choices=[[1], [0], [0, 0]]).drafters
+    assert found.tree.choices == ((0,), (0, 0), (1,)) and found.num_speculative_tokens == 3
+    [older] = config(speculative_token_tree="[(0,), (0, 0), (1,)]").drafters
+    assert older.tree == found.tree
+    assert config(medusa_choices=[[0]], num_speculative_tokens=1).num_speculative_tokens == 1
+
+
+def test_synthetic_rates_are_of_depths() -> None:
+    keys = {"choices": [[0], [1], [1, 0]], "rejection_sample_method": "synthetic"}
+    assert config(**keys, synthetic_acceptance_rates=[0.5, 0.2]).synthetic_rates == (0.5, 0.2)
+    with pytest.raises(ConfigError, match="1 to num_speculative_tokens"):
+        config(**keys, synthetic_acceptance_length=3.5)
+
+
+def test_only_draft_models_draft_trees() -> None:
+    with pytest.raises(ConfigError, match="draft_model"):
+        SpeculativeConfig.from_dict({"method": "ngram", "choices": [[0], [1]]})
+
+
+def test_dynamic_trees() -> None:
+    [found] = config(tree_top_k=4).drafters
+    assert (found.tree.tree_depth, found.num_speculative_tokens) == (5, 20)
+    theirs = config(
+        speculative_eagle_topk=2, speculative_num_steps=3, num_speculative_tokens=4, method="eagle"
+    )
+    [found] = theirs.drafters
+    assert (found.tree.tree_top_k, found.tree.tree_depth) == (2, 3)
+    assert found.num_speculative_tokens == 4
+    counts_the_root = config(speculative_eagle_topk=2, speculative_num_draft_tokens=9)
+    assert counts_the_root.num_speculative_tokens == 8
+    keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
+    assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
+
+
+def test_the_table_leads_to_keys_and_methods_that_exist() -> None:
+    own = {*keys_of(SpeculativeConfig), *drafter_keys()}
+    methods = {"auto", *(method.name for method in known_methods())}
+    for row in other_names():
+        assert row.key is None or row.key in own or row.key in SPECULATIVE_KEYS.neutral, row
+        assert row.method is None or row.method in methods, row
+        assert not (row.say and (row.key or row.method)), f"accepted or answered: {row}"
+        if row.kind in ("flags", "keys") and row.name in own and row.key:
+            assert row.key == row.name, f"{row.name} is ours already"
+    assert set(other_values("rejection_sample_method").values()) <= set(RULES)
+
+
+def test_a_name_means_one_thing_whoever_has_it() -> None:
+    """Flags and keys are read alike: one name must not be two things."""
+    meanings: dict[str, set[str | None]] = {}
+    for row in other_names():
+        if row.kind in ("flags", "keys"):
+            meanings.setdefault(row.name, set()).add(row.key or row.say or row.name)
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+
+
+def setting(config: SpeculativeConfig, key: str) -> Any:
+    [drafter] = config.drafters
+    for settings in (drafter, drafter.own, config.rule):
+        if hasattr(settings, key):
+            return getattr(settings, key)
+    raise AssertionError(key)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"rejection_sample_method": "strict"}, "rejection_sample_method", "matching"),
+        ({"rejection_sample_method": "probabilistic"}, "rejection_sample_method", "standard"),
+        ({"acceptance_method": "rejection_sampler"}, "rejection_sample_method", "standard"),
+        (
+            {"spec-decoding-acceptance-method": "typical_acceptance_sampler"},
+            "rejection_sample_method",
+            "typical",
+        ),
+        ({"use_rejection_sampling": False}, "rejection_sample_method", "matching"),
+        ({"use_rejection_sampling": True}, "rejection_sample_method", "standard"),
+        ({"max_draft_len": 7}, "num_speculative_tokens", 7),
+        ({"max_matching_ngram_size": 3}, "prompt_lookup_max", 3),
+        ({"decoding_type": "NGram"}, "method", "ngram"),
+        ({"ngram_prompt_lookup_max": 8}, "prompt_lookup_max", 8),
+    ],
+)
+def test_values_arrive_under_our_names(
+    given: dict[str, object], key: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = {} if "decoding_type" in given else {"method": "ngram"}
+    with caplog.at_level(logging.INFO, "foretoken"):
+        config = SpeculativeConfig.from_dict({**base, **given})
+    assert setting(config, key) == value
+    assert key in caplog.text, "the translation is not logged"
+
+
+def test_older_typical_thresholds() -> None:
+    config = SpeculativeConfig.from_dict(
+        {
+            "model": "ngram",
+            "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+            "typical_acceptance_sampler_posterior_threshold": 0.05,
+            "typical_acceptance_sampler_posterior_alpha": 0.2,
+        }
+    )
+    assert (config.rule.posterior_threshold, config.rule.posterior_alpha) == (0.05, 0.2)
+
+
+@pytest.mark.parametrize("keys", [{"rejection_sample_method": "typical"}, {"max_draft_len": 3}])
+def test_who_drafts_has_to_be_said_in_a_config(keys: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="method: got None; allowed: auto for what suits"):
+        SpeculativeConfig.from_dict(keys)
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("speculative_lookahead_min_match_window_size", "prompt_lookup_min"),
+        ("speculative_lookahead_branch_length", "num_speculative_tokens"),
+        ("draft_engine_dir", "draft_model"),
+        ("draft_target_model_config", "draft_model"),
+        ("prompt_lookup_config", "prompt_lookup_max"),
+        ("ngram_config", "ngram"),
+        ("lookahead_config", "suffix"),
+        ("eagle_use_dynamic_tree", "tree_top_k"),
+    ],
+)
+def test_a_flag_of_another_age_is_answered(flag: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        EngineConfig.from_kwargs(model="demo", **{flag: 1})
+
+
+def test_one_setting_under_two_names() -> None:
+    same = {"method": "ngram", "prompt_lookup_max": 4, "ngram_prompt_lookup_max": 4}
+    assert setting(SpeculativeConfig.from_dict(same), "prompt_lookup_max") == 4
+    with pytest.raises(ConfigError, match="one value of prompt_lookup_max"):
+        SpeculativeConfig.from_dict({**same, "ngram_prompt_lookup_max": 5})
+
+
+def test_methods_of_tensorrt_that_are_not_built() -> None:
+    with pytest.raises(NotYetError, match="mtp"):
+        SpeculativeConfig.from_dict({"decoding_type": "MTP", "speculative_model": "x"})
+
+
+def test_flags_from_before_the_dictionary() -> None:
+    config = EngineConfig.from_kwargs(
+        model="demo",
+        speculative_model="[ngram]",
+        num_speculative_tokens=4,
+        ngram_prompt_lookup_max=6,
+    )
+    found = config.speculative_config
+    assert found is not None
+    keys = "method", "num_speculative_tokens", "prompt_lookup_max"
+    assert [setting(found, key) for key in keys] == ["ngram", 4, 6]
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        EngineConfig.from_kwargs(
+            model="demo",
+            num_speculative_tokens=4,
+            speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+        )
+
+
+def rule(name: str, **others: object) -> dict[str, object]:
+    base: dict[str, object] = {"method": "ngram", "num_speculative_tokens": 2}
+    return {**base, "rejection_sample_method": name, **others}
+
+
+MOST = {**NGRAM, "num_speculative_tokens": 8}
+SCHEDULES: list[Any] = [
+    *([], "1-4", [[1, 4]], [[2, 4, 3]], [[1, 4, 3], [4, 6, 2]]),
+    *([[1, 0, 3]], [[1, 4, -1]], [[1, 4, 9]], [[1, 4, 2.0]]),
+]
+CHOICES: list[Any] = [[], [[]], [[0, 0]], [[0], [0]], [[-1]], [["0"]], "nonsense", 5, [[0]] * 129]
+BESIDE_TREES: list[dict[str, Any]] = [
+    {"draft_confidence_threshold": 0.2},
+    {"draft_expected_gain": True},
+]
+BESIDE_CHOICES: list[dict[str, Any]] = [
+    {"num_speculative_tokens": 3},
+    {"draft_confidence_threshold": 0.5},
+    {"min_speculative_tokens": 1},
+    {"use_string_matching": True},
+]
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"drafters": []}, "drafters"),
+        ({"drafters": "ngram"}, "drafters"),
+        ({"drafters": [3]}, "drafters[0]"),
+        ({"drafters": [NGRAM, NGRAM]}, "drafters[1].name"),
+        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters[0].name"),
+        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters[0].policy"),
+        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters[0].drafters"),
+        ({"drafters": [NGRAM, {**NGRAM, "max_model_len": 0}]}, "drafters[1].max_model_len"),
+        ({"drafters": [NGRAM], "quantization": "int8"}, "quantization"),
+        ({"drafters": [NGRAM], "parallel_drafting": True}, "parallel_drafting"),
+        ({"drafters": [NGRAM], "tree_top_k": 2}, "tree_top_k"),
+        ({"drafters": [NGRAM], "tree_depth": 2}, "tree_depth"),
+        ({"drafters": [NGRAM], "method": "ngram"}, "method"),
+        ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"drafters": [NGRAM], "policy": "last"}, "policy"),
+        ({"drafters": [NGRAM], "colour": "red"}, "colour"),
+        ({**NGRAM, "policy": "best"}, "policy"),
+        ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
+        ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
+        ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
+        ({"method": "suffix", "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
+        ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),
+        ({**MODEL, "draft_expected_gain": 1}, "draft_expected_gain"),
+        ({**MODEL, "disable_padded_drafter_batch": 0}, "disable_padded_drafter_batch"),
+        (
+            {"drafters": [NGRAM], "disable_padded_drafter_batch": False},
+            "disable_padded_drafter_batch",
+        ),
+        ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
+        ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
+        ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
+        ({**NGRAM, "suffix_decoding_max_spec_factor": -1}, "suffix_decoding_max_spec_factor"),
+        (
+            {**NGRAM, "suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests",
+        ),
+        (
+            {
+                **NGRAM,
+                "disable_by_batch_size": 4,
+                "num_speculative_tokens_per_batch_size": [[1, 9, 2]],
+            },
+            "disable_by_batch_size",
+        ),
+        ({"method": "custom_class", "model": "a name"}, "model"),
+        ({"method": "custom_class"}, "model"),
+        (rule("typical", posterior_threshold=0), "posterior_threshold"),
+        (rule("typical", posterior_alpha="high"), "posterior_alpha"),
+        (rule("standard", posterior_alpha=0.2), "posterior_alpha"),
+        (rule("synthetic"), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[0.5]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[0.5, 0.6]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[1.5, 0.6]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_length=0.5), "synthetic_acceptance_length"),
+        (rule("synthetic", synthetic_acceptance_length=3.5), "synthetic_acceptance_length"),
+        (
+            rule("synthetic", synthetic_acceptance_length=2, synthetic_acceptance_rates=[0.5, 0.5]),
+            "synthetic_acceptance_rates",
+        ),
+        (rule("auto", synthetic_acceptance_length=2), "synthetic_acceptance_length"),
+        *(({**MOST, SCHEDULE: wrong}, SCHEDULE) for wrong in SCHEDULES),
+        *(({"model": "x", "choices": wrong}, "choices") for wrong in CHOICES),
+        *(({"model": "x", "choices": [[0], [1]], **more}, *more) for more in BESIDE_CHOICES),
+        ({"model": "x", "tree_top_k": 0}, "tree_top_k"),
+        ({"model": "x", "tree_top_k": 33}, "tree_top_k"),
+        ({"model": None, "tree_top_k": 2, "method": "suffix"}, "tree_top_k"),
+        ({"model": "x", "tree_depth": 4}, "tree_depth"),
+        ({"model": "x", "tree_top_k": 2, "tree_depth": 0}, "tree_depth"),
+        ({"model": "x", "tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}, "choices"),
+        (
+            {"model": "x", "tree_top_k": 2, "draft_confidence_threshold": 0.2},
+            "draft_confidence_threshold",
+        ),
+        ({"model": "x", "tree_top_k": 2, "draft_expected_gain": True}, "draft_expected_gain"),
+    ],
+)
+def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict(given)
+    assert caught.value.field == f"speculative_config.{field}"
+
+
+LOOK_UPS = ["ngram", "suffix"]
+PACKAGED = Path(foretoken.__file__).parent / "packaged"
+
+
+def auto(target: str | None = "demo", **given: Any) -> SpeculativeConfig:
+    return SpeculativeConfig.from_dict({"method": "auto", **given}, target)
+
+
+def labels(config: SpeculativeConfig) -> list[str]:
+    return [one.label for one in config.drafters]
+
+
+def test_everything_that_ships_competes_and_the_best_three_have_weights() -> None:
+    config = auto()
+    assert labels(config) == [*LOOK_UPS, "eagle3", "dspark", "peagle"]
+    assert config.policy == "best"
+    weighty = [one for one in config.drafters if one.model is not None]
+    assert len(weighty) == MOST_WITH_WEIGHTS
+    assert [one.model for one in weighty] == ["demo-eagle3", "demo-dspark", "demo-parallel"]
+    assert [one.parallel_drafting for one in weighty] == [False, False, True]
+    gains = [
+        expected_gain(find_method(method), card)
+        for method, name in (("eagle3", "demo-eagle3"), ("dspark", "demo-dspark"))
+        for card in find_method(method).packaged
+        if card.model == name
+    ]
+    assert gains == sorted(gains, reverse=True) and min(gains) > 1.5
+
+
+@pytest.mark.parametrize("target", [None, "my/model"])
+def test_a_target_for_which_nothing_ships_gets_look_ups(target: str | None) -> None:
+    assert labels(auto(target)) == LOOK_UPS
+
+
+def test_what_is_not_installed_does_not_compete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo-mlp").mkdir()
+    config = {"model_type": "mlp_speculator", "n_predict": 3}
+    (tmp_path / "demo-mlp" / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(checkpoint, "_packaged_root", lambda: tmp_path)
+    assert labels(auto()) == [*LOOK_UPS, "mlp"]
+
+
+def test_a_number_is_the_most_of_any_drafter() -> None:
+    lengths = [one.num_speculative_tokens for one in auto(num_speculative_tokens=2).drafters]
+    assert lengths == [2] * 5
+    assert [one.num_speculative_tokens for one in auto().drafters] == [10, 16, 8, 7, 5]
+    schedule = [[1, 4, 6], [5, 9, 0]]
+    by_load = auto(num_speculative_tokens_per_batch_size=schedule)
+    # P-EAGLE drafts no further than it was trained for, whatever is asked.
+    assert [one.num_speculative_tokens for one in by_load.drafters] == [6, 6, 6, 6, 5]
+
+
+def test_a_list_beside_auto_is_what_competes() -> None:
+    config = auto(drafters=[{"method": "ngram"}, {"method": "mlp"}], num_speculative_tokens=3)
+    assert labels(config) == ["ngram", "mlp"] and config.policy == "best"
+    assert auto(drafters=[{"method": "ngram"}], policy="first").policy == "first"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"model": "demo-draft"}, "model"),
+        ({"quantization": "int8"}, "quantization"),
+        ({"prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"num_speculative_tokens": "many"}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 129}, "num_speculative_tokens"),
+        ({"drafters": [{"method": "auto"}]}, "drafters[0].method"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_does_not_go_beside_auto(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        auto(**given)
+    assert caught.value.field == f"speculative_config.{field}"
+
+
+def test_what_is_expected_of_a_drafter_before_it_was_measured() -> None:
+    expected = {one.label: one.usual_acceptance for one in auto().drafters}
+    assert expected["eagle3"] == 0.73 and expected["dspark"] == 0.68
+    assert expected["ngram"] == find_method("ngram").usual_acceptance
+    own = SpeculativeConfig.from_dict({"method": "eagle3", "model": "mine"}).drafters[0]
+    assert own.usual_acceptance == find_method("eagle3").usual_acceptance
+
+
+def test_the_table_says_of_packaged_heads_what_their_files_say() -> None:
+    cards = {card.model: card for method in built_methods() for card in method.packaged}
+    stages = json.loads((PACKAGED / "demo-mlp" / "config.json").read_text())["n_predict"]
+    heads = json.loads((PACKAGED / "demo-medusa" / "config.json").read_text())["medusa_num_heads"]
+    assert cards["demo-mlp"].most_drafts == stages
+    assert cards["demo-medusa"].most_drafts == heads
+    for method in built_methods():
+        assert 0.0 < method.usual_acceptance < 1.0 and method.usual_cost >= 0.0, method.name
+
+
+def test_auto_drafters_wants_a_number() -> None:
+    with pytest.raises(ConfigError):
+        auto_drafters("demo", -1)
+
+
+@pytest.mark.parametrize(
+    ("given", "speculative", "control"),
+    [
+        ({}, None, "fixed"),
+        ({}, {"method": "ngram"}, "adaptive"),
+        ({}, {"method": "ngram", "disable_by_batch_size": 4}, "fixed"),
+        ({"adaptive_speculation": True}, None, "adaptive"),
+        ({"adaptive_speculation": False}, {"method": "auto"}, "fixed"),
+        ({"adaptive_speculation": "measured"}, {"method": "auto"}, "measured"),
+    ],
+)
+def test_control_is_on_wherever_there_is_a_drafter(
+    given: dict[str, Any], speculative: dict[str, Any] | None, control: str
+) -> None:
+    config = EngineConfig.from_kwargs(model="demo", speculative_config=speculative, **given)
+    assert config.control == control
+
+
+@pytest.mark.parametrize("wanted", [True, "measured", "often"])
+def test_control_is_refused_beside_lengths_by_load(wanted: bool | str) -> None:
+    by_load = {"method": "ngram", "disable_by_batch_size": 4}
+    settings: dict[str, Any] = {"speculative_config": by_load, "adaptive_speculation": wanted}
+    with pytest.raises(ConfigError, match="adaptive_speculation"):
+        EngineConfig.from_kwargs(model="demo", **settings)

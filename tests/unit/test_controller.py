@@ -20,7 +20,6 @@ KNOWN = [(DraftShape(1, 1, 1, 0.0), 0.1)]
 
 
 def batch_of(count: int, chance: float, world: World | None = None) -> tuple[Batch, list[Running]]:
-    """Sequences that all accept alike."""
     batch = Batch(world or World(), lambda sequence, step: chance)
     return batch, [running(f"r{i}") for i in range(count)]
 
@@ -35,7 +34,6 @@ def plain_stats(count: int, seconds: float) -> StepStats:
 
 
 def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
-    """The best of all fixed lengths, 0 among them."""
     speeds = [1.0]
     for k in range(1, most + 1):
         tokens = sum(chance**j for j in range(k + 1))

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
 
 
-def kernel() -> DrawKernel:
+def draw_kernel() -> DrawKernel:
     found = backend_for(CPU).draw
     assert found is not None
     return found
@@ -31,7 +31,6 @@ def kernel() -> DrawKernel:
 def twin(
     logits_RV: Tensor, keys: list[int], temperature: float, how: tuple[float, int, float] | None
 ) -> list[int]:
-    """What PyTorch's operations choose."""
     rows, vocab = logits_RV.shape
     noise, scaled_RV = KeyedNoise(vocab, CPU), scale(logits_RV, [temperature] * rows)
     if how is None:
@@ -56,14 +55,14 @@ def test_what_is_decided_is_what_the_twin_decides(how: tuple[float, int, float] 
             logits_RV = (2 * logits_RV).round() / 2
         keys = [rng.getrandbits(64) for _ in range(5)]
         temperature = rng.choice([0.05, 0.7, 0.8, 1.0, 1.7, 1e-300, 1e300])
-        found = kernel()(logits_RV, pack_rows(keys, Drawing.of(temperature, how)))
+        found = draw_kernel()(logits_RV, pack_rows(keys, Drawing.of(temperature, how)))
         expected = twin(logits_RV, keys, temperature, how)
         left = [i for i, token in enumerate(found) if token == UNDECIDED]
         undecided, rows = undecided + len(left) * (how is None or how[1] < 1024), rows + 5
         assert [e for i, e in enumerate(expected) if i not in left] == [
             token for token in found if token != UNDECIDED
         ]
-        assert kernel()(logits_RV, pack_rows(keys, BEST)) == logits_RV.argmax(dim=-1).tolist()
+        assert draw_kernel()(logits_RV, pack_rows(keys, BEST)) == logits_RV.argmax(dim=-1).tolist()
     assert undecided < rows / 10, (undecided, rows)
 
 
@@ -71,10 +70,10 @@ def test_what_cannot_be_told_is_left_to_the_twin() -> None:
     """Nothing allowed, an infinite logit, a vocabulary of equal scores, a top_k beyond the room."""
     keys = [row_key(request_key(1, 0), at, Stream.TARGET) for at in range(1)]
     rows = pack_rows(keys, Drawing.of(1.0, None))
-    assert kernel()(torch.full((1, 40), float("-inf")), rows) == [UNDECIDED]
-    assert kernel()(torch.tensor([[0.0, float("inf"), 1.0]]), rows) == [UNDECIDED]
+    assert draw_kernel()(torch.full((1, 40), float("-inf")), rows) == [UNDECIDED]
+    assert draw_kernel()(torch.tensor([[0.0, float("inf"), 1.0]]), rows) == [UNDECIDED]
     wide = pack_rows(keys, Drawing.of(1.0, (0.0, 1025, 1.0)))
-    assert kernel()(torch.zeros(1, 3000), wide) == [UNDECIDED]
+    assert draw_kernel()(torch.zeros(1, 3000), wide) == [UNDECIDED]
 
 
 def sequence(params: SamplingParams, name: str) -> Sequence:

@@ -41,7 +41,6 @@ NAMES = ("eagle3", "dflash", "dflash reduced", "dspark")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target, and its heads."""
     folder = tmp_path_factory.mktemp("gguf heads")
     write_tiny_llama(folder / "target", seed=1)
     for name in NAMES:
@@ -50,13 +49,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, target: Path) -> nn.Module:
-    """The network of a folder or a file."""
     found = read_head(path)
     return KINDS[method_of(found)].load(found, ModelShape.from_config(target))
 
 
 def write(root: Path, name: str, path: Path, kind: Kind | None = None, **changes: Any) -> Path:
-    """A file of one of the heads."""
     forget_gguf()
     return write_gguf_head(root / name, path, kind, target_hidden=HIDDEN, **changes)
 

@@ -44,7 +44,6 @@ def watchers() -> list[threading.Thread]:
 
 
 def ask(path: Path) -> None:
-    """Want to write, without waiting for it."""
     with pytest.raises(BlockingIOError):
         os.open(path, os.O_WRONLY | os.O_NONBLOCK)
 

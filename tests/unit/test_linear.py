@@ -78,11 +78,7 @@ def test_real_kernels_keep_bits(outputs: int, inputs: int, adds: str, dtype: tor
     bias_N = weights(outputs, 1, dtype)[:, 0] if adds in ("bias", "both") else None
     linear = backend_for(weight_NK.device).linear(
         LinearSpec(
-            weights=weight_NK,
-            dtype=dtype,
-            bias_N=bias_N,
-            adds_residual=residual,
-            probe=RowProbe(),
+            weights=weight_NK, dtype=dtype, bias_N=bias_N, adds_residual=residual, probe=RowProbe()
         )
     )
     adding = torch.randn(400, outputs, generator=torch.Generator().manual_seed(2)).to(dtype)

@@ -45,7 +45,6 @@ def plan(limit: MeasuredLimit, running: int) -> DraftPlan:
 
 
 def steps(limit: MeasuredLimit, running: int, count: int, cost: Cost) -> list[int]:
-    """The lengths of `count` steps."""
     found = []
     for _ in range(count):
         planned = plan(limit, running)

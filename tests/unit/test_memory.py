@@ -4,23 +4,24 @@ The guarded bugs: a term that is forgotten, a refusal whose advice does not work
 keys and values cost nothing in the books, two formulas.
 """
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from foretoken import LLM
 from foretoken.checkpoint import packaged_model
-from foretoken.config.memory import (
-    Budget,
-    Drafting,
-    HeadMemory,
-    MemoryFacts,
-    ModelMemory,
-    need_of,
-)
+from foretoken.config import EngineConfig, SpeculativeConfig, resolve
+from foretoken.config.memory import Budget, Drafting, HeadMemory, MemoryFacts, ModelMemory, need_of
 from foretoken.config.refusal import budget_of
+from foretoken.config.resolve import ResolvedConfig
 from foretoken.errors import ConfigError
+from foretoken.hardware import Gpus, Hardware
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed
 from foretoken.lab.plan.bits import find_quantization
@@ -31,6 +32,12 @@ from foretoken.lab.plan.sizes import load_plan_model
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.heads.base import DraftHead
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.method import Target
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.registry import find_drafters
 from foretoken.quant import round_weights, scheme_of
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape
@@ -41,6 +48,8 @@ from foretoken.shape.memory_formula import (
     Packs,
     WeightCounts,
 )
+from tests.golden.heads import load_head
+from tests.guards.sources import ROOT
 
 MIB = 1 << 20
 DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
@@ -162,13 +171,7 @@ KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
 
 
 def planned(**settings: object) -> SpeculationPlan:
-    """The packaged pair in Foretoken, on a processor on which it drafts."""
-    given = {
-        "target": "demo",
-        "draft": "demo-draft",
-        "engine": "foretoken",
-        "device": "epyc-9755",
-    }
+    given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "epyc-9755"}
     return build_plan(PlanSettings.from_mapping({**given, **settings}))
 
 
@@ -237,7 +240,6 @@ def test_a_drafter_costs_the_pages_that_are_lost() -> None:
 
 
 def context(budget: Budget, asked: MemoryFacts) -> int:
-    """The longest sequence."""
     return min(asked.max_model_len, budget.num_tokens)
 
 
@@ -412,3 +414,189 @@ def test_keys_and_values_beyond_the_memory_are_refused() -> None:
     error = refused(asked)
     assert (error.field, error.given) == ("kv_cache_memory_bytes", 4000 * MIB)
     assert "are free" in str(error)
+
+
+# The budget as it is printed at start, and the lines that docs/running.md shows of it. The
+# guarded bugs: a part that is not printed, lines that do not add up, a cost of speculation that
+# is not the one that is planned with, a document that shows the lines of an older version.
+GPU = Gpus(count=1, free_memory=2**33, has_nccl=True)
+UNITS = {"MiB": 1.0, "GiB": 1024.0}
+
+
+def amounts(lines: list[str]) -> dict[str, float]:
+    """Name -> MiB of the lines that have an amount."""
+    found = (re.match(r"memory: (.+?)\s+([\d.]+) (MiB|GiB)", line) for line in lines)
+    return {m[1]: float(m[2]) * UNITS[m[3]] for m in found if m is not None}
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+def test_the_engine_says_where_memory_goes(
+    method: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    config = None if method is None else {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        config = {**(config or {}), "model": "demo-draft", "kv_cache_dtype": "int8"}
+    with (
+        caplog.at_level(logging.INFO, logger="foretoken"),
+        LLM("demo", speculative_config=config, max_num_seqs=4, max_model_len=512) as llm,
+    ):
+        budget = llm._engine.parts.config.budget
+    lines = [line for line in caplog.messages if line.startswith("memory: ")]
+    found = amounts(lines)
+    drafts = {"draft weights", "draft KV cache"} if method == "draft_model" else set()
+    assert (
+        set(found) == {"weights", "KV cache", "activations", "workspace", "all together"} | drafts
+    )
+    total = found.pop("all together")
+    assert sum(found.values()) == pytest.approx(total, abs=0.3)
+    assert total == pytest.approx(budget.total / 2**20, abs=0.06)
+    said = re.search(r"costs (\d+) tokens of KV \(([\d.]+)% of the (\d+) without it", lines[-1])
+    if method is None:
+        assert said is None
+        return
+    assert said is not None
+    assert int(said[1]) == budget.lost_tokens == int(said[3]) - budget.num_tokens
+    assert float(said[2]) == pytest.approx(100 * budget.lost_tokens / int(said[3]), abs=0.06)
+    assert lines[-1].endswith("hold up to 16")
+
+
+def resolved(free_gib: float, *, drafts: int = 0, **settings: object) -> ResolvedConfig:
+    hardware = Hardware(
+        cpu_name="any",
+        num_cores=2,
+        free_memory=int(free_gib * 2**30),
+        cpu_flags=frozenset({"avx512_bf16"}),
+    )
+    drafting = Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=drafts) if drafts else None
+    config = EngineConfig.from_kwargs(model="demo", **settings)
+    return resolve(config, hardware, DEMO, drafting=drafting)
+
+
+@pytest.mark.parametrize("kv_bytes", [3 << 20, 8 << 20, 1 << 30, None])
+def test_drafters_take_no_token_where_memory_is_given_back(kv_bytes: int | None) -> None:
+    settings = {"max_model_len": 256, "max_num_seqs": 16, "kv_cache_memory_bytes": kv_bytes}
+    plain, both = (resolved(4, drafts=drafts, **settings) for drafts in (0, 5))
+    assert both.num_kv_tokens == plain.num_kv_tokens and both.budget.lost_tokens == 0
+    budget = both.budget
+    assert budget.is_shared and not plain.budget.is_shared
+    assert budget.page_bytes <= (kv_bytes or budget.page_bytes)
+    found = amounts(both.describe_memory())
+    assert found["draft KV cache"] == pytest.approx(budget.draft_bytes / 2**20, abs=0.06)
+    total = found.pop("all together")
+    assert sum(found.values()) == pytest.approx(total, abs=0.3)
+    tight = kv_bytes is not None and kv_bytes < 1 << 30
+    assert ("beside a full KV cache" in "".join(both.describe_memory())) == tight
+
+
+def test_a_device_that_gives_nothing_back_says_so() -> None:
+    hardware = Hardware(cpu_name="any", num_cores=2, free_memory=2**33, cpu_flags=frozenset())
+    drafting = Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4)
+    config = EngineConfig(model="demo", device="cuda", kv_cache_memory_bytes=64 << 20)
+    found = resolve(config, hardware, DEMO, drafting=drafting, gpus=GPU)
+    assert not found.budget.is_shared and found.budget.lost_tokens > 0
+    assert found.describe_memory()[-1].endswith("cuda gives no memory back")
+
+
+def shown(first: str) -> str:
+    """The block of docs/running.md that begins so."""
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs/running.md").read_text("utf-8"), re.DOTALL)
+    [found] = [str(block) for block in blocks if block.startswith(first)]
+    return found
+
+
+def test_the_document_shows_these_lines() -> None:
+    block = shown("memory: ")
+    free = re.search(r"of ([\d.]+) GiB free", block)
+    assert free is not None
+    assert block.splitlines() == resolved(float(free[1]), drafts=5).describe_memory()
+
+
+def test_the_document_shows_this_refusal() -> None:
+    block = " ".join(shown("max_model_len: ").split())
+    free = re.search(r"([\d.]+) GiB are free", block)
+    assert free is not None
+    with pytest.raises(ConfigError) as caught:
+        resolved(float(free[1]), max_model_len=500, kv_cache_memory_bytes=1_000_000)
+    assert str(caught.value) == block
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_on_a_gpu_only_integers_are_packed(quantization: str | None) -> None:
+    """The head is the embedding's floats, packed or not, and a copy only where it is rounded."""
+    hardware = Hardware(
+        cpu_name="any", num_cores=2, free_memory=2**33, cpu_flags=frozenset({"avx512_bf16"})
+    )
+
+    def weights(device: str, packs: tuple[str, ...]) -> int:
+        config = EngineConfig(model="demo", device=device, quantization=quantization)
+        found = resolve(config, hardware, DEMO, packs=packs, gpus=GPU)
+        assert found.device == device
+        return found.budget.need.weights
+
+    assert DEMO.tie_word_embeddings
+    packed, plain = weights("cpu", ("cpu", "cuda")), weights("cuda", ("cpu",))
+    assert plain == weights("cpu", ("cuda",)) == weights("cpu", ())
+    if quantization is None:
+        assert weights("cuda", ("cpu", "cuda")) == plain == packed
+    else:
+        assert weights("cuda", ("cpu", "cuda")) == packed < plain
+
+
+# What heads keep in memory, as counted and as built. The guarded bugs: matrices that stay beside
+# their packed copies, a head read as float32, a file that stays mapped, rounded heads that are
+# planned as 16 bit.
+HEADS = {"eagle3": "demo-eagle3", "mlp": "demo-mlp", "medusa": "demo-medusa"}
+
+
+def head_memory(method: str, quantization: str | None = None) -> HeadMemory:
+    given = {"method": method, "model": HEADS[method], "quantization": quantization}
+    config = SpeculativeConfig.from_dict(given)
+    target = Target(shape=ModelShape.from_config(packaged_model("demo")), tokenizer=None)
+    [found] = find_drafters(config, target).values()
+    assert found.head is not None and found.model is None
+    return found.head
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_weights_are_counted_as_they_lie_in_the_file(method: str) -> None:
+    net: DraftHead = load_head(
+        packaged_model(HEADS[method]), ModelShape.from_config(packaged_model("demo"))
+    )
+    numbers = sum(one.numel() for one in net.parameters())
+    assert head_memory(method).weight_bytes(2) == 2 * numbers
+    assert {one.dtype for one in net.parameters()} == {torch.bfloat16}
+    assert not any(one.is_meta for one in (*net.parameters(), *net.buffers()))
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_rounded_heads_are_planned_rounded(method: str) -> None:
+    plain, rounded = (head_memory(method, kind) for kind in (None, "int8"))
+    counts = rounded.counts
+    saved = counts.matrices + plain.counts.head - 4 * (counts.outputs + plain.counts.head_outputs)
+    borrowed = (counts.head - plain.counts.head) + 4 * (
+        counts.head_outputs - plain.counts.head_outputs
+    )
+    assert plain.weight_bytes(2) - rounded.weight_bytes(2) == saved - borrowed
+    assert (borrowed > 0) == (method == "medusa"), "a rounded copy of the target's head"
+    assert rounded.weight_bytes(2, packs=Packs.NONE) >= plain.weight_bytes(2)
+    assert Drafting(heads=(plain,)).has_weights
+
+
+@pytest.mark.skipif(find_library() is None, reason="without kernels nothing is packed")
+@pytest.mark.parametrize("model", ["demo-eagle3", "demo-parallel"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_matrices_are_there_once(model: str, quantization: str | None) -> None:
+    config = {"method": "eagle3", "model": model, "quantization": quantization}
+    with LLM("demo", max_num_seqs=2, speculative_config=config) as llm:
+        drafters = llm._engine.parts.proposer
+        assert isinstance(drafters, Drafters)
+        proposer = drafters.members["eagle3"].proposer
+        assert isinstance(proposer, KVProposer)
+        steps: Any = proposer.make_steps([])
+        net = steps.runner.net
+        assert isinstance(net, Eagle3)
+        assert not [one for one in net.modules() if isinstance(one, nn.Linear)]
+        mapped = Path("/proc/self/maps")
+        if mapped.is_file():
+            assert f"{model}/model.safetensors" not in mapped.read_text("utf-8")

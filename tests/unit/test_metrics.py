@@ -1,22 +1,21 @@
-"""Metrics in the shape of vLLM's reader, and the log line."""
+"""Metrics, log lines, and acceptance as Prometheus sees it."""
 
 import importlib
+import json
 import logging
+import sys
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.cost import PlainCost
-from foretoken.metrics import (
-    Counter,
-    EngineMetrics,
-    Gauge,
-    Histogram,
-    PlainEstimate,
-    Vector,
-)
-from foretoken.types import StepStats
+from foretoken.errors import ForetokenError, PromptError
+from foretoken.metrics import Counter, EngineMetrics, Gauge, Histogram, PlainEstimate, Vector
+from foretoken.server.observing.log_lines import LineFormatter, milliseconds
+from foretoken.server.observing.request_acceptance import AcceptanceMetrics
+from foretoken.types import RequestMetrics, StepStats
 
 
 def stats(accepted: tuple[int, ...], drafts: int, drafted: int) -> StepStats:
@@ -136,3 +135,97 @@ def test_a_script_for_vllm_imports_the_classes_of_get_metrics(path: str) -> None
     found = [getattr(reader, name) for name in ("Counter", "Gauge", "Histogram", "Vector")]
     assert found == [Counter, Gauge, Histogram, Vector]
     assert all(issubclass(kind, reader.Metric) for kind in found)
+
+
+def line(kind: str, message: str, error: Exception | None = None, **facts: object) -> str:
+    logger = logging.getLogger("foretoken.test_metrics")
+    info = None
+    if error is not None:
+        try:
+            raise error
+        except type(error):
+            info = sys.exc_info()
+    record = logger.makeRecord(
+        "foretoken", 40, "x.py", 1, message, (), info, None, {"facts": facts}
+    )
+    return LineFormatter(kind).format(record)
+
+
+def test_an_error_of_the_engine_is_one_line_with_its_place() -> None:
+    shown = line("text", "a step failed; requests a, b end", RuntimeError("sizes\n(3) and (4)"))
+    assert len(shown.splitlines()) == 1
+    assert "requests a, b end: RuntimeError: sizes (3) and (4) [test_metrics.py:" in shown
+    assert "Traceback" not in shown
+    whole = json.loads(line("json", "a step failed", RuntimeError("sizes")))
+    assert "Traceback" in whole["exception"] and whole["message"] == "a step failed"
+
+
+def test_at_debug_the_traceback_follows() -> None:
+    logger = logging.getLogger("foretoken")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        first, *rest = line("text", "a step failed", RuntimeError("sizes")).splitlines()
+    finally:
+        logger.setLevel(level)
+    assert "sizes" in first and "Traceback" in rest[0]
+
+
+def test_a_mistake_of_a_user_is_only_its_words() -> None:
+    error: ForetokenError = PromptError("prompt", "", "at least one token")
+    shown = line("text", "refused", error)
+    assert shown.endswith("refused: prompt: got ''; allowed: at least one token")
+
+
+def test_numbers_are_short() -> None:
+    shown = line("text", "ended", queued_ms=milliseconds(0.009934337999766285), tokens=20, id="a")
+    assert shown.endswith("ended queued_ms=9.93 tokens=20 id=a")
+
+
+def ended(accepted: tuple[int, ...], drafters: tuple[str, ...]) -> RequestMetrics:
+    return RequestMetrics(
+        queued_s=0.0,
+        first_token_s=0.1,
+        finished_s=1.0,
+        num_preemptions=0,
+        num_cached_tokens=0,
+        drafted_per_step=(4,) * len(accepted),
+        accepted_per_step=accepted,
+        drafter_per_step=drafters,
+    )
+
+
+def test_by_drafter_and_temperature() -> None:
+    registry = CollectorRegistry()
+    metrics = AcceptanceMetrics(registry, ("m", "0"))
+    metrics.observe(0.0, ended((4, 0, 2), ("ngram", "draft_model", "ngram")))
+    metrics.observe(0.0, ended((), ()))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model_name": "m", "engine": "0", **labels})
+
+    ngram = {"drafter": "ngram", "temperature": "0"}
+    assert value("foretoken:drafter_draft_tokens_total", **ngram) == 8
+    assert value("foretoken:drafter_accepted_tokens_total", **ngram) == 6
+    assert value("foretoken:request_acceptance_length_sum", **ngram) == 4.0
+    other = {"drafter": "draft_model", "temperature": "0"}
+    assert value("foretoken:request_acceptance_length_sum", **other) == 1.0
+    assert value("foretoken:acceptance_length_requests", temperature="0") == 1
+    assert value("foretoken:acceptance_length_quantile", temperature="0", quantile="0.5") == 3.0
+    assert value("foretoken:acceptance_length_requests", temperature="inf") == 0
+    assert value("foretoken:acceptance_length_quantile", temperature="1", quantile="0.5") is None
+
+
+def test_quantiles() -> None:
+    registry = CollectorRegistry()
+    metrics = AcceptanceMetrics(registry, ("m", "0"))
+    for accepted in range(11):
+        metrics.observe(0.9, ended((accepted,), ("ngram",)))
+    labels = {"model_name": "m", "engine": "0", "temperature": "1"}
+    found = [
+        registry.get_sample_value(
+            "foretoken:acceptance_length_quantile", {**labels, "quantile": quantile}
+        )
+        for quantile in ("0.1", "0.5", "0.9")
+    ]
+    assert found == [2.0, 6.0, 10.0]

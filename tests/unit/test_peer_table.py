@@ -35,7 +35,6 @@ NORMS = 3 * 2 * 8 + 8
 
 @pytest.fixture(scope="module")
 def bench() -> Any:
-    """The benchmark's modules by name."""
     names = ("peer_table", "bandwidth", "peer_cases", "peer_search", "peers")
     sys.path.insert(0, str(BENCHMARKS))
     try:

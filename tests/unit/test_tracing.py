@@ -25,8 +25,6 @@ END = Output(request_id="r", new_token_ids=(5,), finish_reason=FinishReason.STOP
 
 
 class Collector(HTTPServer):
-    """Keeps what it is sent."""
-
     received: list[tuple[str, bytes]]
 
 

@@ -9,7 +9,7 @@ from foretoken.hardware import anonymous_memory
 from foretoken.kv.free_runs import Run
 from foretoken.kv.store import KVStore
 from foretoken.kv.untouched import give_back, gives_back, untouched_zeros
-from tests.unit.test_kv_store import SHAPE
+from tests.unit.test_stored_kv import SHAPE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not gives_back(CPU), reason="only Linux takes memory back")

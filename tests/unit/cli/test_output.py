@@ -6,27 +6,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.style import Style
 
 from foretoken.cli.output import NOT_WRITTEN, READER_GONE, checked_stdout, say
+from foretoken.cli.writing.paint import BLOCK, MEANINGS, STYLES, Painter, legend
+from foretoken.types import Output, TokenSource
 
 Command = Callable[[], None]
 
 
 def quiet() -> None:
-    """Prints less than is kept back until the end."""
     print("x")
 
 
 def long() -> None:
-    """Would print for ever."""
     while True:
         print("x" * 1000)
 
 
 def careless() -> None:
-    """Goes on after an error."""
     for _ in range(3):
         with suppress(Exception):
             print("x", flush=True)
@@ -117,3 +118,80 @@ def test_another_stdout_is_left_alone(
         monkeypatch.setattr(sys, "stdout", None)
     assert ended(quiet) == 0
     assert capsys.readouterr().out == ("" if given is None else "x\n")
+
+
+class LetterStream:
+    """Writes token 65 as `A`; token 0 shows only with the token after it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.held = ""
+
+    def feed(self, ids: list[int]) -> None:
+        for token in ids:
+            if token == 0:
+                self.held += "?"
+            else:
+                self.text += self.held + chr(token)
+                self.held = ""
+
+
+class LetterTokenizer:
+    def stream(self, options: object) -> LetterStream:
+        return LetterStream()
+
+
+def output(ids: str, sources: str, text: str, drafter: str = "one") -> Output:
+    """An output; sources by first letter, `.` for a token that shows no text yet."""
+    by_letter = {source.value[0]: source for source in TokenSource}
+    return Output(
+        request_id="0",
+        new_token_ids=tuple(0 if c == "." else ord(c) for c in ids),
+        sources=tuple(by_letter[c] for c in sources),
+        drafters=tuple(drafter if c == "a" else None for c in sources),
+        text=text,
+    )
+
+
+def paint(*outputs: Output) -> list[list[tuple[str, str]]]:
+    painter = Painter(LetterTokenizer())  # type: ignore[arg-type]
+    return [[(piece, s[0]) for piece, s in painter.paint(one)] for one in outputs]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pieces"),
+    [
+        ([("abc", "aar", "abc")], [[("a", "a"), ("b", "a"), ("c", "r")]]),
+        ([("ab", "ab", "a"), ("c", "t", "bc")], [[("a", "a")], [("b", "b"), ("c", "t")]]),
+        ([(".", "a", ""), ("x", "r", "?x")], [[], [("?x", "r")]]),
+    ],
+    ids=["each token", "text held back", "a character with the token that completes it"],
+)
+def test_each_piece_has_the_source_of_its_token(outputs: list[Any], pieces: list[Any]) -> None:
+    assert paint(*(output(*one) for one in outputs)) == pieces
+
+
+@pytest.mark.parametrize("given", [("a", "a", "a!!"), ("abc", "aar", "ab")])
+def test_text_is_all_that_is_shown(given: tuple[str, str, str]) -> None:
+    """More than its tokens explain is not lost, a cut stop string is not there."""
+    [pieces] = paint(output(*given))
+    assert "".join(piece for piece, _ in pieces) == given[2]
+
+
+def test_accepted_drafts_of_blocks_are_marked_apart() -> None:
+    painter = Painter(LetterTokenizer(), frozenset({"wide"}))  # type: ignore[arg-type]
+    wide = list(painter.paint(output("abc", "aab", "abc", "wide")))
+    assert wide == [("a", BLOCK), ("b", BLOCK), ("c", TokenSource.BONUS)]
+    [other] = painter.paint(output("d", "a", "d"))
+    assert other == ("d", TokenSource.ACCEPTED)
+
+
+def test_every_source_has_a_style_of_its_own_and_a_meaning() -> None:
+    assert set(STYLES) == set(MEANINGS) == {*TokenSource, BLOCK}
+    assert len({*STYLES.values()}) == len(STYLES)
+    assert all(meaning in legend().plain for meaning in MEANINGS.values())
+
+
+def test_blocks_are_told_apart_without_colour() -> None:
+    underlined = {source for source, style in STYLES.items() if Style.parse(style).underline}
+    assert underlined == {BLOCK}

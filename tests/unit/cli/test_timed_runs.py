@@ -42,7 +42,6 @@ def make_run(
     tokens: tuple[int, ...] = (1, 2, 3, 4),
     accepted: tuple[int, ...] = (),
 ) -> TimedRun:
-    """A finished run; three drafts per verification."""
     metrics = RequestMetrics(
         queued_s=0.0,
         first_token_s=seconds / 10,
@@ -54,17 +53,11 @@ def make_run(
     )
     output = CompletionOutput(index=0, text="", token_ids=tokens, metrics=metrics)
     return TimedRun(
-        arm=arm,
-        workload="w",
-        prompt_index=prompt,
-        repeat=repeat,
-        seconds=seconds,
-        output=output,
+        arm=arm, workload="w", prompt_index=prompt, repeat=repeat, seconds=seconds, output=output
     )
 
 
 def summaries_of(*runs: TimedRun) -> dict[str, ComparedArm]:
-    """Summaries by arm, `off` being the baseline."""
     return {summary.arm: summary for summary in summarize(runs, "off")}
 
 
@@ -170,11 +163,7 @@ def on_arm(speedups: Sequence[float], tokens: tuple[int, ...] = (1, 2, 3, 4)) ->
     ],
 )
 def test_verdicts(
-    speedups: list[float],
-    tokens: tuple[int, ...],
-    deterministic: bool,
-    exit_code: int,
-    words: str,
+    speedups: list[float], tokens: tuple[int, ...], deterministic: bool, exit_code: int, words: str
 ) -> None:
     verdict = judge(on_arm(speedups, tokens), deterministic=deterministic)
     assert verdict.exit_code == exit_code

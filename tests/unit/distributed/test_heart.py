@@ -42,7 +42,6 @@ def _wait_until(done: Callable[[], bool], seconds: float) -> bool:
 
 
 def _lost(followers: Followers) -> str:
-    """What `check` says; nothing as long as all are there."""
     try:
         followers.check()
     except RankLostError as error:

@@ -72,7 +72,6 @@ def harms_itself(group: Group, rank: int, after: int, how: int) -> None:
 
 
 def breaks(group: Group, rank: int, bug: bool) -> None:
-    """One rank cannot go on."""
     turns(group, 3)
     if group.rank == rank:
         raise ValueError("no") if bug else ConfigError("page_size", 3, "a power of two")
@@ -80,7 +79,6 @@ def breaks(group: Group, rank: int, bug: bool) -> None:
 
 
 def is_slow(group: Group, rank: int, seconds: float) -> None:
-    """One rank computes for longer than others wait."""
     turns(group, 3)
     if group.rank == rank:
         time.sleep(seconds)
@@ -102,7 +100,6 @@ def listens(group: Group) -> None:
 
 
 def started(followers: Followers) -> list["subprocess.Popen[bytes]"]:
-    """The processes of ranks 1 and up."""
     assert isinstance(followers._others, Started)
     return followers._others._processes
 

@@ -24,7 +24,6 @@ LENGTH = 1200
 
 @pytest.fixture(scope="module", params=KERNEL_LEVELS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    """The kernels at one level."""
     found = find_library()
     level = level_of(request.param, found)
     if found is None or level > found.handle.ft_cpu_level():

@@ -37,7 +37,6 @@ def blocks(kind: str, rows: int, inputs: int, seed: int = 0) -> Tensor:
 
 
 def by_package(kind: str, rows_NB: Tensor) -> Tensor:
-    """The same multiplied out by the `gguf` package."""
     found = dequantize(rows_NB.numpy(), gguf.GGMLQuantizationType[kind])
     return torch.from_numpy(np.ascontiguousarray(found))
 
@@ -62,7 +61,6 @@ def linear_of(weights: BlockWeights, **more: Any) -> KernelLinear:
 
 @pytest.fixture(params=KERNEL_LEVELS)
 def at_level(request: pytest.FixtureRequest) -> Any:
-    """The kernels at each instruction set."""
     assert LIBRARY is not None
     before = LIBRARY.handle.ft_level()
     wanted = level_of(request.param, LIBRARY)

@@ -2,17 +2,24 @@
 a mistyped FORETOKEN_KERNELS that silently chooses something."""
 
 import ctypes
+import importlib.util
+import logging
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from importlib import util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
+from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
-from foretoken.kernels import build, structures
+from foretoken.kernels import build, structures, triton_found
 from foretoken.kernels.library import (
     _BY_ARCHITECTURE,
     LEVELS,
@@ -20,6 +27,8 @@ from foretoken.kernels.library import (
     describe_kernels,
     find_library,
 )
+from foretoken.kernels.threads import StepThreads
+from foretoken.runtime.batch import Batch
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
 
@@ -271,3 +280,165 @@ def test_without_a_library_one_line_says_what_it_costs_and_what_helps(
         assert "many times slower" in line and "Install gcc or clang" in line and "\n" not in line
         assert "--no-cache-dir" in line
     assert "installed without a C compiler" in warned[0] and "failed" in warned[1]
+
+
+@pytest.fixture
+def pooled_library() -> Library:
+    found = find_library()
+    if found is None:
+        pytest.skip("no compiled kernels")
+    return found
+
+
+def test_inside_pytorch_has_one_thread_and_the_pool_its_own(pooled_library: Library) -> None:
+    outside, most = torch.get_num_threads(), pooled_library.cores
+    pooled_library.use_threads(1)
+    with StepThreads(pooled_library, most):
+        assert torch.get_num_threads() == 1
+        assert pooled_library.handle.ft_threads() == most
+    assert torch.get_num_threads() == outside
+
+
+def test_an_error_gives_threads_back(pooled_library: Library) -> None:
+    outside = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with pytest.raises(ValueError), StepThreads(pooled_library, 2):
+        raise ValueError
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(outside)
+
+
+def test_without_kernels_nothing_changes() -> None:
+    outside = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with StepThreads(None, 1):
+        assert torch.get_num_threads() == 2
+    torch.set_num_threads(outside)
+
+
+def test_one_thread_of_pytorch_in_every_step(
+    pooled_library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool keeps the number that PyTorch had when the engine was made."""
+    outside = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with LLM("demo", speculative_config={"method": "ngram"}) as llm:
+        seen: list[tuple[int, int]] = []
+        runner = llm._engine.parts.runner
+        settle = runner.settle
+
+        def watched(batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
+            seen.append((torch.get_num_threads(), pooled_library.handle.ft_threads()))
+            settle(batch, accepted)
+
+        monkeypatch.setattr(runner, "settle", watched)
+        torch.set_num_threads(3)
+        llm.generate("def f():\n", SamplingParams(max_tokens=4), use_tqdm=False)
+        assert seen and set(seen) == {(1, min(2, pooled_library.cores))}
+        assert torch.get_num_threads() == 3
+    torch.set_num_threads(outside)
+
+
+# What `make check-arm` concludes. The guarded bugs: bits that differ and are not named, bits that
+# may differ and are, and missing tools that look like a failure.
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = util.spec_from_file_location("fuzz_kernels", ROOT / "scripts" / "fuzz_kernels.py")
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    return module
+
+
+def hashes(*levels: str) -> list[dict[str, str]]:
+    """Of each level the three hashes, one letter each."""
+    return [dict(zip(("whole", "fused", "pairs"), level, strict=True)) for level in levels]
+
+
+def test_what_is_promised_is_compared(fuzz: ModuleType) -> None:
+    x86 = hashes("abc", "ade", "axy")
+    assert fuzz.differences(x86, hashes("abc", "ade", "ade", "adz")) == []
+    (whole,) = fuzz.differences(x86, hashes("abc", "ade", "nde"))
+    assert whole == "level 2 of aarch64: integer weights"
+    (plain,) = fuzz.differences(x86, hashes("anc", "ade"))
+    assert plain == "level 0 of aarch64 and 0 of this machine: fused"
+    (newest,) = fuzz.differences(x86, hashes("abc", "ade", "ade", "anz"))
+    assert newest == "level 3 of aarch64 and 1 of this machine: fused"
+    (pairs,) = fuzz.differences(x86, hashes("abc", "ade", "adn", "adz"))
+    assert pairs == "level 2 of aarch64 and 1 of this machine: pairs"
+
+
+def test_another_machine_has_no_avx2_to_compare_with(
+    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz.platform, "machine", lambda: "riscv64")
+    assert fuzz.differences(hashes("abc", "axy"), hashes("abc", "ade")) == []
+    assert len(fuzz.differences(hashes("abc", "axy"), hashes("nbc", "ade"))) == 1
+
+
+def test_lines_of_the_program_are_read(fuzz: ModuleType, tmp_path: Path) -> None:
+    program = tmp_path / "across"
+    program.write_text("#!/bin/sh\necho across: level 0 whole 1a fused 2b pairs 3c\n")
+    program.chmod(0o755)
+    assert fuzz.hashes_of(program, []) == [{"whole": "1a", "fused": "2b", "pairs": "3c"}]
+
+
+def test_missing_tools_are_a_skip_that_says_what_to_install(
+    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fuzz, "EMULATORS", ("an-emulator-that-is-not-there",))
+    assert fuzz.emulated([]) == 0
+    assert "skipped" in (said := capsys.readouterr().out)
+    assert "gcc-aarch64-linux-gnu" in said and "qemu-user" in said
+
+
+# Where Triton kernels may run. The guarded bugs: a GPU that cannot run them, or a machine that
+# cannot build their launcher, is given them; `off` is not heeded.
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine where everything is there; nothing is remembered from test to test."""
+    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "triton" or None)
+    monkeypatch.setattr(build, "compiler", lambda: "cc")
+    monkeypatch.setattr(triton_found, "has_triton", triton_found.has_triton.__wrapped__)
+    monkeypatch.setattr(triton_found, "say_which", triton_found.say_which.__wrapped__)
+    return monkeypatch
+
+
+def test_all_is_there(gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert triton_found.has_triton()
+    with caplog.at_level(logging.INFO, "foretoken"):
+        triton_found.say_which()
+    assert "by Triton kernels" in caplog.text and "no time" in caplog.text
+
+
+@pytest.mark.parametrize("lacking", ["off", "no triton", "8.0", "C compiler"])
+def test_something_is_missing(
+    lacking: str, gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler() -> str:
+        raise build.BuildError("none")
+
+    if lacking == "off":
+        gpu.setenv("FORETOKEN_KERNELS", "off")
+    elif lacking == "no triton":
+        gpu.setattr(importlib.util, "find_spec", lambda name: None)
+    elif lacking == "8.0":
+        gpu.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    else:
+        gpu.setattr(build, "compiler", no_compiler)
+    assert not triton_found.has_triton()
+    with caplog.at_level(logging.INFO, "foretoken"):
+        triton_found.say_which()
+    assert "multiplied out" in caplog.text and lacking in caplog.text
+
+
+def test_no_gpu(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "is_available", lambda: False)
+    assert not triton_found.has_triton()

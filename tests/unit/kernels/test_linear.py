@@ -21,7 +21,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=KERNEL_LEVELS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    """The kernels at each level that this machine has."""
     found = find_library()
     level = level_of(request.param, found)
     if found is None or level > LEVELS.index(found.level):

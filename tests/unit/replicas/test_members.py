@@ -29,8 +29,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Told:
-    """One replica and what it says of itself."""
-
     def __init__(self, **given: Any) -> None:
         self.answers = True
         self.given = given

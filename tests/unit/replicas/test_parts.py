@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken import placement
+from foretoken.assembly import build_engine
 from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, MissingPackageError
@@ -19,20 +21,19 @@ from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
 from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.run import serve_replicas
-from foretoken.replicas.scaling import (
-    LOAD,
-    cores_of_each,
-    policy,
-    threads_of_each,
-    wanted_replicas,
-)
+from foretoken.replicas.scaling import LOAD, cores_of_each, policy, threads_of_each, wanted_replicas
 from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
 from foretoken.server.problems import Problem
+from foretoken.server.routed.fingerprint import fingerprint_of
 from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin
+from foretoken.server.routed.pace import Paces, ServerPace
 from foretoken.server.routed.progress import StreamProgress, mark, read_mark
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.server.transport.room import most_connections
+from foretoken.testing import write_tiny_llama
+from foretoken.types import FinishReason, Output, Request, RequestMetrics, SamplingParams
+from foretoken.types.fingerprint import Fingerprint
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
@@ -252,3 +253,86 @@ def test_a_front_counts_what_its_connections_open() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     assert both <= alone and most_connections(7, 2) == 7
+
+
+def request(name: str, tokens: int) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=(1,) * tokens,
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=9,
+    )
+
+
+def queue_s(pace: ServerPace) -> float:
+    return pace.backlog.seconds(pace.paces)
+
+
+def token(name: str) -> Output:
+    return Output(request_id=name, new_token_ids=(5,))
+
+
+def end(name: str, queued: float, first: float, last: float, cached: int = 0) -> Output:
+    times = RequestMetrics(
+        queued_s=queued,
+        first_token_s=first,
+        finished_s=last,
+        num_preemptions=0,
+        num_cached_tokens=cached,
+    )
+    reason = FinishReason.LENGTH
+    return Output(request_id=name, new_token_ids=(5,), finish_reason=reason, metrics=times)
+
+
+def test_what_waits_is_counted() -> None:
+    now = [0.0]
+    pace = ServerPace(2, clock=lambda: now[0])
+    assert pace.paces == Paces(0.0, 0.0, 0.0) and queue_s(pace) == 0.0
+    pace.opened([request("a", 110)])
+    now[0] = 5.0
+    pace.observe([token("a")])
+    now[0] = 5.5
+    pace.observe([end("a", 1.0, 5.0, 5.5, cached=10)])
+    assert pace.paces.prefill_token_s == pytest.approx(4.0 / 100)
+    assert queue_s(pace) == 0.0, "nobody is there"
+    pace.opened([request("b", 50)])
+    assert queue_s(pace) == pytest.approx(0.5 + 50 * 0.04)
+    now[0] = 100.0
+    pace.observe([token("b")])
+    assert queue_s(pace) == pytest.approx(0.5), "the time without requests is no step's"
+    pace.opened([request("c", 25), request("d", 25)])
+    # Two of four have to wait for others to end, of which two run at once.
+    assert queue_s(pace) == pytest.approx(0.5 + 50 * 0.04 + 2 * 4.5 / 2)
+
+
+def test_an_aborted_request_leaves_nothing() -> None:
+    pace = ServerPace(1)
+    pace.opened([request("a", 10)])
+    pace.observe([Output(request_id="a", finish_reason=FinishReason.ABORT)])
+    assert queue_s(pace) == 0.0 and not pace._open and not pace._unread
+    pace.observe([token("a stranger")])
+
+
+def fingerprint(folder: Path, **given: Any) -> Fingerprint:
+    config = EngineConfig.from_kwargs(
+        model=str(folder), **{"kv_cache_memory_bytes": 1 << 20, **given}
+    )
+    return fingerprint_of(build_engine(config).parts.config)
+
+
+def test_what_changes_bits_changes_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    for folder, seed in ((one, 1), (same, 1), (other, 2)):
+        folder.mkdir()
+        write_tiny_llama(folder, seed=seed)
+    here = fingerprint(one)
+    assert here == fingerprint(same), "its place on disk changes nothing"
+    assert here == fingerprint(one, max_num_seqs=2, max_model_len=64, seed=5)
+    assert fingerprint(other).precision != here.precision, "other weights of the same shape"
+    assert fingerprint(one, kv_cache_dtype="int8").precision != here.precision
+    assert fingerprint(one, dtype="bfloat16").precision != here.precision
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert fingerprint(one).kernels != here.kernels

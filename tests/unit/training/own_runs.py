@@ -38,7 +38,6 @@ def silent(_: str) -> None:
 
 
 def write_prompts(folder: Path, count: int = 12) -> Path:
-    """Prompts of eight tokens as JSON lines."""
     rng = random.Random(1)
     lines = [
         json.dumps({"prompt_token_ids": [rng.randrange(2, 97) for _ in range(8)]})

@@ -18,11 +18,7 @@ from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.quantize.calibration_text import CalibrationText, read_text_rows
 from foretoken.training.quantize.gptq import Moments, SeenInputs, gptq, output_error
 from foretoken.training.quantize.grid import best_grid
-from foretoken.training.quantize.settings import (
-    CalibrationSettings,
-    QuantizeSettings,
-    check_fits,
-)
+from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings, check_fits
 
 INPUTS = 192
 SCHEMES = [

@@ -14,7 +14,6 @@ SHAPE = LlamaShape(
 
 
 def tiny_settings(**changes: object) -> Settings:
-    """Settings of a run of a few steps."""
     known: dict[str, object] = {
         "name": "tiny",
         "shape": SHAPE,

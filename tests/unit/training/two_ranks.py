@@ -1,4 +1,4 @@
-"""Started by torchrun: a tiny run of several ranks, cut in two and resumed; see test_ranks.py."""
+"""Started by torchrun: a tiny run of several ranks, cut in two and resumed; see test_loop.py."""
 
 import sys
 from pathlib import Path

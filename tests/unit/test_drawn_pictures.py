@@ -1,19 +1,20 @@
-"""scripts/draw_roofline.py on made-up results: what is drawn where, and who is left out.
-
-The guarded bugs: a share upside down, a wrong text that looks fast, our two modes or the weights of
-two servers taken for one, seconds of a start among tokens a second.
-"""
+"""Scripts that draw pictures, on made-up results: which line is whose, and who is left out."""
 
 import json
+import re
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from foretoken.training import run_folder
+from tests.outside import module_outside
 
 ROOT = Path(__file__).parents[2]
 EIGHT = "8-bit activations"
@@ -89,10 +90,7 @@ def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_the_picture_is_drawn_from_the_last_line(
-    used: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    used: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, picture = tmp_path / "peers.txt", tmp_path / "roofline.svg"
     file.write_text(printed(used, capsys), "utf-8")
@@ -106,3 +104,70 @@ def test_the_picture_is_drawn_from_the_last_line(
     assert "#ffffff" not in drawn and "prefers-color-scheme: dark" in drawn, "nor a ground"
     used.draw_roofline.main()
     assert picture.read_text("utf-8") == drawn, "the same for the same numbers"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    yield from module_outside("scripts", "draw_scaling")
+
+
+def case(replicas: int, users: int, **found: list[float]) -> dict[str, Any]:
+    starts = {
+        policy: [{"found": one, "ttft_p99": 1.0 - one / 2} for one in shares]
+        for policy, shares in found.items()
+    }
+    return {"case": {"replicas": replicas, "users": users}, "starts": starts}
+
+
+CASES = [
+    case(4, 32, random=[0.6, 0.7, 0.5], prefix=[0.8, 0.9, 0.85]),
+    case(1, 32, random=[0.9], prefix=[0.9]),
+    case(1, 96, random=[0.7], prefix=[0.7]),
+]
+
+
+def test_a_line_is_of_one_policy_at_one_load(script: ModuleType) -> None:
+    assert script.points_of(CASES, "random", 32, "found") == [(1, 0.9), (4, 0.6)]
+    assert script.points_of(CASES, "prefix", 32, "found") == [(1, 0.9), (4, 0.85)]
+    assert script.points_of(CASES, "turns", 32, "found") == []
+
+
+def test_the_picture_names_policies_and_loads(script: ModuleType, tmp_path: Path) -> None:
+    printed = tmp_path / "routed.txt"
+    printed.write_text("| rows |\n" + json.dumps({"results": {"cases": CASES}}) + "\n")
+    picture = script.draw(script.cases_of(printed.read_text()))
+    texts = {"".join(one.itertext()).strip() for one in ElementTree.fromstring(picture).iter()}
+    assert {"longest known prefix, 32 users each", "random, 96 users each"} <= texts
+    assert "round robin, 32 users each" not in texts, "it was not run"
+
+
+@pytest.fixture(scope="module")
+def training_script() -> Iterator[ModuleType]:
+    yield from module_outside("scripts", "draw_training")
+
+
+def make_run(folder: Path, lengths: list[float]) -> Path:
+    history = [
+        {"step": i, "tokens": 4096 * 100 * (i + 1), "tokens_a_step": length}
+        for i, length in enumerate(lengths)
+    ]
+    folder.mkdir()
+    run_folder.save(folder, 100, {"progress": {"history": history}})
+    return folder
+
+
+def test_the_best_is_named_first(
+    training_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(tmp_path / "weak", [1.2, 1.4]), make_run(tmp_path / "strong", [1.5, 2.5])]
+    picture = tmp_path / "picture.svg"
+    monkeypatch.setattr(sys, "argv", ["draw_training", *map(str, runs), "--to", str(picture)])
+    training_script.main()
+    drawn = picture.read_text("utf-8")
+    names = re.findall(r"strong|weak", drawn)
+    assert names[0] == "strong" and "weak" in names
+
+
+def test_points_are_of_tokens_seen(training_script: ModuleType) -> None:
+    history = [{"tokens": 2e6, "tokens_a_step": 1.5, "minutes": 3.0}]
+    assert training_script.points_of(history) == [(2.0, 1.5)]
