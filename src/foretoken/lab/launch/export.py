@@ -19,6 +19,7 @@ from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING, DraftingSetup, 
 from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal
 from foretoken.lab.launch.launch import MODELS, RANKS, Launch
 from foretoken.lab.launch.options import NAMES, option_for
+from foretoken.lab.launch.read import ASSIGNED
 from foretoken.lab.launch.write import WrittenCommand, write_command
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
@@ -66,8 +67,9 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
     settings: dict[str, Any] = {"model": launch.model}
     settings |= {"tensor_parallel_size": launch.ranks} if launch.ranks > 1 else {}
     keys: dict[str, Any] = {}
-    unsaid: list[Unsaid] = []
-    for part in launch.of("argument", "set", "elsewhere"):
+    sets = filter(None, (ASSIGNED.match(str(part.value)) for part in launch.of("before")))
+    unsaid = [Unsaid(one[1], "a variable that is not carried over") for one in sets]
+    for part in launch.of("argument", "set"):
         if part.name in (*MODELS, *RANKS) or part.value == launch.model or is_told(launch, part):
             continue
         drafts = re.match(ENGINES[launch.engine].drafting, part.name)
@@ -75,8 +77,7 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
         if found is not None:
             (keys if drafts else settings)[found[0]] = found[1]
         else:
-            what = "a variable" if part.name.startswith("$") else "an option"
-            why = f"{what} of {NAMES[launch.engine]}'s that is not carried over"
+            why = f"an option of {NAMES[launch.engine]}'s that is not carried over"
             unsaid.append(Unsaid(part.written or str(part.value), why))
     drafting = given(launch)
     if drafting is not None:

@@ -122,8 +122,7 @@ def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
     if text in row.switches:
         yield from map(LaunchPart.flag, row.switches[text])
     elif text in row.variable:
-        variable, _, given = row.variable[text].partition("=")
-        yield LaunchPart(name=variable, written=variable, value=given, role="elsewhere")
+        yield LaunchPart(value=row.variable[text], role="before")
     elif not row.to or told == "":
         yield Unsaid(name, row.why or f"{whose} has nothing that stands for it")
         return

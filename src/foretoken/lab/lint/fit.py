@@ -15,13 +15,12 @@ from foretoken.lab.launch.engines import given
 from foretoken.lab.launch.launch import Launch, LaunchPart
 from foretoken.lab.launch.values import number
 from foretoken.lab.launch.write import written
-from foretoken.lab.lint.other_servers import speculates
-from foretoken.lab.lint.shares import SHARES, check_share
+from foretoken.lab.lint.rules import speculates
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
+from foretoken.lab.plan.setup import PlanSettings, planned_methods
 from foretoken.lab.plan.sizes import known_models, load_plan_model
 
 ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
@@ -60,7 +59,6 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         if settings is not None:
             settings = _with_longest(settings, launch)
             found = build_plan(settings).findings
-            yield from check_share(launch, resolve_setup(settings)) if sized else ()
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
         if machine.device and error.given == machine.device:
             raise
@@ -145,8 +143,8 @@ def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     if length > 0:
         settings = replace(settings, context=length)
     share = options.get("gpu-memory-utilization")
-    if launch.engine in SHARES:
-        # They load what they can, and set the share apart by rules of their own.
+    if launch.engine in ("sglang", "tensorrt-llm"):
+        # They set a share apart by rules of their own.
         settings = replace(settings, utilization=1.0)
     elif isinstance(share, str) and share.replace(".", "", 1).isdigit():
         settings = replace(settings, utilization=min(1.0, float(share)))

@@ -15,8 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell
 from foretoken.lab.launch.launch import Launch, LaunchPart
-from foretoken.lab.launch.read import engine_of_image, read_words
-from foretoken.lab.launch.shell import Word
+from foretoken.lab.launch.read import Word, engine_of_image, read_words
 from foretoken.lab.launch.write import words_of
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import Setting
