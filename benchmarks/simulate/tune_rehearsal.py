@@ -23,7 +23,7 @@ from benchmarks.simulate.machine import (
 )
 from benchmarks.simulate.traffic import DraftChance, RequestClass
 from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
-from foretoken.lab.plan.priors.engine_costs import EngineCost
+from foretoken.lab.plan.devices import EngineCost
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.tune.choosing import best_setting
 from foretoken.lab.tune.search import Search, checked_gain, next_visit, spent_s, stand

@@ -12,7 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
 from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
-from foretoken.lab.plan.page.fitting import what_fits
+from foretoken.lab.plan.page import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.ready_commands import ready_commands
 from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup

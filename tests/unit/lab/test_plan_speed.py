@@ -170,15 +170,6 @@ def test_a_rate_below_half_may_be_right() -> None:
     assert step.action == "keep"
 
 
-def test_every_question_gets_an_answer_with_a_reason() -> None:
-    plan = build_plan(PlanSettings(**PAIR))
-    questions = [choice.question for choice in plan.choices]
-    assert questions == ["lowest latency", "no memory", "safe at the peak", "easiest"]
-    assert all(choice.reason for choice in plan.choices)
-    no_memory = plan.choices[1]
-    assert no_memory.method in ("ngram", "suffix", "none")
-
-
 def test_schedules_never_rise_with_the_load() -> None:
     plan = build_plan(PlanSettings(**PAIR, acceptance="0.3:0.6", peak_concurrency=512))
     ks = [k for k, _ in plan.schedule.steps]

@@ -192,7 +192,7 @@ def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None
     from rich.text import Text
 
     from foretoken.lab.findings import LEVELS
-    from foretoken.lab.plan.page.details import STYLES
+    from foretoken.lab.plan.page import STYLES
 
     for finding in sorted(findings, key=lambda one: LEVELS.index(one.level)):
         line = Text("  ")

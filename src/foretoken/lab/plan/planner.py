@@ -1,4 +1,4 @@
-"""Puts a plan together: memory both ways, predictions, choices, findings, commands.
+"""Puts a plan together: memory both ways, predictions, findings, commands.
 
 The only module that knows all parts of planning.
 """
@@ -9,31 +9,29 @@ from dataclasses import dataclass, replace
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks import PlanContext
-from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
-from foretoken.lab.plan.checks.pays import LOAD_CHECKS
-from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
-from foretoken.lab.plan.latency import PlannedLatency, latency
+from foretoken.lab.plan.checks import DRAFT_CHECKS, LOAD_CHECKS, MEMORY_CHECKS, PlanContext
 from foretoken.lab.plan.memory_plan import (
     MemoryPlan,
-    NominalRow,
     draft_load,
-    nominal_table,
     overhead_bytes,
     plan_memory,
 )
-from foretoken.lab.plan.predict import PlannedSpeed, predict
+from foretoken.lab.plan.predict import (
+    DraftSchedule,
+    PlannedLatency,
+    PlannedSpeed,
+    draft_schedule,
+    latency,
+    predict,
+)
 from foretoken.lab.plan.ranking import (
-    Choice,
     MethodOutlook,
     WorkloadOutlook,
     method_outlooks,
-    rank_methods,
     with_method,
     workload_outlook,
 )
 from foretoken.lab.plan.ready_commands import ready_commands
-from foretoken.lab.plan.schedule import DraftSchedule, draft_schedule
 from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
@@ -102,11 +100,8 @@ class SpeculationPlan:
     """Per device."""
     plain: MemoryPlan
     speculating: MemoryPlan
-    nominal: tuple[NominalRow, ...]
-    """Empty without a draft model."""
     prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
-    choices: tuple[Choice, ...]
     instead: InsteadOutlook | None
     """None: nothing to be had would do better."""
     other_reading: OtherReading | None
@@ -152,10 +147,8 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,
         speculating=context.speculating,
-        nominal=context.nominal,
         prediction=context.prediction,
         outlooks=context.outlooks,
-        choices=context.choices,
         instead=_instead(context, findings, verdict),
         other_reading=_other_reading(context),
         findings=findings,
@@ -166,16 +159,13 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
 def _context(setup: Setup) -> PlanContext:
     plain = plan_memory(setup, None)
     setup = _as_fits(setup, plain)
-    outlooks = method_outlooks(setup)
     prediction = predict(setup)
     return PlanContext(
         setup=setup,
         plain=plain,
         speculating=plan_memory(setup, draft_load(setup)),
         prediction=prediction,
-        outlooks=outlooks,
-        choices=rank_methods(setup, outlooks),
-        nominal=_nominal(setup),
+        outlooks=method_outlooks(setup),
         schedule=draft_schedule(setup, prediction),
     )
 
@@ -193,7 +183,7 @@ def _judged(
 ) -> tuple[tuple[Finding, ...], tuple[PlannedLatency, ...], PlanVerdict]:
     """What the checks find, times at the usual load and at the peak, and the verdict."""
     setup = context.setup
-    findings = tuple(finding for check in CHECKS for finding in check.run(context))
+    findings = tuple(finding for check in CHECKS for finding in check(context))
     loads = map(context.prediction.at, (setup.usual, setup.peak))
     latencies = tuple(latency(setup, load, context.schedule.told(load.requests)) for load in loads)
     deciding = latencies[1 if setup.settings.slo == "throughput" else 0]
@@ -264,7 +254,6 @@ def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
         speculating=plan_memory(setup, draft_load(setup)),
         prediction=other.prediction,
         schedule=draft_schedule(setup, other.prediction),
-        nominal=_nominal(setup),
     )
 
 
@@ -274,7 +263,7 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
     errors = (
         finding.message
         for check in (*MEMORY_CHECKS, *DRAFT_CHECKS)
-        for finding in check.run(context)
+        for finding in check(context)
         if finding.level == "error"
     )
     return DraftOutlook(
@@ -290,12 +279,3 @@ def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
     """The draft that gains most at a load, among those that can be used."""
     order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
     return order.index(max(order))
-
-
-def _nominal(setup: Setup) -> tuple[NominalRow, ...]:
-    if setup.draft is None:
-        return ()
-    memory_gb = setup.device.advertised_bytes * setup.devices / 1e9
-    return nominal_table(
-        setup.target, setup.draft, memory_gb=memory_gb, utilization=setup.utilization
-    )

@@ -11,7 +11,7 @@ from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.launch.write import write_command
 from foretoken.lab.plan.bits import Quantization
-from foretoken.lab.plan.schedule import DraftSchedule
+from foretoken.lab.plan.predict import DraftSchedule
 from foretoken.lab.plan.setup import DRAWN_FROM, ENGINES, Setup
 from foretoken.lab.plan.sizes import PlanModel
 
