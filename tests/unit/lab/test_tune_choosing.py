@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from foretoken.lab.tune.beliefs import Spreads, believe
-from foretoken.lab.tune.choosing import best_setting, best_values, value_of, worth_measuring
-from foretoken.lab.tune.schedules import ranges_of
-from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting
+from foretoken.lab.tune.search import best_setting, best_values, value_of, worth_measuring
+from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, ranges_of
 from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
 
 LENGTHS = (1, 2, 3, 5, 8)

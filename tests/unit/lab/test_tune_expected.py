@@ -10,8 +10,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.lint.fit import Machine
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.tune.candidates import offered, settings_of
-from foretoken.lab.tune.expected import Expectation, expect
+from foretoken.lab.tune.candidates import Expectation, expect, offered, settings_of
 from foretoken.lab.tune.search import Search, SearchState, stand
 from foretoken.lab.tune.server_command import ServerCommand
 from foretoken.lab.tune.settings import OFF, Question, Setting

@@ -14,8 +14,7 @@ from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_ca
 from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
 from foretoken.lab.tune.answer import make_answer
-from foretoken.lab.tune.journal import VISITS, Journal
-from foretoken.lab.tune.run import run_search
+from foretoken.lab.tune.journal import VISITS, Journal, run_search
 from foretoken.lab.tune.search import GOOD_ENOUGH, Search, next_visit, stand
 from foretoken.lab.tune.settings import OFF, Question, Setting
 from foretoken.lab.tune.visits import LoadSeen, ServerUnderTest, Visit

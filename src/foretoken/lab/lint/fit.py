@@ -74,7 +74,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
             yield finding
 
 
-def refusal(launch: Launch, machine: Machine) -> Finding | None:
+def why_not_loaded(launch: Launch, machine: Machine) -> Finding | None:
     """Why a launch does not load, as far as is known without starting it: what `lint` calls an
     error of the pair, and `plan` a reason to leave it off."""
     return next((one for one in check_pair(launch, machine) if one.level == "error"), None)

@@ -51,7 +51,8 @@ def _kv_budget(context: PlanContext) -> Found:
     elif plan.requests < asked.peak_concurrency:
         message = (
             f"{plan.requests} request{'s' if plan.requests > 1 else ''} of {asked.context:,} "
-            f"tokens fit at once; the peak is {asked.peak_concurrency}: the rest waits or is preempted"
+            f"tokens fit at once; the peak is {asked.peak_concurrency}: the rest waits or is "
+            "preempted"
         )
         remedy = f"{small} keys and values, or speculation off at the peak"
         yield Finding.of(name, "warning", "", message, remedy)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.plain import to_plain
+from foretoken.lab.plan.acceptance import AssumedAcceptance
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, plan_memory
 from foretoken.lab.plan.planner import (
@@ -33,7 +34,6 @@ from foretoken.lab.plan.predict import (
     PlannedSpeed,
     show_seconds,
 )
-from foretoken.lab.plan.acceptance import AssumedAcceptance
 from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 from foretoken.lab.plan.speedup import NextStep
 from foretoken.lab.plan.verdict import ANOTHER, WORDS

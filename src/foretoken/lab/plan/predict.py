@@ -22,15 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.control.cost import CostModel, RooflineCost, StepShape, speculative_step
-from foretoken.lab.plan.bits import Quantization
-from foretoken.lab.plan.devices import Device, EngineCost
-from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.acceptance import (
     EIGHTY,
     AcceptancePrior,
     AssumedAcceptance,
     assume_acceptance,
 )
+from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.devices import Device, EngineCost
+from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step

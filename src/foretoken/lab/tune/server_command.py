@@ -17,8 +17,7 @@ from foretoken.lab.launch.engines import ENGINES, given, tell
 from foretoken.lab.launch.launch import Launch, LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_words
 from foretoken.lab.launch.write import words_of
-from foretoken.lab.tune.schedules import ranges_of
-from foretoken.lab.tune.settings import Setting
+from foretoken.lab.tune.settings import Setting, ranges_of
 
 EXAMPLE = "a command such as 'vllm serve MODEL' or 'foretoken serve demo'"
 CONTROL = "auto"
