@@ -119,7 +119,6 @@ def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig |
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
-    """The mapping that a JSON or YAML text is; None if it is something else."""
     import yaml
 
     try:

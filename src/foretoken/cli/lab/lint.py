@@ -115,7 +115,6 @@ def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _after(option: str, arguments: list[str]) -> str | None:
-    """What was given to an option."""
     place = arguments.index(option) + 1 if option in arguments else len(arguments)
     return arguments[place] if place < len(arguments) else None
 

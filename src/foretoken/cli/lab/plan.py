@@ -139,7 +139,6 @@ def _run(
 
 
 def _typed(name: str) -> str:
-    """How a setting is given on the command line."""
     own = {"target": "TARGET", "num_speculative_tokens": "-k"}
     return own.get(name, f"--{name.replace('_', '-')}")
 

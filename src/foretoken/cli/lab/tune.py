@@ -92,7 +92,6 @@ def tune(
 
 
 def _say(search: "Search", commands: "Commands", *, named: bool) -> None:
-    """What will be tried, and whether somebody ought to name a drafter."""
     from foretoken.cli.lab.tune_view import announce
     from foretoken.lab.tune.candidates import only_looks_up
 
@@ -146,7 +145,6 @@ def _plan(
 def _find(
     search: "Search", commands: "Commands", asked: dict[str, Any], out: Path, *, resume: bool
 ) -> "TunedAnswer":
-    """Search, and write the answer down."""
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import write_json
     from foretoken.lab.tune.answer import make_answer
@@ -175,7 +173,6 @@ def _find(
 
 
 def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
-    """The requests of a workload, with a note on what was left out."""
     from foretoken.cli.lab.options import resolve_workload
     from foretoken.lab.measure.bench import load_items
     from foretoken.lab.measure.experiment import WorkloadConfig
@@ -188,9 +185,8 @@ def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
 
 
 def _measure(search: "Search", journal: "Journal", server: "StartedServer") -> None:
-    """Visit until enough is known, and show it."""
     from foretoken.cli.lab.tune_view import tuning_view
-    from foretoken.lab.tune.run import run_search
+    from foretoken.lab.tune.journal import run_search
 
     with tuning_view(search, journal.visits) as view:
         server.watch = view.asked

@@ -109,7 +109,6 @@ def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list
 
 
 def _refusal(engine: str, name: str) -> str:
-    """Why another engine does not draft as Foretoken does so; empty if it does."""
     method = find_method(name)
     own = method.drafts_with == "class"
     return f"{engine} cannot load a Proposer of Foretoken's" if own else refusal(engine, method)
@@ -139,7 +138,6 @@ def _drafting_of(
 
 
 def _changed_keys(drafter: DrafterConfig, rule: RuleConfig) -> Iterator[tuple[str, Any]]:
-    """The keys of a drafter and of its rule that are not as by default."""
     groups = (drafter, drafter.stop, drafter.tree, drafter.vocabulary, drafter.own)
     defaults = drafter_keys()
     for group in groups:
@@ -162,7 +160,6 @@ def _ranges(load: LoadConfig, drafts: int) -> tuple[Ranges, str]:
 
 
 def _on_disk(model: str) -> str:
-    """A name that other engines can load too: of what ships with the package its folder."""
     try:
         return str(packaged_model(model)) if model in PACKAGED else model
     except ModelNotFoundError:

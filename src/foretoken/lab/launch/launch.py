@@ -42,7 +42,6 @@ class LaunchPart:
     value: Any = True
     """True: an option without a value."""
     raw: str = ""
-    """How the value was written; empty for one that was made here."""
     role: Role = "argument"
 
     @classmethod
@@ -70,7 +69,6 @@ class Form:
     kind: Literal["command", "python", "settings"] = "command"
     """`command`: words, in a shell text, a document or a Dockerfile."""
     holder: str = ""
-    """The function that is called; of a speculative config by itself `config`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +76,7 @@ class Launch:
     """One way to start a server."""
 
     engine: str
-    """One of the engines' names, or `unknown`."""
     parts: tuple[LaunchPart, ...]
-    """In the order in which they were written."""
     form: Form = field(default_factory=Form)
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:

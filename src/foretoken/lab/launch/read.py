@@ -32,9 +32,7 @@ class Word(NamedTuple):
     """A word of a command."""
 
     text: str
-    """What the program gets, variables as they stand."""
     raw: str = ""
-    """How it was written; empty for one that was made here."""
 
 
 class Command(NamedTuple):
@@ -105,7 +103,6 @@ _SWITCH = re.compile(
 )
 _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init",
              "--privileged")  # fmt: skip
-"""Options of `docker run` that have no value."""
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
 _REDIRECTS = re.compile(r"\d*[<>]|&>")
@@ -201,7 +198,6 @@ def _waits_for_value(word: str) -> bool:
 
 
 def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
-    """Options with their values, and the words that belong to none."""
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
@@ -221,7 +217,6 @@ def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
 
 
 def _is_value(name: str, text: str) -> bool:
-    """Whether a word behind an option is its value."""
     if FLAG.match(text) or not _SWITCH.match(name):
         return not FLAG.match(text)
     return text.lower() in ("true", "false") or text.replace(".", "").isdigit()

@@ -49,7 +49,6 @@ _INSTRUCTION = re.compile(
 )
 _DOCUMENTS = (".json", ".yaml", ".yml")
 _HOLDERS = ("entrypoint", "command", "cmd", "args")
-"""Keys of a container whose words follow each other."""
 _EXEC: tuple[str, ...] = ("ENTRYPOINT", "CMD")
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
 
@@ -76,7 +75,6 @@ class LintSource:
 
     launches: tuple[Launch, ...]
     findings: tuple[Finding, ...] = ()
-    """What is wrong with the text itself, beside its launches."""
 
 
 def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
@@ -95,7 +93,6 @@ def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
 
 
 def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
-    """Everything in a text, and what keeps it from being what its name says."""
     named = {match[1].upper() for match in _INSTRUCTION.finditer(text)}
     if "FROM" in named and len(named) > 1:
         yield from _of_dockerfile(text, engine)
@@ -116,7 +113,6 @@ def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
 
 
 def _documents(text: str) -> tuple[list[Any], Finding | None]:
-    """The values of JSON or YAML, and why there are none."""
     if text.lstrip().startswith(("{", "[")):
         try:
             return [json.loads(text)], None
@@ -184,7 +180,6 @@ def _not_given(launch: Launch, torn: str) -> Iterator[Finding]:
 
 
 def _assignments(words: list[str]) -> dict[str, str]:
-    """The variables of words that do nothing but set some; empty for any other."""
     pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in words]
     return dict(pairs) if all(ASSIGNED.match(word) for word in words) else {}
 
@@ -240,7 +235,6 @@ def _of_holders(
 
 
 def _walk(value: Any, engine: str) -> Iterator[Found]:
-    """Launches anywhere in a document."""
     if isinstance(value, list):
         if value and all(isinstance(part, str) for part in value):
             words = [Word(part) for part in value]
@@ -264,7 +258,6 @@ def _walk(value: Any, engine: str) -> Iterator[Found]:
 
 
 def _variables(value: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that a container sets: a mapping, `A=1`, or names and values."""
     found = value.get("environment") or value.get("env")
     if isinstance(found, list):
         named = [one for one in found if isinstance(one, Mapping)]
@@ -305,7 +298,6 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:
-    """One launch per call that builds an engine."""
     names, imported = _assigned(tree), _imported(tree)
     assigned = {
         id(node.value): f"{ast.unparse(node.targets[0])} = "
@@ -340,7 +332,6 @@ def _parts(call: ast.Call, names: dict[str, Any]) -> Iterator[LaunchPart]:
 
 
 def _not_python(text: str) -> Iterator[Finding]:
-    """Where a text stops being Python."""
     try:
         ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError) as error:
@@ -350,7 +341,6 @@ def _not_python(text: str) -> Iterator[Finding]:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Name -> engine, of names that were imported from an engine's package."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

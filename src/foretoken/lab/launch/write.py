@@ -26,7 +26,6 @@ _GGUF_KINDS = {
     "nvfp4": "q4_k_m",
     "none": "bf16",
 }
-"""How a GGUF file of such weights is usually named."""
 _CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 """How files end that llama.cpp's converter writes by itself."""
 
@@ -71,7 +70,6 @@ def _settings(launch: Launch) -> str:
 
 
 def _call(launch: Launch) -> str:
-    """A Python call, one keyword on each line."""
     lines = [f"{launch.form.holder}("]
     for part in launch.parts:
         value = part.raw or _literal(part.value, "    ")

@@ -19,7 +19,6 @@ NAMES = (*NAME_CHECKS, *rules.VLLM_CHECKS, *rules.OTHER_CHECKS, *TEXT_CHECKS, *P
 
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
-"""Judges the words of a `foretoken` command as the command line itself would."""
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
 """Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
 _CHECKS = {
@@ -57,7 +56,6 @@ class LintResult:
 
     launches: tuple[LaunchVerdict, ...]
     others: tuple[Finding, ...]
-    """About the text itself."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -102,7 +100,6 @@ def _with_todays_value(engine: str, part: LaunchPart) -> LaunchPart:
 
 
 def _silent(launch: Launch) -> Finding:
-    """Nothing in a launch speculates; what it has read from a file may."""
     for part in launch.parts:
         if part.name in _SETTINGS_FILES and isinstance(part.value, str):
             message = f"whether it speculates stands in {part.value}, which was not read"
@@ -130,6 +127,5 @@ def _first_error(findings: Iterable[Finding]) -> Finding | None:
 
 
 def _meaning(launch: Launch, machine: Machine) -> list[Finding]:
-    """What a launch in today's names means, and whether its models fit."""
     check = _CHECKS.get(launch.engine)
     return [*(check(launch) if check else ()), *check_pair(launch, machine)]

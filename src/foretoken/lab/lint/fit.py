@@ -28,7 +28,6 @@ ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
-"""Checks of the plan that a launch can fail."""
 
 _TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
 """Keys with which a draft may have another vocabulary."""
@@ -111,7 +110,6 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 
 
 def _drafting(launch: Launch) -> DraftingSetup | None:
-    """How a launch drafts, looking up where it does not; None: with a method nobody knows."""
     return given(launch) or (None if speculates(launch) else DraftingSetup("ngram"))
 
 
@@ -134,7 +132,6 @@ def _with_longest(settings: PlanSettings, launch: Launch) -> PlanSettings:
 
 
 _LENGTHS = ("max-model-len", "context-length", "max-seq-len")
-"""How engines call the longest a request may be."""
 
 
 def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:

@@ -39,7 +39,6 @@ NAME_CHECKS = (
     "given_twice",
 )
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
-"""Those whose methods the table of other engines has, all of them."""
 _SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -71,7 +70,6 @@ class GoneValue(NamedTuple):
     """What became of a value of an option or key."""
 
     now: str = ""
-    """The value that stands for it; empty: the option goes."""
     remedy: str = ""
     """What to say where `now` is not all."""
 
@@ -153,7 +151,6 @@ def _removed_flag(launch: Launch, part: LaunchPart, row: OtherName) -> Finding:
 
 
 def _successor(row: OtherName, launch: Launch, value: object) -> str:
-    """What to type today, with the value that was given."""
     kind, _, key = row.successor.partition(":")
     if kind == "flag":
         return f"--{key.replace('_', '-')} {'' if value is True else value}".strip()
@@ -265,7 +262,6 @@ def _removed_methods(launch: Launch) -> Iterator[Finding]:
 
 
 def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Where a method is named, and its word."""
     config = launch.speculation
     for key in ("method", "decoding_type"):
         if isinstance(config.get(key), str):
@@ -320,7 +316,6 @@ def _length_of(rate: object, drafts: object) -> float:
 
 
 def _use_todays_words(config: dict[str, Any]) -> None:
-    """Replace methods and values of vLLM that are gone."""
     model, method = config.get("model"), config.get("method")
     if isinstance(model, str) and model.strip("[]") == "ngram":
         config.pop("model")
@@ -347,7 +342,6 @@ def _names_a_model(config: Mapping[str, Any]) -> bool:
 
 
 def _with_todays_method(launch: Launch, part: LaunchPart) -> LaunchPart:
-    """An option that names methods, with the words of today."""
     if part.name not in METHOD_OPTIONS or not isinstance(part.value, str):
         return part
     value = ",".join(_todays_word(launch.engine, one.strip()) for one in part.value.split(","))

@@ -47,21 +47,15 @@ class DraftedWork:
 
     method: str
     target_b: float
-    """Billions of weights."""
     draft_b: float = 0.0
-    """Of a draft model; 0 for other methods."""
     workload: str = "mixed"
     temperature: float = 0.0
     k: int = 4
     tree: bool = False
-    """Whether several drafts are tried for each position."""
     foreign: bool = False
-    """Whether a draft model is of another family than the target."""
     low_bits: bool = False
-    """Whether the target has 4 bits per weight or fewer."""
     low_draft_bits: bool = False
     drawn: bool = False
-    """Whether drafts are drawn at the temperature rather than the likeliest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +77,6 @@ class ExpectedAcceptance:
     high: float
     """Ends of an interval that should hold 80 of 100 cases."""
     sources: tuple[str, ...]
-    """Where comparable rows stand, the most telling first."""
 
 
 def _is_text(drafting: DraftedWork) -> bool:
@@ -149,7 +142,6 @@ class AcceptancePrior:
     """The regression, fitted to rows."""
 
     def __init__(self, rows: Iterable[PublishedLength]) -> None:
-        """Fit; without rows the assumed effects are what is expected."""
         self.rows = tuple(rows)
         start_E = np.array([value for value, _ in effects().values()])
         sure_E = np.array([1.0 / sd**2 for _, sd in effects().values()])
@@ -184,7 +176,6 @@ class AcceptancePrior:
 
 
 def _errors_RR(rows: Sequence[PublishedLength]) -> Floats:
-    """Covariances of the errors of rows."""
     drafters = [(row.source, row.drafting.method) for row in rows]
     alike_RR = np.array([[one == other for other in drafters] for one in drafters], dtype=float)
     shared_RR = _BETWEEN**2 * alike_RR.reshape(len(rows), len(rows))
@@ -237,7 +228,6 @@ def prior_without(*sources: str) -> AcceptancePrior:
 
 
 _FEW_BITS = 0.7
-"""Bytes per weight below which a model counts as one of few bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +246,6 @@ class AssumedAcceptance:
     """Whether the chance is one over all steps, those without drafts included, as published lengths
     of look-ups are; else it is that of the steps with drafts."""
     sources: tuple[str, ...] = ()
-    """Where the rows stand that say most about it."""
 
     def length(self, alpha: float, k: int) -> float:
         """Tokens per step with k drafts of such a chance, steps without drafts included."""
@@ -301,7 +290,6 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
 
 
 def _given(setup: Setup, hits: float) -> AssumedAcceptance:
-    """What `--acceptance` says of each draft, or `--rate` of all that are made."""
     settings = setup.settings
     if settings.acceptance:
         low, high = _parse("acceptance", settings.acceptance)

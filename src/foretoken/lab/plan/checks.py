@@ -120,7 +120,6 @@ def _ranks_divide(context: PlanContext) -> Found:
 
 
 def _undivided(setup: Setup, name: str, model: PlanModel, ranks: int) -> Iterator[tuple[str, str]]:
-    """What of a model cannot be shared by so many ranks, and what can."""
     keys, heads = model.num_kv_heads, model.num_heads
     if setup.in_processes:
         if not shares_heads(keys, heads, ranks):

@@ -19,16 +19,13 @@ class Device:
 
     name: str
     kind: str
-    """`gpu` or `cpu`."""
     advertised_bytes: int
     """The decimal gigabytes of the product's name."""
     memory_bytes: int
-    """What a program finds."""
     bandwidth: float
     flops: dict[str, float]
     """Peak dense matrix operations by operand type; multiply-adds count two."""
     link: float
-    """Bytes per second to other devices of the group, one direction; 0 where there are none."""
     step_s_per_layer: float
     """Time per layer below which a decoding step does not go; an assumption."""
     source: str
@@ -92,7 +89,6 @@ def find_device(name: str) -> Device:
 
 
 def _this_machine() -> Device:
-    """Memory and cores as found; bandwidth and compute per core as typical servers have them."""
     hardware = Hardware.detect()
     wide = 128 if "avx512_bf16" in hardware.cpu_flags else 32
     wide = 1024 if "amx_bf16" in hardware.cpu_flags else wide
@@ -116,13 +112,11 @@ class EngineCost:
     step_s: float = 0.0
     """Scheduling and sampling around each pass of the target."""
     draft_s: float = 0.0
-    """The same around each pass of a drafter."""
     layer_s: float = 0.0
     """Launch time per layer; 0: the device's, with captured graphs."""
     exchanges: int = 2
     """Exchanges of a layer between ranks that share it."""
     exchange_s: float = 10e-6
-    """What one takes at least."""
     reread_share: float = 0.0
     """Share of the weights' reading that each further row repeats, of weights below 16 bit: such
     kernels unpack a weight again for every row, so each row to verify costs time of its own."""

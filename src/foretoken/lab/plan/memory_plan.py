@@ -27,7 +27,6 @@ class DraftLoad:
     weight_bytes: float
     kv_bytes_per_token: float
     lookahead: int
-    """Slots reserved per running request beyond its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,6 @@ class MemoryPlan:
     fullest_rank_bytes: float
     """Weights on the rank that holds most: the one that drafts, if the drafter is not split."""
     emptiest_rank_bytes: float
-    """Weights on the rank that holds least."""
     rank_limit_bytes: float
     """What the fullest rank may hold; of Foretoken's processes what the others leave."""
     imbalance_bytes: float
@@ -55,7 +53,6 @@ class MemoryPlan:
     kv_pool_bytes: float
     """Memory for keys and values on all ranks; negative if the weights alone do not fit."""
     tokens: int
-    """What the pool holds."""
     requests: int
     """Typical requests that fit at once, look-ahead slots included."""
 
@@ -261,7 +258,6 @@ def _borrows_head(setup: Setup) -> bool:
 
 
 def _key_copies(model: PlanModel, ranks: int) -> int:
-    """Processes of Foretoken that have the same key head."""
     return max(1, ranks // model.num_kv_heads)
 
 

@@ -39,7 +39,6 @@ from foretoken.lab.plan.speedup import NextStep
 from foretoken.lab.plan.verdict import ANOTHER, WORDS
 
 _BETWEEN = 2
-"""Blanks from one column to the next."""
 
 
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
@@ -89,7 +88,6 @@ def _groups(widths: Sequence[int], width: int) -> list[range]:
 
 
 def _wide(widths: Sequence[int], columns: Sequence[int]) -> int:
-    """Characters of a line with the first column and these."""
     return sum(widths[i] + _BETWEEN for i in (0, *columns))
 
 
@@ -107,7 +105,6 @@ class FittingRow:
     plain: int
     """Typical requests that fit at once."""
     speculating: int
-    """The same beside the drafter; 0: it does not load."""
 
 
 def what_fits(setup: Setup) -> Iterator[FittingRow]:
@@ -130,7 +127,6 @@ def what_fits(setup: Setup) -> Iterator[FittingRow]:
 
 
 def _on(setup: Setup, count: int) -> Setup:
-    """With so many devices, a rank on each."""
     draft = min(setup.draft_tp, count) if setup.draft_tp != setup.tp else count
     return replace(setup, tp=count, draft_tp=draft, devices=count)
 
@@ -349,12 +345,10 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
 
 
 def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
-    """The drafter to take where the one that was asked for is to be left off."""
     return plan.instead if plan.verdict.word == "leave_off" else None
 
 
 def _answer(plan: SpeculationPlan) -> Text:
-    """The verdict, and why."""
     verdict, other = plan.verdict, _left_for_another(plan)
     if other is None:
         word = (WORDS[verdict.word], _COLORS[verdict.word])
@@ -367,12 +361,10 @@ def _answer(plan: SpeculationPlan) -> Text:
 
 
 def _named(other: InsteadOutlook) -> str:
-    """A drafter, how it is asked for, and what it takes."""
     return f"{other.method} (--method {other.method}; it needs {other.needs or 'nothing new'})"
 
 
 def _other_reading(plan: SpeculationPlan, other: OtherReading) -> Text:
-    """What a given acceptance means, and what it would mean as servers count."""
     given, k = plan.setup.settings.acceptance, plan.setup.k
     differs = other.verdict.word != plan.verdict.word
     return Text(
@@ -402,7 +394,6 @@ def _asked(plan: SpeculationPlan) -> str:
 
 
 def _drafters(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
-    """Name, prediction, and whether it can be had as things stand."""
     named = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
     others = [
         (one.method, one.prediction, one.available)
@@ -463,7 +454,6 @@ def _breaks_even(limit: float) -> str:
 
 
 def _found(own: AssumedAcceptance) -> str:
-    """What look-ups cost where they find nothing."""
     if own.hits >= 1.0:
         return ""
     return f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
@@ -544,7 +534,6 @@ def _memory(plan: SpeculationPlan) -> str:
 
 
 def _ranks(plan: SpeculationPlan) -> str:
-    """How many, and what each holds of the weights."""
     count, memory = plan.setup.tp, plan.speculating
     if count == 1:
         return "1 rank"

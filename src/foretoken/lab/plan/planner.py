@@ -54,9 +54,7 @@ class DraftOutlook:
     draft: str
     params: int
     requests: int
-    """Typical requests that fit at once beside it."""
     problem: str
-    """Why it cannot be used; empty where it can."""
     prediction: PlannedSpeed
 
 
@@ -67,9 +65,7 @@ class InsteadOutlook:
     method: str
     verdict: PlanVerdict
     needs: str
-    """What it takes on the engine that was asked for; empty: nothing new."""
     commands: dict[str, str]
-    """By engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +73,7 @@ class OtherReading:
     """What comes of a number given as the chance of each draft, if it is the rate of all."""
 
     chance: float
-    """Of each draft, that has such a rate."""
     rate: float
-    """Of all drafts, that the chance as given has."""
     verdict: PlanVerdict
 
 
@@ -94,21 +88,16 @@ class SpeculationPlan:
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
-    """Every draft that was named, in that order."""
     workloads: tuple[WorkloadOutlook, ...]
     overhead_bytes: float
-    """Per device."""
     plain: MemoryPlan
     speculating: MemoryPlan
     prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
     instead: InsteadOutlook | None
-    """None: nothing to be had would do better."""
     other_reading: OtherReading | None
-    """None: no acceptance was given that can be read in two ways."""
     findings: tuple[Finding, ...]
     commands: dict[str, str]
-    """By engine; plain ones where the verdict is against speculating."""
 
     @property
     def refusal(self) -> Finding | None:
@@ -193,7 +182,6 @@ def _judged(
 def _instead(
     context: PlanContext, findings: tuple[Finding, ...], verdict: PlanVerdict
 ) -> InsteadOutlook | None:
-    """The best of the methods that can be had, where it does clearly better."""
     usual = context.setup.usual
     k = context.schedule.told(usual) if verdict.speculates else 0
     now = context.prediction.at(usual).gain(k).middle
@@ -228,7 +216,6 @@ def package_of(setup: Setup) -> str:
 
 
 def _other_reading(context: PlanContext) -> OtherReading | None:
-    """Of `--acceptance` where more than one token is drafted."""
     setup, settings = context.setup, context.setup.settings
     if not settings.acceptance or setup.own_measured is not None or setup.k < 2:
         return None
@@ -244,7 +231,6 @@ def _other_reading(context: PlanContext) -> OtherReading | None:
 
 
 def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
-    """The same question about another method."""
     method = planned_methods()[other.method]
     draft = context.setup.draft if method.drafts_with == "model" else None
     setup = replace(with_method(context.setup, other.method, usual_drafts(method)), draft=draft)
@@ -276,6 +262,5 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 
 
 def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
-    """The draft that gains most at a load, among those that can be used."""
     order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
     return order.index(max(order))

@@ -55,19 +55,13 @@ class Placement:
     """Where a model runs, and how."""
 
     device: Device
-    """One of the group."""
     ranks: int = 1
-    """Processes that share the model."""
     devices: float = 1.0
     """Those that they run on; a part of one for a process that has a part of its cores."""
     kv_bytes: float = 2.0
-    """Bytes of one element of keys and values."""
     host: EngineCost = field(default_factory=EngineCost)
-    """What the engine adds."""
     drafts: bool = False
-    """Whether the model is a drafter."""
     eager: bool = False
-    """Whether it runs without captured graphs."""
 
 
 def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> RooflineCost:
@@ -122,9 +116,7 @@ class LoadPrediction:
     requests: int
     plain_step_s: float
     verify_cost: float
-    """V: seconds of a verifying step over a plain one."""
     draft_cost: float
-    """c: seconds per draft over a plain step."""
     break_even_rate: float
     """Accepted over drafted tokens at which speculation costs nothing and gains nothing: what
     look-ups that find nothing cost has to be won back by those that do."""
@@ -142,7 +134,6 @@ class LoadPrediction:
     """Seconds of a step of k drafts over a plain one, by k from 0 to MOST_K; the mean of the steps
     that find a draft and of those that find none."""
     gains: tuple[GainRange, ...]
-    """Speed-up by k from 0 to MOST_K."""
 
     def gain(self, k: int) -> GainRange:
         """The speed-up of k drafts, at most MOST_K."""
@@ -217,13 +208,10 @@ class StepCosts:
 
     target: CostModel
     drafter: CostModel | None
-    """None: a look-up."""
     context: float
     """Tokens that a request has on average while it is decoded."""
     in_one_pass: bool = False
-    """Whether all drafts of a step come of one pass, a row each."""
     most_drafts: int = MOST_K
-    """Most drafts per step that are looked at."""
     measured: MeasuredCost | None = None
     """What steps cost at the load `measured_at`; elsewhere as much more or less as is modelled."""
     own: bool = False
@@ -407,14 +395,11 @@ class PlannedLatency:
     """Drafts per verification with speculation; 0: none at this load."""
     ttft_plain_s: float
     ttft_s: float
-    """To the first token."""
     tpot_plain_s: float
     tpot_s: float
-    """Per further token."""
     end_to_end_plain_s: float
     end_to_end_s: float
     end_to_end_slow_s: float
-    """The whole answer at the low end of the speed-up."""
 
     @property
     def end_to_end_gain(self) -> float:

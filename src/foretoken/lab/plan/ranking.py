@@ -16,12 +16,10 @@ class MethodOutlook:
 
     method: str
     available: bool
-    """Whether it can be tried as things stand."""
     refused: str
     """Why the engine does not draft so; empty if it does."""
     needs: str
     memory_bytes: float
-    """Weights it puts beside the target."""
     prediction: PlannedSpeed
 
 
@@ -77,7 +75,6 @@ def with_method(setup: Setup, method: str, k: int) -> Setup:
 
 
 def _that_make_sense(setup: Setup) -> list[DraftingMethod]:
-    """Look-up methods, heads, a draft model if there is one, layers that the target brings."""
     order = ("text", "head", "model")
     methods = sorted(
         planned_methods().values(),

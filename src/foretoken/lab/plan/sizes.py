@@ -52,23 +52,17 @@ class PlanModel:
     intermediate_size: int
     context: int
     table_params: int
-    """Embedding and output head; once if they are tied."""
     dense_params: int
     """Read in every step beside the head: attention, dense MLPs, routers, shared experts."""
     expert_params: int
-    """Weights of all routed experts."""
     num_experts: int
-    """Per layer; 0 for a dense model."""
     experts_per_token: int
     kv_elements: int
     """Keys and values of one token over all layers that keep the whole context."""
     window_elements: int
-    """Keys and values of one token over all layers that keep only the last `window` tokens."""
     window: int
     full_layers: int
-    """Layers that attend to the whole context."""
     window_layers: int
-    """Layers that attend to the window."""
     query_width: int
     """Width of all query heads of a layer; of latent attention the mean of queries and values."""
     matrix_outputs: int
@@ -78,9 +72,7 @@ class PlanModel:
     mtp_layers: int
     """Draft heads that come with the checkpoint; 0: none."""
     quantization: str
-    """How the checkpoint is stored."""
     approximations: tuple[str, ...]
-    """What was left out or assumed."""
 
     @property
     def params(self) -> int:
@@ -322,7 +314,6 @@ class _SizeReader:
 
 
 def _stored_as(config: Mapping[str, Any]) -> str:
-    """The planner's name of the checkpoint's quantization."""
     quantized = config.get("quantization_config") or {}
     method = str(quantized.get("quant_method", ""))
     bits = quantized.get("bits") or quantized.get("w_bit")

@@ -58,7 +58,6 @@ def only_looks_up(drafters: Mapping[str, DraftingSetup]) -> bool:
 
 
 def _packaged(command: ServerCommand) -> list[DraftingSetup]:
-    """A look-up, and the drafter with weights that ships for the model and promises most."""
     drafters = auto_drafters(command.model)
     with_weights = [one for one in drafters if one.model]
     return [_LOOKUP] + [DraftingSetup(one.method, str(one.model)) for one in with_weights[:1]]
@@ -98,7 +97,6 @@ class Expectation:
     best: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Drafter -> the lengths that promise most, at one load or another."""
     said: tuple[str, ...] = ()
-    """Sentences: what nothing is expected of, and what would promise more."""
 
 
 def expect(
@@ -154,7 +152,6 @@ def expect(
 
 
 def _base(command: ServerCommand, machine: Machine) -> PlanSettings | None:
-    """The server without speculation as a plan's settings; None where its model is not known."""
     launch = next(iter(read_source(shlex.join(command.words)).launches), None)
     if launch is None or unsaid_bits(launch):
         return None
@@ -165,7 +162,6 @@ def _base(command: ServerCommand, machine: Machine) -> PlanSettings | None:
 def _plan_of(
     drafter: DraftingSetup, base: PlanSettings, loads: Sequence[int]
 ) -> PlannedSpeed | None:
-    """The prediction for a drafter; None where no plan knows it."""
     method = planned_methods().get(drafter.method)
     if method is None:
         return None
@@ -179,7 +175,6 @@ def _plan_of(
 
 
 def _free(command: ServerCommand, outlooks: Sequence[MethodOutlook]) -> dict[str, DraftingSetup]:
-    """Methods that need nothing new and that the engine can be told, as far as is known."""
     found = [
         DraftingSetup(one.method)
         for one in outlooks
@@ -196,7 +191,6 @@ def _can_be_told(engine: str, name: str) -> bool:
 
 
 def _most(plan: PlannedSpeed | None, loads: Sequence[int]) -> float:
-    """The mean over loads of the best gains; 1 where nothing is expected."""
     return sum(plan.at(load).best for load in loads) / len(loads) if plan else 1.0
 
 
@@ -223,7 +217,6 @@ class Loading:
 
     settings: tuple[Setting, ...]
     said: tuple[str, ...] = ()
-    """One sentence for each drafter of which a setting is left out."""
 
 
 def that_load(

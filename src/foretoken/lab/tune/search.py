@@ -100,7 +100,6 @@ def worth_measuring(
 
 
 def _places(question: Question, drafter: str, kept: Bools) -> list[int]:
-    """Where a drafter's settings stand, the shortest first."""
     found = [i for i, one in enumerate(question.settings) if one.drafter == drafter and kept[i]]
     return sorted(found, key=lambda i: question.settings[i].length(0))
 
@@ -163,7 +162,6 @@ LATE = 1.3
 DRAWS = 300
 FEWEST_REQUESTS = 8
 FEWEST_STARTS = 2
-"""Of what is chosen and of its neighbours."""
 _SELF_DECIDING_LEAD = 0.95
 
 
@@ -182,7 +180,6 @@ class NextVisit(NamedTuple):
     setting: Setting
     turn: int
     sizes: tuple[tuple[int, int], ...]
-    """(load, requests)."""
     check: bool = False
 
 
@@ -194,11 +191,9 @@ class SearchState:
     chosen: Setting
     """The best of what was started, as far as is known."""
     value: float
-    """Its mean logarithm of the gain."""
     missing: float
     """How much better the truly best setting is expected to be."""
     kept: tuple[Setting, ...]
-    """Settings that may still be part of the best."""
     beliefs: Beliefs
 
 
@@ -243,7 +238,6 @@ def stand(search: Search, found: Sequence[Visit]) -> SearchState:
 
 
 def _possible(question: Question, visits: Sequence[Visit]) -> Question:
-    """The question without settings that the server could not run."""
     broken = {visit.setting for visit in visits if visit.problem}
     return replace(question, settings=tuple(s for s in question.settings if s not in broken))
 
@@ -355,7 +349,6 @@ def sizes(search: Search, found: Sequence[Visit], turn: int) -> tuple[tuple[int,
 
 
 def _undisturbed(seconds: Sequence[float]) -> float:
-    """What the first visit took; where it stood still meanwhile, the least that another did."""
     least = min(seconds)
     return seconds[0] if seconds[0] <= OUTLIER * least else least
 

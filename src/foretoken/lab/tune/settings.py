@@ -18,7 +18,6 @@ class Setting:
     """One drafter with its lengths, or nobody, or the server's own control."""
 
     drafter: str = ""
-    """Empty: nobody drafts."""
     lengths: tuple[int, ...] = ()
     """Drafts per step, at each load in turn, or one for all; empty: the server decides."""
 
@@ -59,7 +58,6 @@ class Question:
     """What a search is about."""
 
     loads: tuple[int, ...]
-    """Requests in flight, ascending."""
     settings: tuple[Setting, ...]
     """To choose from, without `OFF`; each with one length for all loads, or none."""
     schedule: Schedule = "any"
