@@ -39,9 +39,8 @@ def linted(case: dict[str, Any], engine: str = "auto") -> dict[str, Any]:
     found = lint(read_source(case["text"], engine), Machine(device=case.get("device"), count=2))
     ordered = sorted(found.findings, key=lambda one: (LEVELS.index(one.level), in_words(one)))
     answer: dict[str, Any] = {"says": [in_words(one) for one in ordered]}
-    for name in ("corrected", "fitting"):
-        texts = [text for one in found.launches if (text := getattr(one, name))]
-        answer |= {name: "\n\n".join(texts)} if texts else {}
+    texts = [one.corrected for one in found.launches if one.corrected]
+    answer |= {"corrected": "\n\n".join(texts)} if texts else {}
     left = [in_words(finding) for one in found.launches for finding in one.remaining]
     return answer | ({"remaining": left} if left else {})
 

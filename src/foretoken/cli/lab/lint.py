@@ -154,10 +154,6 @@ def _document(results: dict[str, "LintResult"]) -> dict[str, Any]:
             name: [v.corrected for v in result.launches if v.corrected]
             for name, result in results.items()
         },
-        "fitting": {
-            name: [v.fitting for v in result.launches if v.fitting]
-            for name, result in results.items()
-        },
     }
 
 
@@ -179,9 +175,6 @@ def _print(results: dict[str, "LintResult"]) -> None:
                 console.print("  nothing to say", style="green")
             if verdict.corrected:
                 _print_corrected(console, verdict.corrected, verdict.remaining)
-            if verdict.fitting:
-                console.print("\n  It fits with smaller weights:\n", style="bold")
-                print(verdict.fitting, end="\n\n")
         _print_findings(console, result.others)
         if not result.launches and not result.others:
             console.print("  nothing to say", style="green")

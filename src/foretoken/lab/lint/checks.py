@@ -11,7 +11,7 @@ from foretoken.lab.launch.launch import Launch, LaunchPart
 from foretoken.lab.launch.sources import PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint import rules
-from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
+from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
 from foretoken.lab.lint.names import NAME_CHECKS, gone_value, todays
 
 TEXT_CHECKS = (PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK)
@@ -46,8 +46,6 @@ class LaunchVerdict:
     nobody can tell what was meant."""
     remaining: tuple[Finding, ...] = ()
     """Errors that the corrected one still has."""
-    fitting: str = ""
-    """The same with smaller weights, where only these make it fit the devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +88,6 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         findings=tuple(found),
         corrected="" if right == launch else written(right),
         remaining=remaining,
-        fitting=fitting(right, machine, remaining),
     )
 
 

@@ -12,9 +12,8 @@ from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import given
-from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.launch import Launch
 from foretoken.lab.launch.values import number
-from foretoken.lab.launch.write import written
 from foretoken.lab.lint.rules import speculates
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
@@ -23,8 +22,6 @@ from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods
 from foretoken.lab.plan.sizes import known_models, load_plan_model
 
-ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
-"""Words of vLLM for weights that are rounded while loading, the faster one first."""
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
@@ -190,19 +187,3 @@ def is_known(name: str) -> bool:
         return True
     known = known_models().items()
     return any(name.lower() in (hub.lower(), row["short"]) for hub, row in known)
-
-
-def fitting(launch: Launch, machine: Machine, problems: tuple[Finding, ...]) -> str:
-    """The launch with weights that vLLM rounds while loading, if these alone make it fit."""
-    too_large = [finding for finding in problems if finding.check == "kv_budget"]
-    if launch.engine != "vllm" or len(too_large) != len(problems) or not problems:
-        return ""
-    if "quantization" in launch.options:
-        return ""
-    for name in ROUNDED_AT_LOAD:
-        flag = "quantization" if launch.form.kind in ("python", "settings") else "--quantization"
-        part = LaunchPart(name="quantization", written=flag, value=name)
-        smaller = replace(launch, parts=(*launch.parts, part))
-        if not any(finding.level == "error" for finding in check_pair(smaller, machine)):
-            return written(smaller)
-    return ""
