@@ -26,13 +26,7 @@ from foretoken.lab.plan.speedup import (
     speed_up,
 )
 from tests.marks import slow, slow_but
-
-PAIR: dict[str, Any] = {
-    "target": "llama-3.1-70b",
-    "draft": "llama-3.1-8b",
-    "count": 2,
-    "quantization": "int8",
-}
+from tests.unit.lab.test_plan_checks import PAIR
 
 
 def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:

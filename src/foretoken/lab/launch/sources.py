@@ -36,7 +36,7 @@ READABLE = (
     "settings) or a Dockerfile; out of anything else, such as a page, a notebook or a unit of "
     "systemd, the command itself, such as 'vllm serve MODEL', in quotes"
 )
-SHELL_CHECK, UNREAD_CHECK, PYTHON_CHECK = "torn_off", "unread", "script"
+TEXT_CHECKS = SHELL_CHECK, UNREAD_CHECK, PYTHON_CHECK = "torn_off", "unread", "script"
 _IMPORTS = re.compile(r"^(?:from|import) (?:vllm|sglang|tensorrt_llm|foretoken)\b")
 _STARTS_SERVER = re.compile(
     r"\b(?:vllm|sglang|foretoken|trtllm-|llama-)[. -]?(?:serve|entryp|laun)"

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.launch import Launch, LaunchPart
-from foretoken.lab.launch.sources import PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK, LintSource
+from foretoken.lab.launch.sources import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint import rules
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
 from foretoken.lab.lint.names import NAME_CHECKS, gone_value, todays
 
-TEXT_CHECKS = (PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK)
-NAMES = (*NAME_CHECKS, *rules.VLLM_CHECKS, *rules.OTHER_CHECKS, *TEXT_CHECKS, *PAIR_CHECKS)
+OWN_CHECKS = (*NAME_CHECKS, *rules.VLLM_CHECKS, *rules.OTHER_CHECKS, *TEXT_CHECKS)
+NAMES = (*OWN_CHECKS, *PAIR_CHECKS)
 
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]

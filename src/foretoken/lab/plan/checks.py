@@ -246,17 +246,22 @@ def _draft_time_ratio(context: PlanContext) -> Found:
 
 
 def _quantized_target(context: PlanContext) -> Found:
-    setup, size = context.setup, context.setup.quantization.nominal_bytes
-    if size < 2:
-        message = (
-            f"{setup.quantization.name} changes what the target says, and with it what it accepts, "
-            "most at 4 bits and when sampling; quantizing the draft costs only acceptance"
-        )
-        remedy = "measure acceptance on the same prompts with both"
-        yield Finding.of(
-            "quantized_target", "warning" if size <= 0.625 else "note", "", message, remedy
-        )
-    elif "fp8" in setup.device.flops or setup.device.kind == "cpu":
+    stored = context.setup.quantization
+    if stored.nominal_bytes >= 2:
+        return
+    message = (
+        f"{stored.name} changes what the target says, and with it what it accepts, most at 4 bits "
+        "and when sampling; quantizing the draft costs only acceptance"
+    )
+    level = "warning" if stored.nominal_bytes <= 0.625 else "note"
+    remedy = "measure acceptance on the same prompts with both"
+    yield Finding.of("quantized_target", level, "", message, remedy)
+
+
+def _quantize_first(context: PlanContext) -> Found:
+    setup = context.setup
+    fast = "fp8" in setup.device.flops or setup.device.kind == "cpu"
+    if setup.quantization.nominal_bytes >= 2 and fast:
         message = (
             "the target runs in 16 bit on a device with 8-bit units: an 8-bit target is about "
             "twice as fast at small batches, and the baseline that speculation must then beat"
@@ -310,6 +315,6 @@ MEMORY_CHECKS = (
 )
 DRAFT_CHECKS = (
     *(_engine_has_it, _several_gpus, _same_family, _same_tokenizer, _draft_time_ratio),
-    _quantized_target,
+    *(_quantized_target, _quantize_first),
 )
 LOAD_CHECKS = (_hot_sampling, _schedule)
