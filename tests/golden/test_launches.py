@@ -97,6 +97,14 @@ def test_export(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GIVEN["plan"], ids=lambda case: json.dumps(case["settings"]))
 def test_plan(case: dict[str, Any]) -> None:
     assert asked(case) | planned(case) == case
+    for engine, command in case["commands"].items():
+        if command.startswith("# ") and "\n" not in command:
+            continue
+        source = read_source(command)
+        assert [one.engine for one in source.launches] == [engine]
+        wrong = [one for one in lint(source, Machine()).findings if one.level == "error"]
+        unknown = engine == "foretoken" and "TRAINED-FOR" in command  # whose file it looks for
+        assert unknown or not wrong, (command, wrong)
 
 
 @pytest.mark.parametrize("case", GIVEN["tune"], ids=lambda case: case["command"])

@@ -18,10 +18,8 @@ from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import NAMES, LaunchVerdict, lint
 from foretoken.lab.lint.fit import Machine, planned_settings
 from foretoken.lab.lint.names import todays
-from foretoken.lab.plan.planner import build_plan
-from foretoken.lab.plan.setup import PlanSettings, resolve_setup
-from tests.marks import slow_but
-from tests.unit.lab.test_lint_reads import SCRIPT, only
+from foretoken.lab.plan.setup import resolve_setup
+from tests.unit.lab.test_lint_reads import SCRIPT
 
 
 def findings(text: str, device: str | None = None) -> list[Finding]:
@@ -44,34 +42,6 @@ def run(*words: str) -> Any:
 def drafting(config: dict[str, Any], target: str = "m", *options: str) -> str:
     """A vLLM command line with a speculative config."""
     return f"vllm serve {target} {' '.join(options)} --speculative-config '{json.dumps(config)}'"
-
-
-@pytest.mark.parametrize("engine", slow_but(["vllm", "llama.cpp", "foretoken"], "vllm"))
-@pytest.mark.parametrize(
-    "method", ["draft_model", "ngram", "suffix", "eagle3", "dflash", "dspark", "none"]
-)
-@pytest.mark.parametrize("temperature", slow_but([0.0, 1.0], 0.0))
-def test_accepts_every_command_that_plan_writes(
-    engine: str, method: str, temperature: float
-) -> None:
-    plan = build_plan(
-        PlanSettings(
-            target="qwen3-8b",
-            draft="qwen3-0.6b",
-            method=method,
-            temperature=temperature,
-            acceptance="0.3:0.6",
-        )
-    )
-    command = plan.commands[engine]
-    if command.startswith("# ") and "\n" not in command:
-        pytest.skip(command)
-    source = read_source(command)
-    assert source.launches[0].engine == engine
-    if engine == "foretoken" and method in ("suffix", "eagle3", "dflash", "dspark"):
-        return
-    errors = [f for f in lint(source, Machine()).findings if f.level == "error"]
-    assert not errors, (command, errors)
 
 
 @pytest.mark.parametrize(
@@ -325,59 +295,6 @@ def test_one_rank_is_the_only_one() -> None:
         if one.check == "draft_ranks"
     ]
     assert finding.message == "it must be the target's 1"
-
-
-BEFORE = "LLAMA_ARG_MODEL_DRAFT=d.gguf LLAMA_ARG_DRAFT_MAX=8 llama-server -m t.gguf --metrics"
-DOCKER_RUN = """docker run --rm -e LLAMA_ARG_MODEL_DRAFT=d.gguf \\
-  --env LLAMA_ARG_DRAFT_MAX=8 -p 8080:8080 ghcr.io/ggml-org/llama.cpp:server -m t.gguf --metrics
-"""
-EXPORTED = """#!/bin/sh
-export LLAMA_ARG_MODEL_DRAFT="d.gguf"
-export LLAMA_ARG_DRAFT_MAX=8
-exec llama-server -m t.gguf --metrics
-"""
-COMPOSE = """services:
-  llm:
-    image: ghcr.io/ggml-org/llama.cpp:server-cuda
-    environment:
-      - LLAMA_ARG_MODEL=t.gguf
-      - LLAMA_ARG_MODEL_DRAFT=d.gguf
-      - LLAMA_ARG_DRAFT_MAX=8
-      - LLAMA_ARG_ENDPOINT_METRICS=1
-      - CUDA_VISIBLE_DEVICES=0
-"""
-KUBERNETES = """spec:
-  containers:
-  - image: registry/own-image
-    command: [/app/llama-server]
-    args: [-m, t.gguf, --metrics]
-    env:
-    - {name: LLAMA_ARG_MODEL_DRAFT, value: d.gguf}
-    - {name: LLAMA_ARG_DRAFT_MAX, value: "8"}
-    - name: HF_TOKEN
-      valueFrom: {secretKeyRef: {name: hub, key: token}}
-"""
-DOCKERFILE = """FROM ghcr.io/ggml-org/llama.cpp:server AS base
-ENV LLAMA_ARG_MODEL_DRAFT=d.gguf
-FROM base
-ENV LLAMA_ARG_DRAFT_MAX 8
-CMD ["-m", "t.gguf", "--metrics"]
-"""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [BEFORE, f"env {BEFORE}", DOCKER_RUN, EXPORTED, COMPOSE, KUBERNETES, DOCKERFILE],
-    ids="before env docker exported compose kubernetes dockerfile".split(),
-)
-def test_the_same_options_wherever_variables_are_set(text: str) -> None:
-    launch = only(text)
-    options = launch.options
-    assert (launch.engine, launch.model) == ("llama.cpp", "t.gguf")
-    assert (options["model-draft"], options["draft-max"]) == ("d.gguf", "8")
-    assert options["metrics"] is True
-    found = {one.where for one in findings(text) if one.level == "error"}
-    assert found == {"LLAMA_ARG_MODEL_DRAFT", "LLAMA_ARG_DRAFT_MAX"}
 
 
 def test_every_variable_leads_to_one_that_is_read() -> None:
