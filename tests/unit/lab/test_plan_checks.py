@@ -134,8 +134,8 @@ def test_the_command_prints_tables_and_answers_with_its_exit_code(tmp_path: Path
     smaller = ["lab", "plan", "--config", str(file), "--quantization", "int8"]
     good = runner.invoke(app, smaller, env=wide)
     assert good.exit_code == 0, good.output
-    assert "What fits" in good.stdout and "fullest" not in good.stdout
-    assert "fullest" in runner.invoke(app, [*smaller, "--details"], env=wide).stdout
+    assert "What fits" in good.stdout and "break-even rate" not in good.stdout
+    assert "break-even rate" in runner.invoke(app, [*smaller, "--details"], env=wide).stdout
 
 
 def test_the_command_answers_with_one_json_document() -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.acceptance import AssumedAcceptance
 from foretoken.lab.plan.bits import find_quantization
-from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, plan_memory
+from foretoken.lab.plan.memory_plan import draft_load, plan_memory
 from foretoken.lab.plan.planner import (
     InsteadOutlook,
     OtherReading,
@@ -209,7 +209,6 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
     """Tables, findings, assumptions."""
-    yield _memory_table(plan)
     if plan.setup.method != "none":
         yield _speed_table(plan)
     yield _findings_table(plan)
@@ -219,38 +218,6 @@ def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
 def gigabytes(count: float) -> str:
     """Bytes in gigabytes of 1e9, small ones with more digits."""
     return f"{count / 1e9:.4f}" if 0 < count < 1e8 else f"{count / 1e9:,.1f}"
-
-
-def _kib(count: float) -> str:
-    return f"{count / 1024:.0f}" if count >= 10240 else f"{count / 1024:.1f}"
-
-
-def _memory_table(plan: SpeculationPlan) -> Table:
-    setup = plan.setup
-    table = make_table(
-        f"Memory, GB on {setup.tp} ranks at {setup.utilization:.2f}", "", "plain", "speculating"
-    )
-    both = (plan.plain, plan.speculating)
-
-    row = table.add_row
-    row("may be used, overhead off", *(gigabytes(p.usable_bytes) for p in both))
-    row("weights", *(gigabytes(p.weight_bytes) for p in both))
-    row("draft weights", "", gigabytes(plan.speculating.draft_weight_bytes))
-    if setup.tp > 1:
-        row("weights on the fullest rank", *(gigabytes(p.fullest_rank_bytes) for p in both))
-        row("weights on the emptiest", *(gigabytes(p.emptiest_rank_bytes) for p in both))
-    row("idle on the emptier ranks", "", gigabytes(plan.speculating.imbalance_bytes))
-    row("keys and values", *(gigabytes(p.kv_pool_bytes) for p in both))
-    row("KiB per token, target", *(_kib(p.kv_bytes_per_token) for p in both))
-    row("KiB per token, draft", "", _kib(plan.speculating.draft_kv_bytes_per_token))
-    row("look-ahead slots per request", "", f"{plan.speculating.lookahead}")
-    row("tokens", *(f"{p.tokens:,}" for p in both))
-    row(f"requests of {setup.settings.context:,} tokens", *(_requests(p) for p in both))
-    return table
-
-
-def _requests(plan: MemoryPlan) -> str:
-    return f"{plan.requests:,}" if plan.fits else "[bold red]none[/]"
 
 
 def _speed_table(plan: SpeculationPlan) -> Table:
