@@ -71,21 +71,30 @@ def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vl
     matrices = model.dense_params + model.expert_params
     counts = formula.WeightCounts(table, head, matrices, 0)
     if engine == "foretoken" and quantization.name in _STORED:
-        shared = model.table_params == model.head_params and _STORED[quantization.name][1] is None
-        own = 0 if shared else table
+        own = 0 if _shares_table(model, quantization) else table
         counts = formula.WeightCounts(
             table, own, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
         )
     return formula.weight_bytes(counts, _storage(quantization, engine))
 
 
+def _shares_table(model: PlanModel, quantization: Quantization) -> bool:
+    """Whether one process of Foretoken's reads the head in the embedding table."""
+    rounded = _STORED.get(quantization.name, (2, None))[1] is not None
+    return model.table_params == model.head_params and not rounded
+
+
 def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> float:
     """Of Foretoken's weights, what several processes have more than one would: each has all
-    embeddings, and several have the same key head where there are too few."""
+    embeddings, several a part of a tied head, and the same key head where there are too few."""
     keys = 2 * model.num_kv_heads * model.head_dim * model.num_layers
     copied = (_key_copies(model, ranks) - 1) * keys
     counts = formula.WeightCounts(
-        (ranks - 1) * model.head_params, 0, copied * model.hidden_size, 0, outputs=copied
+        (ranks - 1) * model.head_params,
+        model.head_params if ranks > 1 and _shares_table(model, quantization) else 0,
+        copied * model.hidden_size,
+        0,
+        outputs=copied,
     )
     return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
 
