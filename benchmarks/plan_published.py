@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.control.acceptance import ConstantAcceptance
+from foretoken.lab.plan.acceptance import assume_acceptance, drafting_of, prior_without
+from foretoken.lab.plan.devices import ENGINE_COSTS
 from foretoken.lab.plan.predict import gain_range, mean_cost, step_costs
-from foretoken.lab.plan.priors.acceptance import prior_without
-from foretoken.lab.plan.priors.assumed import assume_acceptance, drafting_of
-from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS
 from foretoken.lab.plan.setup import ENGINES, PlanSettings, Setup, resolve_setup
 
 POINTS = Path(__file__).with_suffix(".toml")

@@ -16,8 +16,7 @@ from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, Simulat
 from benchmarks.simulate.machine import SimulatedMachine
 from benchmarks.simulate.serving import ServedRequest, ServingLimits, simulate
 from benchmarks.simulate.traffic import RequestClass, Traffic
-from foretoken.lab.tune.schedules import ranges_of
-from foretoken.lab.tune.settings import OFF, Setting
+from foretoken.lab.tune.settings import OFF, Setting, ranges_of
 from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
 
 TURNS = 6

@@ -23,10 +23,9 @@ from benchmarks.simulate.machine import (
 )
 from benchmarks.simulate.traffic import DraftChance, RequestClass
 from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
-from foretoken.lab.plan.priors.engine_costs import EngineCost
+from foretoken.lab.plan.devices import EngineCost
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.tune.choosing import best_setting
-from foretoken.lab.tune.search import Search, checked_gain, next_visit, spent_s, stand
+from foretoken.lab.tune.search import Search, best_setting, checked_gain, next_visit, spent_s, stand
 from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting
 from foretoken.lab.tune.visits import Visit
 

@@ -16,7 +16,7 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.export import export
-from foretoken.lab.launch.shell import read_commands
+from foretoken.lab.launch.read import read_commands
 from tests.unit.lab.exported import every_command
 
 pytestmark = pytest.mark.slow

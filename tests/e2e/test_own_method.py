@@ -68,7 +68,7 @@ TOY = DraftingMethod(
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
     plan=MethodPlan(
-        usual_drafts=DEPTH, effort=3, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1
+        usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1
     ),
 )
 

@@ -39,9 +39,8 @@ def linted(case: dict[str, Any], engine: str = "auto") -> dict[str, Any]:
     found = lint(read_source(case["text"], engine), Machine(device=case.get("device"), count=2))
     ordered = sorted(found.findings, key=lambda one: (LEVELS.index(one.level), in_words(one)))
     answer: dict[str, Any] = {"says": [in_words(one) for one in ordered]}
-    for name in ("corrected", "fitting"):
-        texts = [text for one in found.launches if (text := getattr(one, name))]
-        answer |= {name: "\n\n".join(texts)} if texts else {}
+    texts = [one.corrected for one in found.launches if one.corrected]
+    answer |= {"corrected": "\n\n".join(texts)} if texts else {}
     left = [in_words(finding) for one in found.launches for finding in one.remaining]
     return answer | ({"remaining": left} if left else {})
 
@@ -98,6 +97,14 @@ def test_export(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", GIVEN["plan"], ids=lambda case: json.dumps(case["settings"]))
 def test_plan(case: dict[str, Any]) -> None:
     assert asked(case) | planned(case) == case
+    for engine, command in case["commands"].items():
+        if command.startswith("# ") and "\n" not in command:
+            continue
+        source = read_source(command)
+        assert [one.engine for one in source.launches] == [engine]
+        wrong = [one for one in lint(source, Machine()).findings if one.level == "error"]
+        unknown = engine == "foretoken" and "TRAINED-FOR" in command  # whose file it looks for
+        assert unknown or not wrong, (command, wrong)
 
 
 @pytest.mark.parametrize("case", GIVEN["tune"], ids=lambda case: case["command"])

@@ -84,8 +84,6 @@ class MethodPlan:
 
     usual_drafts: int
     """Draft tokens per verification to start with."""
-    effort: int
-    """Rank of the work to set it up, 0 is none."""
     needs: str
     """What that work is."""
     acceptance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -94,8 +92,6 @@ class MethodPlan:
     methods here stands in the planner's own table."""
     hits: Mapping[str, float] = field(default_factory=dict)
     """Workload -> share of steps that find anything to draft; 1 where not named."""
-    advertised: tuple[float, float] | None = None
-    """The range of speed-ups that is usually claimed."""
     features: int = 0
     """Layers of the target whose hidden states a head reads."""
     layers: int = 1
@@ -311,9 +307,7 @@ ROWS = (
         },
         plan=MethodPlan(
             usual_drafts=5,
-            effort=2,
             needs="a second model of the same tokenizer to find and load",
-            advertised=(1.5, 2.5),
         ),
         trained=(
             Trained(
@@ -363,9 +357,7 @@ ROWS = (
         quantizations=_FLOATS_TO_INTEGERS,
         plan=MethodPlan(
             usual_drafts=3,
-            effort=3,
             needs="an EAGLE head trained for exactly this target",
-            advertised=(2.0, 3.0),
             features=1,
         ),
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
@@ -419,9 +411,7 @@ ROWS = (
         demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
         plan=MethodPlan(
             usual_drafts=3,
-            effort=3,
             needs="a head trained for exactly this target",
-            advertised=(2.0, 3.0),
             features=3,
             head_vocabulary=32_000,
         ),
@@ -466,7 +456,6 @@ ROWS = (
         demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
         plan=MethodPlan(
             usual_drafts=3,
-            effort=3,
             needs="an MLP speculator trained for exactly this target",
             features=1,
         ),
@@ -498,7 +487,6 @@ ROWS = (
         demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
         plan=MethodPlan(
             usual_drafts=3,
-            effort=3,
             needs="Medusa heads trained for exactly this target",
             features=1,
         ),
@@ -524,10 +512,8 @@ ROWS = (
         demo={"method": "ngram", "num_speculative_tokens": 10},
         plan=MethodPlan(
             usual_drafts=5,
-            effort=0,
             needs="nothing to load or train",
             hits=_NGRAM_HITS,
-            advertised=(1.2, 1.5),
         ),
     ),
     DraftingMethod(
@@ -544,7 +530,6 @@ ROWS = (
         vllm_needs_length=False,
         plan=MethodPlan(
             usual_drafts=4,
-            effort=1,
             needs="nothing to load; vLLM imports arctic-inference for it",
             vllm_package="arctic-inference",
             hits=_SUFFIX_HITS,
@@ -568,7 +553,6 @@ ROWS = (
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
         plan=MethodPlan(
             usual_drafts=1,
-            effort=1,
             needs="the checkpoint brings its own draft layers",
             features=3,
         ),
@@ -598,7 +582,6 @@ ROWS = (
         ),
         plan=MethodPlan(
             usual_drafts=7,
-            effort=3,
             needs="a DFlash head trained for exactly this target",
             features=5,
             layers=5,
@@ -646,7 +629,6 @@ ROWS = (
         ),
         plan=MethodPlan(
             usual_drafts=7,
-            effort=3,
             needs="a DSpark head trained for exactly this target",
             features=5,
             layers=5,

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-Kind = Literal["flags", "keys", "methods", "metrics", "variables"]
+Kind = Literal["flags", "keys", "methods", "variables"]
 """A flag of a server or keyword of `LLM`, a key of a speculative config, a word for a drafting
 method, the name of a metric, or a variable of the environment."""
 
@@ -33,8 +33,6 @@ class OtherName:
     """What to type here instead, where it is not accepted."""
     gone: bool = False
     """Whether its own engine has dropped it."""
-    kept: bool = False
-    """Whether Foretoken has it all the same."""
     now: str | None = None
     """What its own engine wants instead: `key:NAME`, `flag:NAME`, a word; empty for nothing."""
     why: str = ""
@@ -43,8 +41,6 @@ class OtherName:
     """Of a variable: the flag of its own engine that it stands for."""
     switch: bool = False
     """Of a variable: whether it turns a flag without a value on."""
-    unread: bool = False
-    """Of a variable that is gone: whether its engine starts as if it were not set."""
 
     @property
     def successor(self) -> str:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.shell import read_commands
+from foretoken.lab.launch.read import read_commands
 from foretoken.lab.launch.sources import read_source
 
 GUIDE = """vllm serve Qwen/Qwen3-8B \\
@@ -25,67 +25,12 @@ EOF
 nohup vllm serve "$MODEL" --tensor-parallel-size "${TP:-2}" --speculative-model "$DRAFT" \\
   --num-speculative-tokens 5 > server.log 2>&1 &
 """
-DOCKERFILE = """FROM vllm/vllm-openai:v0.6.4
-ENV HF_HOME=/models
-ENTRYPOINT ["python3", "-m", "vllm.entrypoints.openai.api_server"]
-CMD ["--model", "org/target", "--speculative-model", "org/draft", \\
-     "--num-speculative-tokens", "5"]
-"""
-COMPOSE = """services:
-  llm:
-    image: vllm/vllm-openai:latest
-    command: >
-      --model org/target --speculative-model org/draft
-      --num-speculative-tokens 5
-"""
-KUBERNETES = """kind: Service
----
-spec:
-  template:
-    spec:
-      containers:
-      - name: vllm
-        image: registry/own-image
-        command: ["python3", "-m", "vllm.entrypoints.openai.api_server"]
-        args: [--model, org/target, --speculative-model=org/draft, --num-speculative-tokens=5]
-"""
-IN_A_SHELL = """spec:
-  containers:
-  - command: ["/bin/sh", "-c"]
-    args:
-    - |
-      exec vllm serve org/target --speculative-model org/draft \\
-        --num-speculative-tokens 5
-"""
-PYTHON = """
-from vllm import LLM
-TARGET = "org/target"
-given = dict(speculative_model="org/draft", num_speculative_tokens=5)
-llm = LLM(TARGET, **given)
-"""
-FLAT = (
-    "python -m vllm.entrypoints.openai.api_server \\ --model org/target "
-    "\\ --speculative-model org/draft \\ --num-speculative-tokens 5"
-)
 
 
 def only(text: str) -> Launch:
     """The one launch of a text."""
     [launch] = read_source(text).launches
     return launch
-
-
-@pytest.mark.parametrize(
-    "text",
-    [DOCKERFILE, COMPOSE, KUBERNETES, IN_A_SHELL, PYTHON, FLAT],
-    ids="dockerfile compose kubernetes shell-in-it python flat".split(),
-)
-def test_the_same_launch_however_it_was_written(text: str) -> None:
-    launch = only(text)
-    assert (launch.engine, launch.model) == ("vllm", "org/target")
-    options = launch.options
-    assert options["speculative-model"] == "org/draft"
-    assert options["num-speculative-tokens"] == "5"
 
 
 def test_json_over_several_lines_in_quotes() -> None:
@@ -170,7 +115,7 @@ def test_a_comment_within_ends_the_command_too() -> None:
     assert source.launches[0].speculation == {"model": "d", "num_speculative_tokens": 3}
 
 
-@pytest.mark.parametrize("text", [GUIDE, SCRIPT, DOCKERFILE, COMPOSE, KUBERNETES, IN_A_SHELL])
+@pytest.mark.parametrize("text", [GUIDE, SCRIPT])
 def test_commands_that_go_on_rightly_are_not_torn(text: str) -> None:
     assert not read_source(text).findings
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.control.acceptance import ConstantAcceptance
-from foretoken.lab.plan.priors.acceptance import (
+from foretoken.lab.plan.acceptance import (
     AcceptancePrior,
     DraftedWork,
     PublishedLength,
@@ -18,7 +18,7 @@ from foretoken.lab.plan.priors.acceptance import (
     prior_without,
     published_lengths,
 )
-from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS
+from foretoken.lab.plan.devices import ENGINE_COSTS
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

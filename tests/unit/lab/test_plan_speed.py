@@ -26,13 +26,7 @@ from foretoken.lab.plan.speedup import (
     speed_up,
 )
 from tests.marks import slow, slow_but
-
-PAIR: dict[str, Any] = {
-    "target": "llama-3.1-70b",
-    "draft": "llama-3.1-8b",
-    "count": 2,
-    "quantization": "int8",
-}
+from tests.unit.lab.test_plan_checks import PAIR
 
 
 def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
@@ -168,15 +162,6 @@ def test_a_rate_below_half_may_be_right() -> None:
     step = next_step(MeasuredCost(k=5, acceptance_length=2.94, verify_cost=1.1, draft_cost=1 / 9))
     assert step.rate < 0.4
     assert step.action == "keep"
-
-
-def test_every_question_gets_an_answer_with_a_reason() -> None:
-    plan = build_plan(PlanSettings(**PAIR))
-    questions = [choice.question for choice in plan.choices]
-    assert questions == ["lowest latency", "no memory", "safe at the peak", "easiest"]
-    assert all(choice.reason for choice in plan.choices)
-    no_memory = plan.choices[1]
-    assert no_memory.method in ("ngram", "suffix", "none")
 
 
 def test_schedules_never_rise_with_the_load() -> None:

@@ -28,8 +28,8 @@ from foretoken.cli.lab.record import record
 from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
 from foretoken.cli.lab.report import report
 from foretoken.cli.lab.sweep import dial, sweep
-from foretoken.cli.lab.tuning.tune import EPILOG as TUNE_EPILOG
-from foretoken.cli.lab.tuning.tune import tune
+from foretoken.cli.lab.tune import EPILOG as TUNE_EPILOG
+from foretoken.cli.lab.tune import tune
 from foretoken.errors import ConfigError
 
 GONE = {

@@ -80,7 +80,11 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
 
     text = text_of(given, "CONFIG")
     document, launches = _mapping(text), read_source(text).launches
-    if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form.is_command:
+    if (
+        len(launches) == 1
+        and launches[0].engine in EXPORTED_FROM
+        and launches[0].form.kind == "command"
+    ):
         found = export_launch(engine, todays(launches[0])[0])
         if engine == "foretoken":  # whose own parser says what it does not take
             served(settings_of_words(root, read_source(found.text).launches[0].words))
@@ -89,7 +93,9 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
         raise ConfigError("CONFIG", given, "the command of a server of another engine")
     if document is not None and any(key in document for key in _CONFIG_KEYS):
         return write(engine, {"model": _UNNAMED}, SpeculativeConfig.from_dict(document))
-    commands = [one.words for one in launches if one.engine == "foretoken" and one.form.is_command]
+    commands = [
+        one.words for one in launches if one.engine == "foretoken" and one.form.kind == "command"
+    ]
     if len(commands) == 1:
         return write(engine, *_own(settings_of_words(root, commands[0])))
     if document is not None and not commands and isinstance(document.get("model"), str):
@@ -113,7 +119,6 @@ def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig |
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
-    """The mapping that a JSON or YAML text is; None if it is something else."""
     import yaml
 
     try:

@@ -25,7 +25,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Any mistake that the parser of a command finds."""
 EPILOG = (
     "Exit code: 0: nothing that fails; 1: an error was found (with --strict also a warning); 2: "
-    "nothing readable was given. Example: foretoken lab lint serve.sh requests.jsonl dashboard.json"
+    "nothing readable was given. Example: foretoken lab lint serve.sh compose.yaml"
 )
 
 
@@ -34,9 +34,8 @@ def lint(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Files (shell, Dockerfile, compose, Kubernetes, Python, YAML, JSON, JSON lines), "
-            "`-` for standard input, or in one pair of quotes: a command line, a query, variables "
-            "of the environment."
+            help="A server's command in one pair of quotes, a file that has it (shell, Dockerfile, "
+            "compose, Kubernetes, settings, Python that calls LLM(...)), or `-` for standard input."
         ),
     ],
     engine: Annotated[
@@ -53,7 +52,7 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Find what will not work, and give it back corrected: removed names, impossible
-    combinations, refused requests, models that do not fit."""
+    combinations, models that do not fit."""
     from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.launch.engines import READ
@@ -67,9 +66,9 @@ def lint(
     results = {}
     for name in inputs:
         source = read_source(text_of(name), engine, name)
-        if not (source.launches or source.requests or source.metrics or source.findings):
+        if not (source.launches or source.findings):
             raise ConfigError("INPUTS", name, READABLE)
-        results[name] = check(source, Machine(device=device, count=count), engine, own)
+        results[name] = check(source, Machine(device=device, count=count), own)
     found = [finding for result in results.values() for finding in result.findings]
     if as_json:
         print(json.dumps({"command": "foretoken lab lint", **_document(results)}))
@@ -83,7 +82,7 @@ def own_parser(root: Any) -> "OwnParser":
     """What judges a `foretoken serve`: the parser that it is for."""
 
     def parse(words: tuple[str, ...]) -> "list[Finding]":
-        from foretoken.lab.lint.other_servers import settings_finding, speculation_finding
+        from foretoken.lab.lint.rules import settings_finding, speculation_finding
 
         name, *arguments = words
         try:
@@ -116,7 +115,6 @@ def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _after(option: str, arguments: list[str]) -> str | None:
-    """What was given to an option."""
     place = arguments.index(option) + 1 if option in arguments else len(arguments)
     return arguments[place] if place < len(arguments) else None
 
@@ -131,21 +129,13 @@ def text_of(name: str, field: str = "INPUTS") -> str:
         return sys.stdin.read()
     path = Path(name)
     itself = name.lstrip().startswith("{") or " " in name or "\n" in name
-    if not _is_file(path) and (itself or _speaks_for_itself(name)):
+    if itself and not _is_file(path):
         return name
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
         raise ConfigError(field, name, allowed) from error
-
-
-def _speaks_for_itself(text: str) -> bool:
-    """Whether a single word is a metric's name or sets a variable that a server reads."""
-    from foretoken.lab.launch.sources import read_source
-
-    found = read_source(text)
-    return bool(found.launches or found.metrics)
 
 
 def _is_file(path: Path) -> bool:
@@ -162,10 +152,6 @@ def _document(results: dict[str, "LintResult"]) -> dict[str, Any]:
         "findings": {name: to_plain(result.findings) for name, result in results.items()},
         "corrected": {
             name: [v.corrected for v in result.launches if v.corrected]
-            for name, result in results.items()
-        },
-        "fitting": {
-            name: [v.fitting for v in result.launches if v.fitting]
             for name, result in results.items()
         },
     }
@@ -189,9 +175,6 @@ def _print(results: dict[str, "LintResult"]) -> None:
                 console.print("  nothing to say", style="green")
             if verdict.corrected:
                 _print_corrected(console, verdict.corrected, verdict.remaining)
-            if verdict.fitting:
-                console.print("\n  It fits with smaller weights:\n", style="bold")
-                print(verdict.fitting, end="\n\n")
         _print_findings(console, result.others)
         if not result.launches and not result.others:
             console.print("  nothing to say", style="green")
@@ -201,7 +184,7 @@ def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None
     from rich.text import Text
 
     from foretoken.lab.findings import LEVELS
-    from foretoken.lab.plan.page.details import STYLES
+    from foretoken.lab.plan.page import STYLES
 
     for finding in sorted(findings, key=lambda one: LEVELS.index(one.level)):
         line = Text("  ")

@@ -114,8 +114,7 @@ def _run(
     from rich.console import Console
 
     from foretoken.lab.measure.experiment import read_yaml
-    from foretoken.lab.plan.page.document import plan_document
-    from foretoken.lab.plan.page.one_page import print_plan
+    from foretoken.lab.plan.page import plan_document, print_plan
     from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings, first_drafts
     from foretoken.lab.plan.speedup import next_step
@@ -140,7 +139,6 @@ def _run(
 
 
 def _typed(name: str) -> str:
-    """How a setting is given on the command line."""
     own = {"target": "TARGET", "num_speculative_tokens": "-k"}
     return own.get(name, f"--{name.replace('_', '-')}")
 

@@ -30,16 +30,13 @@ class DraftingSetup:
     """One drafter, and how far it drafts."""
 
     method: str
-    """Our word."""
     model: str | None = None
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys, as Foretoken and vLLM name them."""
     flags: tuple[tuple[str, str], ...] = ()
     """Flags of the engine itself with their values (empty: a switch), as somebody gave them."""
     num_drafts: int = 0
     """Draft tokens per verification; the most, where `ranges` says more; 0: not decided."""
     ranges: Ranges = ()
-    """Drafts by load; empty: the same at every load."""
     ranges_key: str = BY_LOAD
     """The key that said so."""
 
@@ -93,9 +90,7 @@ class Unsaid:
     """Something that an engine is not told."""
 
     name: str
-    """The option or the key, as Foretoken names it."""
     why: str
-    """What is missing there, and what to do instead."""
 
 
 Told = Iterator[LaunchPart | Unsaid]
@@ -124,7 +119,6 @@ class LaunchEngine:
 
     name: str
     program: tuple[str, ...] = ()
-    """The words that start it."""
     model_flag: str = ""
     """What its model stands behind; empty: it is a word by itself."""
     programs: tuple[str, ...] = ()
@@ -132,7 +126,6 @@ class LaunchEngine:
     module: str = ""
     """How the Python module begins that starts it."""
     images: tuple[str, ...] = ()
-    """Parts of the names of its images."""
     variables: str = ""
     """How the variables of the environment begin that it reads."""
     completed: Mapping[str, str] = field(default_factory=dict)

@@ -38,12 +38,10 @@ TENSORRT_LLM = LaunchEngine(
 )
 ENGINES = {one.name: one for one in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, FORETOKEN, OPENVINO)}
 READ = tuple(name for name, one in ENGINES.items() if one.programs)
-"""Those whose launches are read."""
 _LENGTHS = re.compile(
     r"(draft(-n|-max)?|spec-draft-n-max|spec-ngram-[a-z0-9-]+-size-m)$|"
     r"speculative-(num-steps|num-draft-tokens|(dspark|dflash)-block-size)$"
 )
-"""Options that say how far to draft."""
 
 
 def refusal(engine: str, method: DraftingMethod) -> str:

@@ -19,6 +19,7 @@ from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING, DraftingSetup, 
 from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal
 from foretoken.lab.launch.launch import MODELS, RANKS, Launch
 from foretoken.lab.launch.options import NAMES, option_for
+from foretoken.lab.launch.read import ASSIGNED
 from foretoken.lab.launch.write import WrittenCommand, write_command
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
@@ -66,8 +67,9 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
     settings: dict[str, Any] = {"model": launch.model}
     settings |= {"tensor_parallel_size": launch.ranks} if launch.ranks > 1 else {}
     keys: dict[str, Any] = {}
-    unsaid: list[Unsaid] = []
-    for part in launch.of("argument", "set", "elsewhere"):
+    sets = filter(None, (ASSIGNED.match(str(part.value)) for part in launch.of("before")))
+    unsaid = [Unsaid(one[1], "a variable that is not carried over") for one in sets]
+    for part in launch.of("argument", "set"):
         if part.name in (*MODELS, *RANKS) or part.value == launch.model or is_told(launch, part):
             continue
         drafts = re.match(ENGINES[launch.engine].drafting, part.name)
@@ -75,8 +77,7 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
         if found is not None:
             (keys if drafts else settings)[found[0]] = found[1]
         else:
-            what = "a variable" if part.name.startswith("$") else "an option"
-            why = f"{what} of {NAMES[launch.engine]}'s that is not carried over"
+            why = f"an option of {NAMES[launch.engine]}'s that is not carried over"
             unsaid.append(Unsaid(part.written or str(part.value), why))
     drafting = given(launch)
     if drafting is not None:
@@ -108,7 +109,6 @@ def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list
 
 
 def _refusal(engine: str, name: str) -> str:
-    """Why another engine does not draft as Foretoken does so; empty if it does."""
     method = find_method(name)
     own = method.drafts_with == "class"
     return f"{engine} cannot load a Proposer of Foretoken's" if own else refusal(engine, method)
@@ -138,7 +138,6 @@ def _drafting_of(
 
 
 def _changed_keys(drafter: DrafterConfig, rule: RuleConfig) -> Iterator[tuple[str, Any]]:
-    """The keys of a drafter and of its rule that are not as by default."""
     groups = (drafter, drafter.stop, drafter.tree, drafter.vocabulary, drafter.own)
     defaults = drafter_keys()
     for group in groups:
@@ -161,7 +160,6 @@ def _ranges(load: LoadConfig, drafts: int) -> tuple[Ranges, str]:
 
 
 def _on_disk(model: str) -> str:
-    """A name that other engines can load too: of what ships with the package its folder."""
     try:
         return str(packaged_model(model)) if model in PACKAGED else model
     except ModelNotFoundError:

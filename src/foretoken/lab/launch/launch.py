@@ -26,9 +26,9 @@ DRAFT_OPTIONS = (
 RANKS = ("tensor-parallel-size", "tp", "tp-size")
 MODELS = ("model", "m", "model-path", "hf-repo", "hf")
 
-Role = Literal["argument", "before", "set", "elsewhere", "after"]
-"""`before`: up to the server's name; `set`: a variable of the environment among these;
-`elsewhere`: a variable that other lines set; `after`: where the output goes."""
+Role = Literal["argument", "before", "set", "after"]
+"""`before`: up to the server's name; `set`: an option that a variable of the environment stands
+for; `after`: where the output goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,13 @@ class LaunchPart:
     """An option or a variable with its value, or a word."""
 
     name: str = ""
-    """Without dashes, `-` between words; empty for a word. A variable has the name of the option
-    that it stands for, or its own behind a `$`."""
+    """Without dashes, `-` between words; empty for a word."""
     written: str = ""
     """The flag, the keyword, the key or the variable as it was written; empty for a word."""
     value: Any = True
     """True: an option without a value."""
     raw: str = ""
-    """How the value was written; empty for one that was made here."""
     role: Role = "argument"
-    prefix: str = ""
-    """Of a variable: the option before it, such as `--env=` or `-e `."""
 
     @classmethod
     def keyword(cls, key: object, value: Any, raw: str = "") -> Self:
@@ -59,14 +55,10 @@ class LaunchPart:
         return cls(name=written.lstrip("-"), written=written, value=value)
 
     @property
-    def is_variable(self) -> bool:
-        """Whether it is a variable of the environment."""
-        return self.role in ("set", "elsewhere")
-
-    @property
     def words(self) -> list[str]:
-        """Of an argument: as words of a command."""
-        found = [self.written] if self.written else []
+        """As words of a command: a variable as the option that it stands for."""
+        written = f"--{self.name}" if self.role == "set" else self.written
+        found = [written] if written else []
         return found if self.value is True and self.name else [*found, as_text(self.value)]
 
 
@@ -74,20 +66,9 @@ class LaunchPart:
 class Form:
     """What a launch was written in."""
 
-    kind: Literal["shell", "list", "exec", "python", "settings", "variables"] = "shell"
-    """`list`: words in YAML; `exec`: words in a Dockerfile; `variables`: of the environment
-    alone."""
+    kind: Literal["command", "python", "settings"] = "command"
+    """`command`: words, in a shell text, a document or a Dockerfile."""
     holder: str = ""
-    """The key, the instruction or the function that holds it."""
-    elsewhere: int = 0
-    """Of words in a list: how many of the leading ones stand under another key."""
-    variables: str = "export"
-    """The key or the instruction that sets variables of the environment."""
-
-    @property
-    def is_command(self) -> bool:
-        """Whether it is made of words of a command line."""
-        return self.kind in ("shell", "list", "exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +76,7 @@ class Launch:
     """One way to start a server."""
 
     engine: str
-    """One of the engines' names, or `unknown`."""
     parts: tuple[LaunchPart, ...]
-    """In the order in which they were written."""
     form: Form = field(default_factory=Form)
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
@@ -112,8 +91,8 @@ class Launch:
     @property
     def words(self) -> tuple[str, ...]:
         """The words of a command from the subcommand's name on."""
-        before = [as_text(part.value) for part in self.of("before")[-1:]]
-        return (*before, *(word for part in self.arguments for word in part.words))
+        return tuple(word for part in (*self.of("before")[-1:], *self.arguments)
+                     for word in part.words)  # fmt: skip
 
     @property
     def options(self) -> dict[str, str | bool]:

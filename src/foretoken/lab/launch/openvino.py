@@ -22,7 +22,6 @@ def _word(method: DraftingMethod) -> str:
 
 
 def _tell(drafting: DraftingSetup) -> Told:
-    """What a generation is told, and what has no place there."""
     keys = dict(drafting.keys)
     if _THRESHOLD not in keys:
         yield LaunchPart.flag("config.num_assistant_tokens", drafting.num_drafts)

@@ -49,7 +49,6 @@ class OptionRow:
 
 @cache
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
-    """Our name -> the row of an engine."""
     table = tomllib.loads(_FILE.read_text("utf-8"))[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
     return {
@@ -122,8 +121,7 @@ def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
     if text in row.switches:
         yield from map(LaunchPart.flag, row.switches[text])
     elif text in row.variable:
-        variable, _, given = row.variable[text].partition("=")
-        yield LaunchPart(name=variable, written=variable, value=given, role="elsewhere")
+        yield LaunchPart(value=row.variable[text], role="before")
     elif not row.to or told == "":
         yield Unsaid(name, row.why or f"{whose} has nothing that stands for it")
         return
@@ -137,7 +135,6 @@ def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
 
 
 def _parts(row: OptionRow, flag: str, value: Any) -> Iterator[LaunchPart]:
-    """An option with its value; of a list as much as its engine takes."""
     if not isinstance(value, list | tuple) or not flag.startswith("-"):
         yield LaunchPart.flag(flag, value)
     elif row.many == " ":

@@ -1,17 +1,97 @@
-"""The words of a command as a launch: which engine it starts, its options, its variables.
+"""The commands of a shell text, and the words of one as a launch: engine, options, variables.
 
-Knows nothing of files. Starts nothing and judges nothing.
+Runs nothing and judges nothing. A word keeps how it was written, so that a command can be given
+back with its variables, which stay unknown.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from foretoken.config.other_engines import find_other
 from foretoken.lab.launch.engines import ENGINES, READ
-from foretoken.lab.launch.launch import Form, Launch, LaunchPart, Role
-from foretoken.lab.launch.shell import ASSIGNED, Word
+from foretoken.lab.launch.launch import Form, Launch, LaunchPart
+
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
+"""A backslash at the end of a line, or where such lines were joined into one by copying."""
+_TORN = re.compile(r"\r?\n[ \t]*(?=--[a-z])")
+"""Its lack before a line of options, which are no command of their own; marked as `\\v`."""
+_COMMENT = re.compile(r"[^\n\v]*")
+_COMMAND = re.compile(r"[ \v]-[-\w]|=|vllm|llama-|sglang|foretoken|trtllm|docker|python")
+_WORD = re.compile(
+    r"""(?:[^\s'"\\`$;&|()#]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|"""
+    r"""\$\{[^}]*\}|\$|(?<=[^\s;&|()])\#|&(?=>)|(?<=>)&)+""",
+    re.DOTALL,
+)
+
+
+class Word(NamedTuple):
+    """A word of a command."""
+
+    text: str
+    raw: str = ""
+
+
+class Command(NamedTuple):
+    """A command, behind what it sets for itself alone (`A=1 command`)."""
+
+    words: list[Word]
+    torn: str = ""
+    """Its first option at the beginning of a line that the line before does not go on with, where
+    a shell would end it."""
+    unclosed: str = ""
+    """Of a line that was left out since a quotation in it has no end: the line."""
+
+
+def read_commands(text: str) -> Iterator[Command]:
+    """The commands of a text, in order."""
+    text = _TORN.sub("\v", _CONTINUED.sub(" ", text))
+    words: list[Word] = []
+    torn, at = "", 0
+    while at <= len(text):
+        word, char = _word_at(text, at), text[at : at + 1]
+        if word is not None:
+            words.append(_word(word[0]))
+            if text[at - 1 : at] == "\v" and words[0].text[:1] != "-":
+                torn = torn or words[-1].text
+            at = word.end()
+        elif char == "(" and words and words[-1].raw.endswith("="):  # an array
+            words, at = words[:-1], text.find(")", at) + 1 or len(text)
+        elif char == "#":
+            at = _COMMENT.match(text, at).end()  # type: ignore[union-attr]
+        elif char and char in " \t\r\v\\`":
+            at += 1
+        else:
+            ends = char in "\n;&|()"  # or a quotation begins that has no end
+            line = text[text.rfind("\n", 0, at) + 1 : _next_line(text, at) - 1]
+            if words and ends:
+                yield Command(words, torn)
+            elif not ends:
+                yield Command([], unclosed=line.strip())
+            words, torn, at = [], "", at + 1 if ends else _next_line(text, at)
+
+
+def _word_at(text: str, at: int) -> re.Match[str] | None:
+    """The word that begins here; a quotation over several lines only begins in a command."""
+    word = _WORD.match(text, at)
+    line = text[text.rfind("\n", 0, at) + 1 : _next_line(text, at) - 1]
+    return word if word is None or "\n" not in word[0] or _COMMAND.search(line) else None
+
+
+def _word(raw: str) -> Word:
+    try:
+        found = shlex.split(raw)
+    except ValueError:
+        found = []
+    return Word(found[0] if len(found) == 1 else raw, raw)
+
+
+def _next_line(text: str, at: int) -> int:
+    return text.find("\n", at) + 1 or len(text) + 1
+
 
 FLAG = re.compile(r"--?[a-zA-Z]")
 SETTERS = ("-e", "--env")
@@ -23,7 +103,6 @@ _SWITCH = re.compile(
 )
 _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init",
              "--privileged")  # fmt: skip
-"""Options of `docker run` that have no value."""
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
 _REDIRECTS = re.compile(r"\d*[<>]|&>")
@@ -50,8 +129,8 @@ def read_words(
     end = next((i for i, word in enumerate(words) if _REDIRECTS.match(word.raw)), len(words))
     parts = list(_options(words[start:end]))
     options = {part.name: part.value for part in parts if part.name}
-    names = [match[2] for word in words[:start] if (match := _SETS.match(word.text))]
-    owners = [owner_of(name) or "" for name in names if known_variable(name)]
+    sets = [match for word in words[:start] if (match := _SETS.match(word.text))]
+    owners = [who for one in sets if (who := owner_of(one[2])) and variable(one[2], one[3], who)]
     if own == "unknown":
         own = guess_engine(options) if engine == "auto" else engine
         own = owners[0] if own == "unknown" and owners else own
@@ -119,7 +198,6 @@ def _waits_for_value(word: str) -> bool:
 
 
 def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
-    """Options with their values, and the words that belong to none."""
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
@@ -139,26 +217,26 @@ def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
 
 
 def _is_value(name: str, text: str) -> bool:
-    """Whether a word behind an option is its value."""
     if FLAG.match(text) or not _SWITCH.match(name):
         return not FLAG.match(text)
     return text.lower() in ("true", "false") or text.replace(".", "").isdigit()
 
 
 def _before(words: Sequence[Word], engine: str) -> Iterator[LaunchPart]:
-    """The words up to the server's name; of those that set a variable (`A=1 server`,
-    `docker run -e A=1 --env=B=2 -eC=3 image`) the variable."""
-    waiting, leading = list(words), True
+    """The words up to the server's name, without those that set a variable which is an option
+    (`A=1 server`, `docker run -e A=1 --env=A=1 -eA=1 image`), and these options."""
+    waiting = list(words)
     while waiting:
-        word, prefix = waiting.pop(0), ""
+        word, setter = waiting.pop(0), None
         if word.text in SETTERS and waiting and ASSIGNED.match(waiting[0].text):
-            prefix, word = f"{word.text} ", waiting.pop(0)
+            setter, word = word, waiting.pop(0)
         match = _SETS.match(word.text)
-        leading = leading and not prefix and (match is not None or word.text == "env")
-        if match and (prefix or match[1] or leading):
-            yield variable(match[2], match[3], engine, role="set", prefix=prefix + match[1])
+        option = variable(match[2], match[3], engine) if match else None
+        if option is not None:
+            yield option
         else:
-            yield LaunchPart(value=word.text, raw=word.raw, role="before")
+            both = (setter, word) if setter else (word,)
+            yield from (LaunchPart(value=one.text, raw=one.raw, role="before") for one in both)
 
 
 def owner_of(name: str) -> str | None:
@@ -167,50 +245,27 @@ def owner_of(name: str) -> str | None:
     return next((engine for start, engine in known if name.startswith(start)), None)
 
 
-def known_variable(name: str) -> bool:
-    """Whether the table of other engines has a variable."""
-    owner = owner_of(name)
-    return owner is not None and find_other("variables", name, owner) is not None
-
-
-def variable(
-    name: str, value: Any, engine: str, *, role: Role = "elsewhere", prefix: str = ""
-) -> LaunchPart:
-    """A variable as the option that it stands for, by another name where it stands for none.
-
-    Args:
-        name: its own.
-        value: what it is set to; None or a mapping: what stands in a container in its place.
-        engine: whose server is started, or `unknown`.
-        role: where it is set.
-        prefix: of one among a command's words, the option that sets it.
-    """
-    owner, option, given = owner_of(name), f"${name}", value
-    known = owner is not None and engine in (owner, "unknown") and isinstance(value, str)
-    row = find_other("variables", name, owner) if known else None
-    if row is not None and row.flag:
-        given = _DEFAULT.sub(r"\1", value)
-        is_on = given.lower() in _TRUE
-        if is_on or not row.switch:
-            option, given = row.flag.replace("_", "-"), True if row.switch else given
-    raw = value if isinstance(value, str) else ""
-    return LaunchPart(name=option, written=name, value=given, raw=raw, role=role, prefix=prefix)
-
-
-def with_variables(launch: Launch, variables: Mapping[str, Any], key: str) -> Launch:
-    """The launch with variables that are set elsewhere, by `key`; its own words override them."""
-    own = {part.written for part in launch.parts if part.is_variable}
-    more = [variable(name, value, launch.engine) for name, value in variables.items()
-            if name not in own]  # fmt: skip
-    form = replace(launch.form, variables=key)
-    return replace(launch, parts=(*more, *launch.parts), form=form) if more else launch
-
-
-def variables_alone(variables: Mapping[str, Any], engine: str, form: Form) -> Launch | None:
-    """A launch of which only variables are known; None where none of them is about a server."""
-    owned = [(owner_of(name) or "", name) for name in variables]
-    owners = [own for own, name in owned if own and (own == engine or known_variable(name))]
-    if not owners:
+def variable(name: str, value: str, engine: str) -> LaunchPart | None:
+    """A variable of the environment as the option of an engine that it stands for; None: it is not
+    known to stand for one, or switches one off."""
+    row = find_other("variables", name, engine)
+    if row is None or not row.flag:
         return None
-    own = owners[0] if engine in ("auto", "unknown") else engine
-    return with_variables(Launch(engine=own, parts=(), form=form), variables, form.variables)
+    given: str | bool = _DEFAULT.sub(r"\1", value)
+    if row.switch and str(given).lower() not in _TRUE:
+        return None
+    option = row.flag.replace("_", "-")
+    given = True if row.switch else given
+    return LaunchPart(name=option, written=name, value=given, role="set")
+
+
+def with_variables(launch: Launch | None, variables: Mapping[str, str]) -> Launch | None:
+    """The launch with variables that are set elsewhere, which its own words override; without a
+    launch that of the engine that reads them."""
+    owners = (launch.engine,) if launch else filter(None, map(owner_of, variables))
+    own = next(iter(owners), "")
+    given = (variable(name, value, own) for name, value in variables.items())
+    found = [one for one in given if one is not None]
+    if launch is None:
+        return Launch(engine=own, parts=tuple(found)) if found else None
+    return launch.having((*found, *launch.parts))

@@ -1,48 +1,42 @@
-"""What a text is, and everything that is in it: launches, requests, names of metrics.
+"""What a text is, and every launch in it.
 
-Shell commands, Dockerfiles, YAML (compose, Kubernetes, settings), Python, JSON and JSON lines.
-Judges nothing, but says what it could not read.
+A shell text, a Dockerfile, YAML or JSON (compose, Kubernetes, settings), Python. Of a script the
+syntax tree is read and nothing is run: constants, dictionaries and variables that were assigned
+such are followed; any other expression is kept as it was written. Judges nothing, but says what it
+could not read.
 """
 
+import ast
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 import yaml
 
-from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch import python
 from foretoken.lab.launch.launch import Form, Launch, LaunchPart
 from foretoken.lab.launch.read import (
+    ASSIGNED,
     FLAG,
+    Word,
     engine_of_image,
     guess_engine,
-    owner_of,
+    read_commands,
     read_words,
-    variables_alone,
     with_variables,
 )
-from foretoken.lab.launch.shell import ASSIGNED, Word, read_commands
+from foretoken.lab.launch.values import Expression
 
 READABLE = (
     "one command of a server, a Python script that calls LLM(...), YAML (compose, Kubernetes, "
-    "settings), a Dockerfile, requests or a dashboard in JSON; out of anything else, such as a "
-    "page, a notebook or a unit of systemd, the command itself, such as 'vllm serve MODEL', in "
-    "quotes"
+    "settings) or a Dockerfile; out of anything else, such as a page, a notebook or a unit of "
+    "systemd, the command itself, such as 'vllm serve MODEL', in quotes"
 )
-SHELL_CHECK, UNREAD_CHECK = "torn_off", "unread"
-_METRIC = re.compile(
-    r"\b(?:(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_]\w*|trtllm_\w+|spec_decode_\w+|"
-    r"(?:ray_)?(?:vllm|llamacpp|sglang)_[a-z]\w*)"
-)
-_WITHOUT_COLON = re.compile(r"(?:ray_)?(vllm|llamacpp|sglang)_")
-"""How names begin that passed through Ray or an exporter, which have no colon."""
-_EXPLAINED = re.compile(r"^# (?:HELP|TYPE) .*$", re.MULTILINE)
-"""Lines of a server's `/metrics` that explain a metric, by another name than its samples have."""
+TEXT_CHECKS = SHELL_CHECK, UNREAD_CHECK, PYTHON_CHECK = "torn_off", "unread", "script"
 _IMPORTS = re.compile(r"^(?:from|import) (?:vllm|sglang|tensorrt_llm|foretoken)\b")
 _STARTS_SERVER = re.compile(
     r"\b(?:vllm|sglang|foretoken|trtllm-|llama-)[. -]?(?:serve|entryp|laun)"
@@ -55,13 +49,24 @@ _INSTRUCTION = re.compile(
 )
 _DOCUMENTS = (".json", ".yaml", ".yml")
 _HOLDERS = ("entrypoint", "command", "cmd", "args")
-"""Keys of a container whose words follow each other."""
 _EXEC: tuple[str, ...] = ("ENTRYPOINT", "CMD")
-_SETTING_KEYS = ("environment", "env")
-"""Keys of a container that set variables."""
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
 
-Found = Launch | Finding | Mapping[str, Any]
+Found = Launch | Finding
+_CALLS = {
+    "LLM": "vllm",
+    "AsyncLLM": "vllm",
+    "EngineArgs": "vllm",
+    "AsyncEngineArgs": "vllm",
+    "Engine": "sglang",
+    "ServerArgs": "sglang",
+}
+_PACKAGES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "tensorrt-llm",
+    "foretoken": "foretoken",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +74,7 @@ class LintSource:
     """Everything found in a text."""
 
     launches: tuple[Launch, ...]
-    requests: tuple[Mapping[str, Any], ...]
-    metrics: tuple[str, ...]
-    """Distinct, in order of appearance."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong with the text itself, beside its launches."""
-    reads_metrics: bool = False
-    """Whether metrics are read in Python, where counters have no `_total`."""
 
 
 def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
@@ -86,71 +85,40 @@ def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
     """
     found = list(_read(text, engine, PurePath(name).suffix.lower()))
     if not found and _IMPORTS.match(text.lstrip()):
-        found = list(python.not_python(text))
-    named = dict.fromkeys(_METRIC.findall(_EXPLAINED.sub("", text)))
+        found = list(_not_python(text))
     return LintSource(
         launches=tuple(one for one in found if isinstance(one, Launch)),
-        requests=tuple(one for one in found if isinstance(one, Mapping)),
-        metrics=tuple(name for name in named if ":" in name or find_metric(name) is not None),
         findings=tuple(one for one in found if isinstance(one, Finding)),
-        reads_metrics="get_metrics(" in text,
     )
 
 
-def whole_metric(name: str) -> str:
-    """A metric's name as its engine has it: scripts may leave the engine out, exporters the
-    colon."""
-    if ":" in name or name.startswith("trtllm_"):
-        return name
-    match = _WITHOUT_COLON.match(name)
-    return f"{match[1]}:{name[match.end() :]}" if match else f"vllm:{name}"
-
-
-def find_metric(name: str) -> OtherName | None:
-    """What is known of a metric by a name as it stands in a query; None if nothing is."""
-    whole = whole_metric(name)
-    endings = ("", "_total", "_bucket", "_sum", "_count", "_created")
-    bases = (whole.removesuffix(ending) for ending in endings if whole.endswith(ending))
-    return next(filter(None, (find_other("metrics", base) for base in bases)), None)
-
-
 def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
-    """Everything in a text, and what keeps it from being what its name says."""
     named = {match[1].upper() for match in _INSTRUCTION.finditer(text)}
     if "FROM" in named and len(named) > 1:
         yield from _of_dockerfile(text, engine)
         return
     documents, problem = _documents(text)
-    if problem is not None and (problem.level != "error" or ending in _DOCUMENTS):
+    if problem is not None and ending in _DOCUMENTS:
         yield problem
     found = [one for document in documents for one in _walk(document, engine)]
-    tree = None if found else python.parsed(text)
+    tree = None if found else _parsed(text)
     if found or (documents and text.lstrip().startswith(("{", "["))):
         yield from found
     elif tree is not None:
-        yield from python.launches_of_python(tree, engine)
-        yield from python.script_findings(tree)
+        yield from _of_python(tree, engine)
     elif ending == ".py":
-        yield from python.not_python(text)
+        yield from _not_python(text)
     else:
         yield from _of_shell(text, engine)
 
 
 def _documents(text: str) -> tuple[list[Any], Finding | None]:
-    """The values of JSON, JSON lines or YAML, and why there are none or not all."""
-    problem = None
     if text.lstrip().startswith(("{", "[")):
         try:
             return [json.loads(text)], None
         except ValueError as error:
             message = f"is no JSON, so that it was not read as such: {error}"
-            problem = Finding.of(UNREAD_CHECK, "error", "file", message)
-        lines = list(filter(str.strip, text.splitlines()))
-        values = [value for line in lines for value in _json(line)]
-        if values and len(values) < len(lines):
-            message = f"{len(lines) - len(values)} lines are not JSON"
-            problem = Finding.of(UNREAD_CHECK, "warning", "", message)
-        return values, problem if len(values) < len(lines) else None
+            return [], Finding.of(UNREAD_CHECK, "error", "file", message)
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except yaml.YAMLError as error:
@@ -171,35 +139,28 @@ def _json(line: str) -> list[Any]:
         return []
 
 
-def _of_shell(text: str, engine: str) -> Iterator[Launch | Finding]:
+def _of_shell(text: str, engine: str) -> Iterator[Found]:
     """One launch per command of a shell text that starts a server, and what was not read."""
     variables: dict[str, str] = {}
-    found: list[Launch | Finding] = []
     for words, torn, unclosed in read_commands(text):
         if unclosed and _STARTS_SERVER.search(unclosed):
             message = f"a quotation has no end, so that it was not read: {unclosed}"
             remedy = "the quotation mark that is missing"
-            found.append(Finding.of(SHELL_CHECK, "error", "", message, remedy))
+            yield Finding.of(SHELL_CHECK, "error", "", message, remedy)
         following = zip(words, words[1:], strict=False)
         given = (then.text for word, then in following if word.text in ("-c", "-lc"))
         nested = next((text for text in given if " " in text), None)
         set_here = _assignments([word.text for word in words if word.text != "export"])
         if nested is not None:
-            found += _of_shell(nested, engine)
+            yield from _of_shell(nested, engine)
         elif set_here:
-            exports = words[0].text == "export" or len(words) == 1
-            variables |= set_here if exports else {}
+            variables |= set_here if words[0].text == "export" else {}
         elif words:
             first = next(word.text for word in words if not ASSIGNED.match(word.text))
             launch = read_words(words, engine, loose=bool(_PROGRAM.match(first)))
-            found += () if launch is None else [launch, *_not_given(launch, torn)]
-    read = {name: value for name, value in variables.items() if owner_of(name)}
-    launches = [one for one in found if isinstance(one, Launch)]
-    for one in found:
-        yield with_variables(one, read, "export") if isinstance(one, Launch) else one
-    if not launches:
-        alone = variables_alone(variables, engine, Form(kind="variables"))
-        yield from filter(None, [alone])
+            if launch is not None:
+                yield from filter(None, [with_variables(launch, variables)])
+                yield from _not_given(launch, torn)
 
 
 def _not_given(launch: Launch, torn: str) -> Iterator[Finding]:
@@ -219,7 +180,6 @@ def _not_given(launch: Launch, torn: str) -> Iterator[Finding]:
 
 
 def _assignments(words: list[str]) -> dict[str, str]:
-    """The variables of words that do nothing but set some; empty for any other."""
     pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in words]
     return dict(pairs) if all(ASSIGNED.match(word) for word in words) else {}
 
@@ -243,100 +203,68 @@ def _of_dockerfile(text: str, engine: str) -> Iterator[Launch | Finding]:
         else:
             held[name] = value
     given = {name: (_json(held[name]) or [held[name]])[0] for name in _EXEC if name in held}
-    yield from _of_holders(
-        given, held["FROM"], variables, engine, Form(kind="exec", variables="ENV")
-    )
+    yield from _of_holders(given, held["FROM"], variables, engine)
 
 
 def _of_holders(
-    given: Mapping[str, Any], image: str, variables: Mapping[str, Any], engine: str, form: Form
-) -> Iterator[Launch | Finding]:
+    given: Mapping[str, Any], image: str, variables: Mapping[str, Any], engine: str
+) -> Iterator[Found]:
     """The launch of a container: words under keys or instructions that follow each other, behind
     its image's own entry point, and its variables."""
     words: list[Word] = []
-    found: list[Launch | Finding] = []
+    found: list[Found] = []
     own = engine_of_image(image) if engine == "auto" else engine
     for holder, value in given.items():
-        if isinstance(value, str) and (form.kind == "exec" or holder == "cmd"):
-            text = value if form.kind == "exec" else value.replace("\n", " ")
-            found += _of_shell(text, engine)
+        if isinstance(value, str) and holder in ("cmd", *_EXEC):
+            found += _of_shell(value if holder in _EXEC else value.replace("\n", " "), engine)
         elif isinstance(value, str):
-            value = [word.text for command in read_commands(value) for word in command.words]
-        if isinstance(value, list) and value:
-            form = replace(form, elsewhere=len(words), holder=holder)
+            words += [word for command in read_commands(value) for word in command.words]
+        elif isinstance(value, list):
             words += [Word(str(word)) for word in value]
     if any(word.text in ("-c", "-lc") for word in words):  # sh -c "the whole command"
         nested = [word.text for word in words if " " in word.text]
         found += [launch for text in nested for launch in _of_shell(text, engine)]
     elif words:
-        launch = read_words(words, engine, form=form)
         rules = engine if own == "unknown" else own
-        launch = launch or read_words(words, rules, loose=True, form=form)
+        launch = read_words(words, engine) or read_words(words, rules, loose=True)
         found += [launch] if launch is not None else []
-    for one in found:
-        if isinstance(one, Launch):
-            shell = one.form.kind == "shell" and form.kind == "list"
-            about = {name: value for name, value in variables.items()
-                     if owner_of(name) or not shell}  # fmt: skip
-            one = with_variables(one, about, "export" if shell else form.variables)
-        yield one
-    if not found and variables:
-        yield from filter(None, [variables_alone(variables, own, form)])
+    yield from (one for one in found if isinstance(one, Finding))
+    launches: list[Launch | None] = [one for one in found if isinstance(one, Launch)]
+    for launch in launches or [None]:
+        yield from filter(None, [with_variables(launch, variables)])
 
 
 def _walk(value: Any, engine: str) -> Iterator[Found]:
-    """Launches and requests anywhere in a document."""
     if isinstance(value, list):
         if value and all(isinstance(part, str) for part in value):
             words = [Word(part) for part in value]
             loose = any(FLAG.match(part) for part in value)
-            launch = read_words(words, engine, loose=loose, form=Form(kind="list", holder="args"))
-            yield from filter(None, [launch])
+            yield from filter(None, [read_words(words, engine, loose=loose)])
         else:
             yield from (found for part in value for found in _walk(part, engine))
     if not isinstance(value, dict):
-        return
-    if "prompt" in value or "messages" in value:
-        yield value
         return
     settings = _settings(value, engine)
     if settings is not None:
         yield settings
         return
     given = {key: value[key] for key in _HOLDERS if isinstance(value.get(key), list | str)}
-    key, variables = _variables(value)
+    variables = _variables(value)
     image = value.get("image")
     if any(given.values()) or (isinstance(image, str) and variables):
-        form = Form(kind="list", holder="args", variables=key)
-        yield from _of_holders(given, str(image), variables, engine, form)
+        yield from _of_holders(given, str(image), variables, engine)
     if not any(given.values()):
         yield from (found for part in value.values() for found in _walk(part, engine))
 
 
-def _variables(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The key of a container that sets variables, and these."""
-    for key in _SETTING_KEYS:
-        given = value.get(key)
-        if isinstance(given, Mapping) and given:
-            return key, {str(name): _plain(one) for name, one in given.items()}
-        if isinstance(given, list) and given:
-            return key, dict(map(_entry, given))
-    return "", {}
-
-
-def _entry(one: Any) -> tuple[str, Any]:
-    if isinstance(one, Mapping):  # of a manifest
-        rest = {key: part for key, part in one.items() if key != "name"}
-        return str(one.get("name", "")), _plain(rest["value"]) if set(rest) == {"value"} else rest
-    name, equals, value = str(one).partition("=")
-    return name, value if equals else None
-
-
-def _plain(value: Any) -> Any:
-    """A value as the server gets it: YAML reads 8 as a number."""
-    if value is None or isinstance(value, Mapping):
-        return value
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _variables(value: Mapping[str, Any]) -> dict[str, str]:
+    found = value.get("environment") or value.get("env")
+    if isinstance(found, list):
+        named = [one for one in found if isinstance(one, Mapping)]
+        pairs = [str(one).partition("=")[::2] for one in found if not isinstance(one, Mapping)]
+        found = {**{one.get("name"): one.get("value") for one in named}, **dict(pairs)}
+    given = found.items() if isinstance(found, Mapping) else ()
+    return {str(name): str(one) for name, one in given if one is not None}
 
 
 def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
@@ -357,3 +285,120 @@ def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
         own = "tensorrt-llm" if trt else guess_engine(names)
     parts = tuple(LaunchPart.keyword(key, part) for key, part in value.items())
     return Launch(engine=own, parts=parts, form=Form(kind="settings"))
+
+
+def _parsed(text: str) -> ast.Module | None:
+    """The syntax tree of a script that imports, assigns or calls something; None: it is none."""
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError):
+        return None
+    does = (ast.Import, ast.ImportFrom, ast.Call)
+    return tree if any(isinstance(node, does) for node in ast.walk(tree)) else None
+
+
+def _of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:
+    names, imported = _assigned(tree), _imported(tree)
+    assigned = {
+        id(node.value): f"{ast.unparse(node.targets[0])} = "
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or (name := _called(node)) not in _CALLS:
+            continue
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        own = imported.get(root.id if isinstance(root, ast.Name) else name) or _CALLS[name]
+        if name in ("Engine", "ServerArgs") and own != "sglang":
+            continue
+        form = Form(kind="python", holder=assigned.get(id(node), "") + ast.unparse(node.func))
+        own = own if engine == "auto" else engine
+        yield Launch(engine=own, parts=tuple(_parts(node, names)), form=form)
+
+
+def _parts(call: ast.Call, names: dict[str, Any]) -> Iterator[LaunchPart]:
+    given = [("model", value) for value in call.args[:1]]
+    for name, node in [*given, *((one.arg, one.value) for one in call.keywords)]:
+        value = _value(node, names)
+        if name:
+            raw = ast.unparse(node) if isinstance(node, ast.Name) else ""
+            yield LaunchPart.keyword(name, value, raw)
+        elif isinstance(value, dict):
+            yield from (LaunchPart.keyword(key, one) for key, one in value.items())
+        else:
+            yield LaunchPart(name="**", written="**", value=value, raw=ast.unparse(node))
+
+
+def _not_python(text: str) -> Iterator[Finding]:
+    try:
+        ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        message = f"is no Python, so that the script was not read: {getattr(error, 'msg', error)}"
+        yield Finding.of(PYTHON_CHECK, "error", f"line {line}" if line else "script", message)
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            engine = _PACKAGES.get(node.module.split(".")[0])
+            found |= {one.asname or one.name: engine for one in node.names if engine}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                package = alias.name.split(".")[0]
+                if package in _PACKAGES:
+                    found[alias.asname or package] = _PACKAGES[package]
+    return found
+
+
+def _assigned(tree: ast.Module) -> dict[str, Any]:
+    """Variable -> value, of variables that were assigned a constant or a dictionary once."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            value = _value(node.value, found)
+            found[target.id] = Expression(target.id) if target.id in found else value
+    return {name: value for name, value in found.items() if not isinstance(value, Expression)}
+
+
+def _value(node: ast.AST, names: dict[str, Any]) -> Any:
+    """The value of an expression, an Expression where only running it would tell."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        keys = [_value(key, names) for key in node.keys if key is not None]
+        if not any(isinstance(key, Expression) for key in keys):
+            return dict(zip(keys, (_value(one, names) for one in node.values), strict=True))
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(one, names) for one in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _value(node.operand, names)
+        return -value if isinstance(value, int | float) else Expression(ast.unparse(node))
+    if isinstance(node, ast.Call):
+        return _value_of_call(node, names)
+    return Expression(ast.unparse(node))
+
+
+def _value_of_call(node: ast.Call, names: dict[str, Any]) -> Any:
+    name = _called(node)
+    keywords = {k.arg: _value(k.value, names) for k in node.keywords if k.arg}
+    if name == "dict" and not node.args:
+        return keywords
+    if name == "dumps" and len(node.args) == 1:
+        value = _value(node.args[0], names)
+        return value if isinstance(value, Expression) else json.dumps(value, default=str)
+    if name.endswith(("DecodingConfig", "SpeculativeConfig")):
+        kind = name.removesuffix("DecodingConfig")
+        return {**({"decoding_type": kind} if kind != name else {}), **keywords}
+    return Expression(ast.unparse(node))
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""

@@ -11,7 +11,6 @@ from foretoken.lab.launch.options import told_keys
 
 _IN_PARALLEL = "parallel"
 JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"
-"""Options about drafting, those of another age too."""
 
 
 def _word(method: DraftingMethod) -> str:

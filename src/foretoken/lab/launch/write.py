@@ -1,4 +1,5 @@
-"""A launch as text, in the form in which it was found, and whole commands of what is wanted.
+"""A launch as text, a shell command unless it was Python or settings, and whole commands of what
+is wanted.
 
 Words that were not changed stand as they were written, variables included.
 """
@@ -16,7 +17,7 @@ from foretoken.lab.launch.drafting import DraftingSetup, Unsaid, in_groups
 from foretoken.lab.launch.engines import ENGINES, tell
 from foretoken.lab.launch.launch import Launch, LaunchPart
 from foretoken.lab.launch.options import told_option
-from foretoken.lab.launch.values import Expression, as_text, json_for_shell
+from foretoken.lab.launch.values import Expression, json_for_shell
 
 _GGUF_KINDS = {
     "int8": "q8_0",
@@ -25,39 +26,27 @@ _GGUF_KINDS = {
     "nvfp4": "q4_k_m",
     "none": "bf16",
 }
-"""How a GGUF file of such weights is usually named."""
 _CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 """How files end that llama.cpp's converter writes by itself."""
 
 
 def written(launch: Launch) -> str:
-    """The launch as a command, a list of words, a call or settings."""
-    writer = {"python": _call, "settings": _settings, "list": _listed, "exec": _exec}
+    """The launch as a command, a call or settings."""
+    writer = {"python": _call, "settings": _settings}
     return writer.get(launch.form.kind, _command)(launch)
 
 
 def _command(launch: Launch) -> str:
-    """A shell command, one option on each line, below the lines that set variables."""
-    first = [_setting(part) if part.role == "set" else _quoted(part)
-             for part in launch.of("before", "set")]  # fmt: skip
-    lines = [" ".join(first)]
-    for part in launch.arguments:
+    """A shell command, one option on each line; variables as the options that they stand for."""
+    lines = [" ".join(map(_quoted, launch.of("before")))]
+    for part in launch.of("argument", "set"):
         value = "" if part.value is True and part.name else _quoted(part)
         if part.name or len(lines) > 1:
-            lines.append(f"{part.written} {value}".strip())
+            lines.append(f"{part.words[0] if part.name else ''} {value}".strip())
         else:
             lines[0] += f" {value}"
     lines.append(" ".join(map(_quoted, launch.of("after"))))
-    command = " \\\n  ".join(line for line in lines if line).lstrip()
-    if launch.form.kind == "variables":
-        return "\n".join(map(_setting, launch.of("elsewhere")))
-    return "\n".join([*_set_before(launch), *([command] if command else [])])
-
-
-def _set_before(launch: Launch) -> list[str]:
-    """The lines that set the variables which servers read."""
-    about = [part for part in launch.of("elsewhere") if not part.name.startswith("$")]
-    return [f"{launch.form.variables} {_setting(part)}" for part in about]
+    return " \\\n  ".join(line for line in lines if line).lstrip()
 
 
 def _quoted(part: LaunchPart) -> str:
@@ -68,57 +57,19 @@ def _quoted(part: LaunchPart) -> str:
     return shlex.quote(str(part.value))
 
 
-def _setting(part: LaunchPart) -> str:
-    value = part.raw or as_text(part.value)
-    quoted = f'"{value}"' if "$" in value else shlex.quote(value)
-    return f"{part.prefix}{part.written}={quoted}"
-
-
 def words_of(launch: Launch) -> list[str]:
-    """All words of a command, without quotes; what other lines set is left out."""
-    found = []
-    for part in launch.of("before", "set", "argument", "after"):
-        if part.role == "set":
-            whole = f"{part.prefix}{part.written}={part.raw}"
-            found += whole.split(" ", int(part.prefix.endswith(" ")))  # `-e A=1` is two words
-        else:
-            found += part.words
-    return found
-
-
-def _exec(launch: Launch) -> str:
-    """Words in a Dockerfile, below its variables."""
-    own = words_of(launch)[launch.form.elsewhere :]
-    command = [f"{launch.form.holder} {json.dumps(own)}"] if own else []
-    return "\n".join([*_set_before(launch), *command])
-
-
-def _listed(launch: Launch) -> str:
-    """Words under their key in YAML, and variables as they stand in a container: a manifest's `env`
-    lists names and values."""
-    own, form = words_of(launch)[launch.form.elsewhere :], launch.form
-    values = {one.written: one.raw or (None if one.value is True else one.value)
-              for one in launch.of("elsewhere")}  # fmt: skip
-    listed = [
-        {"name": name, **(value if isinstance(value, dict) else {"value": value})}
-        for name, value in values.items()
-    ]
-    found = {form.variables: listed if form.variables == "env" else values} if values else {}
-    return _yaml({**found, **({form.holder: own} if own else {})})
+    """All words of a command, without quotes."""
+    return [word for part in launch.of("before", "argument", "set", "after") for word in part.words]
 
 
 def _settings(launch: Launch) -> str:
     if launch.form.holder == "config":  # a speculative config by itself
         return json.dumps(launch.parts[0].value, indent=2)
-    return _yaml({part.written: part.value for part in launch.parts})
-
-
-def _yaml(value: Any) -> str:
-    return str(yaml.safe_dump(value, width=10_000, sort_keys=False, allow_unicode=True)).rstrip()
+    found = {part.written: part.value for part in launch.parts}
+    return str(yaml.safe_dump(found, width=10_000, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def _call(launch: Launch) -> str:
-    """A Python call, one keyword on each line."""
     lines = [f"{launch.form.holder}("]
     for part in launch.parts:
         value = part.raw or _literal(part.value, "    ")
@@ -190,8 +141,11 @@ def write_command(
         given = {part.written: part.value for part in parts}
         return WrittenCommand(openvino.script(model, drafting, given), unsaid)
     first = LaunchPart.flag(own.model_flag, model) if own.model_flag else LaunchPart(value=model)
-    before = (LaunchPart(value=word, role="before") for word in own.program)
-    return WrittenCommand(written(Launch(engine=engine, parts=(*before, first, *parts))), unsaid)
+    program = (LaunchPart(value=word, role="before") for word in own.program)
+    variables = (part for part in parts if part.role == "before")
+    options = (part for part in parts if part.role == "argument")
+    launch = Launch(engine=engine, parts=(*variables, *program, first, *options))
+    return WrittenCommand(written(launch), unsaid)
 
 
 def _in_gguf(

@@ -8,38 +8,29 @@ from dataclasses import dataclass, replace
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.launch import Launch, LaunchPart
-from foretoken.lab.launch.python import PYTHON_CHECK
-from foretoken.lab.launch.sources import SHELL_CHECK, UNREAD_CHECK, LintSource
+from foretoken.lab.launch.sources import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
-from foretoken.lab.lint import other_servers as other
-from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
-from foretoken.lab.lint.names import NAME_CHECKS, check_variables, gone_value, todays
-from foretoken.lab.lint.shares import SHARE_CHECK
-from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
-from foretoken.lab.lint.vllm import VLLM_CHECKS, check_vllm, mended
+from foretoken.lab.lint import rules
+from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
+from foretoken.lab.lint.names import NAME_CHECKS, gone_value, todays
 
-LAUNCH_CHECKS = (*NAME_CHECKS, *VLLM_CHECKS, *other.OTHER_CHECKS)
-DEVICE_CHECKS = (SHARE_CHECK,)
-"""Checks of a launch that need a device."""
-TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK, SHELL_CHECK, UNREAD_CHECK)
-"""Checks that look at requests, dashboards and scripts."""
-NAMES = (*LAUNCH_CHECKS, *TRAFFIC_CHECKS, *PAIR_CHECKS, *DEVICE_CHECKS)
+OWN_CHECKS = (*NAME_CHECKS, *rules.VLLM_CHECKS, *rules.OTHER_CHECKS, *TEXT_CHECKS)
+NAMES = (*OWN_CHECKS, *PAIR_CHECKS)
 
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
-"""Judges the words of a `foretoken` command as the command line itself would."""
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
 """Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
 _CHECKS = {
-    "vllm": check_vllm,
-    "llama.cpp": other.check_llama_cpp,
-    "sglang": other.check_sglang,
-    "foretoken": other.check_foretoken,
+    "vllm": rules.check_vllm,
+    "llama.cpp": rules.check_llama_cpp,
+    "sglang": rules.check_sglang,
+    "foretoken": rules.check_foretoken,
 }
 _MENDED = {
-    "vllm": mended,
-    "llama.cpp": other.mended_llama_cpp,
-    "sglang": other.mended_sglang,
+    "vllm": rules.mended_vllm,
+    "llama.cpp": rules.mended_llama_cpp,
+    "sglang": rules.mended_sglang,
 }
 """Engine -> its launch with mistakes put right that have one obvious answer."""
 
@@ -55,8 +46,6 @@ class LaunchVerdict:
     nobody can tell what was meant."""
     remaining: tuple[Finding, ...] = ()
     """Errors that the corrected one still has."""
-    fitting: str = ""
-    """The same with smaller weights, where only these make it fit the devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +54,6 @@ class LintResult:
 
     launches: tuple[LaunchVerdict, ...]
     others: tuple[Finding, ...]
-    """About requests, metrics and the text itself."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -73,41 +61,21 @@ class LintResult:
         return (*(f for verdict in self.launches for f in verdict.findings), *self.others)
 
 
-def lint(
-    source: LintSource, machine: Machine, engine: str = "auto", own: OwnParser | None = None
-) -> LintResult:
-    """Judge everything.
-
-    Requests and metrics are judged by `engine`, or by that of the first launch, or by whose metrics
-    they are, or by vLLM's rules.
-    """
-    serving = _serving(source) if engine == "auto" else engine
-    exported = not source.reads_metrics
-    others = (
-        *source.findings,
-        *check_requests(source.requests, serving),
-        *check_metrics(source.metrics, serving, exported=exported),
-    )
+def lint(source: LintSource, machine: Machine, own: OwnParser | None = None) -> LintResult:
+    """Judge every launch of a text."""
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
-    return LintResult(launches=verdicts, others=others)
-
-
-def _serving(source: LintSource) -> str:
-    """Whose server answers the requests and has the metrics of a text."""
-    own = any(name.startswith("foretoken:") for name in source.metrics)
-    named = next((launch.engine for launch in source.launches), "foretoken" if own else "vllm")
-    return "vllm" if named == "unknown" else named
+    return LintResult(launches=verdicts, others=source.findings)
 
 
 def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> LaunchVerdict:
     """Everything about one launch, and how it should be."""
     if launch.engine == "foretoken" and launch.form.kind == "python":
-        return _judge_own(launch, lambda one: list(other.check_foretoken(one)))
+        return _judge_own(launch, lambda one: list(rules.check_foretoken(one)))
     if launch.engine == "foretoken" and launch.form.kind != "settings" and own is not None:
-        return _judge_own(launch, lambda one: [*check_variables(one), *own(one.words)])
+        return _judge_own(launch, lambda one: own(one.words))
     today, found = todays(launch)
     found += _meaning(today, machine)
-    if not other.speculates(today) and not found and launch.engine != "foretoken":
+    if not rules.speculates(today) and not found and launch.engine != "foretoken":
         found.append(_silent(launch))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
@@ -120,7 +88,6 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         findings=tuple(found),
         corrected="" if right == launch else written(right),
         remaining=remaining,
-        fitting=fitting(right, machine, remaining),
     )
 
 
@@ -130,7 +97,6 @@ def _with_todays_value(engine: str, part: LaunchPart) -> LaunchPart:
 
 
 def _silent(launch: Launch) -> Finding:
-    """Nothing in a launch speculates; what it has read from a file may."""
     for part in launch.parts:
         if part.name in _SETTINGS_FILES and isinstance(part.value, str):
             message = f"whether it speculates stands in {part.value}, which was not read"
@@ -158,6 +124,5 @@ def _first_error(findings: Iterable[Finding]) -> Finding | None:
 
 
 def _meaning(launch: Launch, machine: Machine) -> list[Finding]:
-    """What a launch in today's names means, and whether its models fit."""
     check = _CHECKS.get(launch.engine)
     return [*(check(launch) if check else ()), *check_pair(launch, machine)]

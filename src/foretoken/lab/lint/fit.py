@@ -12,24 +12,19 @@ from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import given
-from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.launch import Launch
 from foretoken.lab.launch.values import number
-from foretoken.lab.launch.write import written
-from foretoken.lab.lint.other_servers import speculates
-from foretoken.lab.lint.shares import SHARES, check_share
+from foretoken.lab.lint.rules import speculates
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
+from foretoken.lab.plan.setup import PlanSettings, planned_methods
 from foretoken.lab.plan.sizes import known_models, load_plan_model
 
-ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
-"""Words of vLLM for weights that are rounded while loading, the faster one first."""
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
-"""Checks of the plan that a launch can fail."""
 
 _TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
 """Keys with which a draft may have another vocabulary."""
@@ -60,7 +55,6 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         if settings is not None:
             settings = _with_longest(settings, launch)
             found = build_plan(settings).findings
-            yield from check_share(launch, resolve_setup(settings)) if sized else ()
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
         if machine.device and error.given == machine.device:
             raise
@@ -76,7 +70,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
             yield finding
 
 
-def refusal(launch: Launch, machine: Machine) -> Finding | None:
+def why_not_loaded(launch: Launch, machine: Machine) -> Finding | None:
     """Why a launch does not load, as far as is known without starting it: what `lint` calls an
     error of the pair, and `plan` a reason to leave it off."""
     return next((one for one in check_pair(launch, machine) if one.level == "error"), None)
@@ -113,7 +107,6 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 
 
 def _drafting(launch: Launch) -> DraftingSetup | None:
-    """How a launch drafts, looking up where it does not; None: with a method nobody knows."""
     return given(launch) or (None if speculates(launch) else DraftingSetup("ngram"))
 
 
@@ -136,7 +129,6 @@ def _with_longest(settings: PlanSettings, launch: Launch) -> PlanSettings:
 
 
 _LENGTHS = ("max-model-len", "context-length", "max-seq-len")
-"""How engines call the longest a request may be."""
 
 
 def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
@@ -145,8 +137,8 @@ def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     if length > 0:
         settings = replace(settings, context=length)
     share = options.get("gpu-memory-utilization")
-    if launch.engine in SHARES:
-        # They load what they can, and set the share apart by rules of their own.
+    if launch.engine in ("sglang", "tensorrt-llm"):
+        # They set a share apart by rules of their own.
         settings = replace(settings, utilization=1.0)
     elif isinstance(share, str) and share.replace(".", "", 1).isdigit():
         settings = replace(settings, utilization=min(1.0, float(share)))
@@ -195,19 +187,3 @@ def is_known(name: str) -> bool:
         return True
     known = known_models().items()
     return any(name.lower() in (hub.lower(), row["short"]) for hub, row in known)
-
-
-def fitting(launch: Launch, machine: Machine, problems: tuple[Finding, ...]) -> str:
-    """The launch with weights that vLLM rounds while loading, if these alone make it fit."""
-    too_large = [finding for finding in problems if finding.check == "kv_budget"]
-    if launch.engine != "vllm" or len(too_large) != len(problems) or not problems:
-        return ""
-    if "quantization" in launch.options:
-        return ""
-    for name in ROUNDED_AT_LOAD:
-        flag = "quantization" if launch.form.kind in ("python", "settings") else "--quantization"
-        part = LaunchPart(name="quantization", written=flag, value=name)
-        smaller = replace(launch, parts=(*launch.parts, part))
-        if not any(finding.level == "error" for finding in check_pair(smaller, machine)):
-            return written(smaller)
-    return ""

@@ -5,7 +5,6 @@ What became of a name is in the configuration's table of other engines; what eng
 defaults, and values that they have no more are in `engines.toml` beside this file.
 """
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,6 @@ from foretoken.config.other_engines import OtherName, find_other, other_names, t
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import MOST_RUNNING
-from foretoken.lab.launch.engines import ENGINES
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     METHOD_OPTIONS,
@@ -27,7 +25,6 @@ from foretoken.lab.launch.launch import (
     LaunchPart,
     in_json,
 )
-from foretoken.lab.launch.read import owner_of, variable
 from foretoken.lab.launch.values import (
     is_unsaid,
     json_for_shell,
@@ -39,10 +36,9 @@ from foretoken.lab.launch.values import (
 
 NAME_CHECKS = (
     *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
-    *("given_twice", "variable"),
+    "given_twice",
 )
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
-"""Those whose methods the table of other engines has, all of them."""
 _SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -60,10 +56,6 @@ _NAMED_SO = {
 _FIRST = ("method", "model", "num_speculative_tokens")
 _LOSSY_KEYS = ("posterior_threshold", "posterior_alpha")
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
-_ABOUT_DRAFTS = re.compile(r"_(SPEC|SPECULATIVE|DRAFT|NGRAM)(_|$)")
-_COMPLETE = ("llama.cpp", "vllm")
-"""Engines of whose variables about speculation the table holds all."""
-_FORCED = "SGLANG_SIMULATE_ACC_"
 
 
 @cache
@@ -78,7 +70,6 @@ class GoneValue(NamedTuple):
     """What became of a value of an option or key."""
 
     now: str = ""
-    """The value that stands for it; empty: the option goes."""
     remedy: str = ""
     """What to say where `now` is not all."""
 
@@ -108,18 +99,15 @@ def method_by_name(model: str) -> str:
 def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
     """The launch with names that are gone replaced by what stands for them today, as far as it can
     be read, and what is to be said of names."""
-    found = list(check_variables(launch))
+    found: list[Finding] = []
     moved: dict[str, Any] = {}
     parts: list[LaunchPart] = []
     kept: list[LaunchPart] = []
-    late: list[LaunchPart] = []
     place: int | None = None
     for part in launch.parts:
         row = find_other("flags", part.name.partition(".")[0], launch.engine) if part.name else None
-        if part.is_variable:
-            now = _todays_variable(launch, part)
-            (late if now and now.role == "argument" else parts).extend([now] if now else [])
-        elif in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
+        row = _of_gone_variable(part, launch.engine) or row
+        if in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
             place = len(parts) if place is None else place
             kept.append(part)
         elif row is None or not row.gone:
@@ -144,7 +132,6 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
         )
     if launch.broken or (moved and launch.unread):
         return launch, found
-    parts += late
     if place is not None and config == spoken and not moved and not twice:
         parts[place:place] = kept
     elif place is not None and config:
@@ -157,13 +144,13 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
 def _removed_flag(launch: Launch, part: LaunchPart, row: OtherName) -> Finding:
     why = f" ({row.why})" if row.why else ""
     version = engine_table(launch.engine)["version"]
-    message = f"was removed{why}; {launch.engine} {version} does not start with it"
+    does = "reads it no more" if part.role == "set" else "does not start with it"
+    message = f"was removed{why}; {launch.engine} {version} {does}"
     remedy = _successor(row, launch, part.value)
     return Finding.of("removed_flag", "error", part.written, message, remedy)
 
 
 def _successor(row: OtherName, launch: Launch, value: object) -> str:
-    """What to type today, with the value that was given."""
     kind, _, key = row.successor.partition(":")
     if kind == "flag":
         return f"--{key.replace('_', '-')} {'' if value is True else value}".strip()
@@ -183,7 +170,7 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
 
 
 def _as_config(launch: Launch, config: Mapping[str, Any]) -> str:
-    if launch.form.is_command:
+    if launch.form.kind == "command":
         return f"--speculative-config {json_for_shell(config)}"
     return f"speculative_config={json_text(config)}"
 
@@ -275,7 +262,6 @@ def _removed_methods(launch: Launch) -> Iterator[Finding]:
 
 
 def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Where a method is named, and its word."""
     config = launch.speculation
     for key in ("method", "decoding_type"):
         if isinstance(config.get(key), str):
@@ -284,8 +270,7 @@ def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
         yield "speculative_config.model", method_by_name(config["model"])
     for part in launch.parts:
         if part.name in METHOD_OPTIONS and isinstance(part.value, str):
-            where = part.written if part.is_variable else f"--{part.name}"
-            yield from ((where, word.strip()) for word in part.value.split(","))
+            yield from ((f"--{part.name}", word.strip()) for word in part.value.split(","))
 
 
 def _removed_values(launch: Launch) -> Iterator[Finding]:
@@ -316,7 +301,7 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
 
 def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
     old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)
-    written = "--speculative-config" if launch.form.is_command else "speculative_config"
+    written = "--speculative-config" if launch.form.kind == "command" else "speculative_config"
     if launch.form.kind == "settings" and any("-" in part.written for part in launch.parts):
         written = "speculative-config"
     ordered = {key: config[key] for key in _FIRST if key in config} | config
@@ -331,7 +316,6 @@ def _length_of(rate: object, drafts: object) -> float:
 
 
 def _use_todays_words(config: dict[str, Any]) -> None:
-    """Replace methods and values of vLLM that are gone."""
     model, method = config.get("model"), config.get("method")
     if isinstance(model, str) and model.strip("[]") == "ngram":
         config.pop("model")
@@ -358,7 +342,6 @@ def _names_a_model(config: Mapping[str, Any]) -> bool:
 
 
 def _with_todays_method(launch: Launch, part: LaunchPart) -> LaunchPart:
-    """An option that names methods, with the words of today."""
     if part.name not in METHOD_OPTIONS or not isinstance(part.value, str):
         return part
     value = ",".join(_todays_word(launch.engine, one.strip()) for one in part.value.split(","))
@@ -370,17 +353,13 @@ def _todays_word(engine: str, word: str) -> str:
     return row.now if row is not None and row.gone and row.now else word
 
 
-def _todays_variable(launch: Launch, part: LaunchPart) -> LaunchPart | None:
-    """A variable under its name of today, or the option in its place; None where nothing is."""
-    row = find_other("variables", part.written, launch.engine)
+def _of_gone_variable(part: LaunchPart, engine: str) -> OtherName | None:
+    """A variable that its engine reads no more, as an option that is gone."""
+    row = find_other("variables", part.written, engine) if part.role == "set" else None
     if row is None or not row.gone:
-        return _with_todays_method(launch, part)
-    if (row.now or "").startswith("flag:"):
-        name = str(row.now).removeprefix("flag:")
-        return _renamed(launch, replace(part, role="argument", prefix=""), name)
-    role, prefix = part.role, part.prefix
-    now = variable(row.now or "", part.raw, launch.engine, role=role, prefix=prefix)
-    return _with_todays_method(launch, now) if row.now else None
+        return None
+    now = find_other("variables", row.now or "", engine)
+    return replace(row, now=f"flag:{now.flag}" if now else "")
 
 
 def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
@@ -388,70 +367,10 @@ def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
     if launch.form.kind == "python" or (launch.form.kind == "settings" and "_" in part.written):
         return replace(part, name=written, written=name)
     dashes = "--" if launch.form.kind != "settings" else ""
-    return replace(part, name=written, written=dashes + written)
+    return replace(part, name=written, written=dashes + written, role="argument")
 
 
 def _says_nothing(launch: Launch, part: LaunchPart) -> bool:
     """Whether an option says nothing but a value for which nothing stands today."""
     gone = gone_value(launch.engine, part.name, part.value)
     return gone is not None and not gone.now
-
-
-def check_variables(launch: Launch) -> Iterator[Finding]:
-    """What is wrong with the variables that a launch sets."""
-    for part in launch.parts:
-        owner = owner_of(part.written) if part.is_variable else None
-        if owner is None or _is_referred_to(launch, part.written):
-            continue
-        found = _of_another if owner != launch.engine else _of_its_own
-        yield from found(launch, part, owner)
-        option = next((one for one in launch.arguments if one.name == part.name), None)
-        if option is not None:
-            message = f"{option.written} {option.value} is given too, and holds"
-            yield _of_variable("warning", part, message, "leave one of them out")
-
-
-def _of_its_own(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
-    row = find_other("variables", part.written, owner)
-    reader = f"{owner} {engine_table(owner)['version']}"
-    if row is not None and row.gone:
-        started = "starts without it" if row.unread else "does not start with it"
-        why = f" ({row.why})" if row.why else ""
-        kind, _, name = (row.now or "").partition(":")
-        now = f"--{name.replace('_', '-')} {part.raw}" if kind == "flag" else f"{kind}={part.raw}"
-        message = f"is read no more{why}; {reader} {started}"
-        yield _of_variable("error", part, message, now if row.now else "leave it out")
-    elif part.written.startswith(_FORCED):
-        yield _of_variable("warning", part, "forced acceptance writes garbage: only to measure")
-    elif row is None and owner in _COMPLETE and _ABOUT_DRAFTS.search(part.written):
-        # A script around the server may read it all the same.
-        flag = find_other("flags", part.written.removeprefix(ENGINES[owner].variables), owner)
-        near = nearest(part.written, todays_names("variables", owner))
-        remedy = f"did you mean {near}?" if near else ""
-        if flag is not None and not near:
-            kind, _, name = (flag.successor if flag.gone else f"flag:{flag.name}").partition(":")
-            option = f"--{name.replace('_', '-')} {part.raw}"
-            remedy = option if kind == "flag" else f"{name} in --speculative-config"
-        level = "error" if near else "warning"
-        yield _of_variable(level, part, f"{reader} reads no such variable", remedy)
-
-
-def _of_another(launch: Launch, part: LaunchPart, owner: str) -> Iterator[Finding]:
-    row = find_other("variables", part.written, owner)
-    flag = find_other("flags", row.flag, owner) if row is not None else None
-    if flag is None:
-        return
-    level, remedy = "warning", "leave it out"
-    if launch.engine == "foretoken":  # which takes the flag that the variable stands for
-        level, remedy = "error", flag.say or f"--{flag.name.replace('_', '-')} {part.raw}"
-    yield _of_variable(level, part, f"{launch.engine} reads no variables of {owner}", remedy)
-
-
-def _is_referred_to(launch: Launch, name: str) -> bool:
-    """Whether the command itself puts the variable's value somewhere."""
-    use = re.compile(rf"\$[({{]?{name}\b")
-    return any(use.search(f"{p.raw} {p.value}") for p in launch.parts if p.written != name)
-
-
-def _of_variable(level: str, part: LaunchPart, message: str, remedy: str = "") -> Finding:
-    return Finding.of("variable", level, part.written, message, remedy)

@@ -21,7 +21,6 @@ class Quantization:
     tables_too: bool
     """Whether embedding and output head are quantized as well."""
     compute: str
-    """Type of the operands of the matrix units: `bf16`, `fp8`, `int8` or `fp4`."""
 
 
 def _row(

@@ -1,4 +1,7 @@
-"""The table of devices and how its rows are read. Data sheet numbers, no measurement."""
+"""The table of devices, from data sheets, and what an engine's own work adds to a step, which no
+data sheet says: assumptions from published paces without drafts and from how its kernels are built;
+`foretoken lab fit` replaces them with a server's own step times.
+"""
 
 import tomllib
 from dataclasses import dataclass
@@ -16,16 +19,13 @@ class Device:
 
     name: str
     kind: str
-    """`gpu` or `cpu`."""
     advertised_bytes: int
     """The decimal gigabytes of the product's name."""
     memory_bytes: int
-    """What a program finds."""
     bandwidth: float
     flops: dict[str, float]
     """Peak dense matrix operations by operand type; multiply-adds count two."""
     link: float
-    """Bytes per second to other devices of the group, one direction; 0 where there are none."""
     step_s_per_layer: float
     """Time per layer below which a decoding step does not go; an assumption."""
     source: str
@@ -89,7 +89,6 @@ def find_device(name: str) -> Device:
 
 
 def _this_machine() -> Device:
-    """Memory and cores as found; bandwidth and compute per core as typical servers have them."""
     hardware = Hardware.detect()
     wide = 128 if "avx512_bf16" in hardware.cpu_flags else 32
     wide = 1024 if "amx_bf16" in hardware.cpu_flags else wide
@@ -104,3 +103,34 @@ def _this_machine() -> Device:
         step_s_per_layer=30e-6,
         source="detected; assumed: 20 GB/s and 2.5 GHz per core (--bandwidth-gb-s overrides it)",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCost:
+    """Host time and kernels of one engine."""
+
+    step_s: float = 0.0
+    """Scheduling and sampling around each pass of the target."""
+    draft_s: float = 0.0
+    layer_s: float = 0.0
+    """Launch time per layer; 0: the device's, with captured graphs."""
+    exchanges: int = 2
+    """Exchanges of a layer between ranks that share it."""
+    exchange_s: float = 10e-6
+    reread_share: float = 0.0
+    """Share of the weights' reading that each further row repeats, of weights below 16 bit: such
+    kernels unpack a weight again for every row, so each row to verify costs time of its own."""
+
+
+ENGINE_COSTS = {
+    "vllm": EngineCost(step_s=1.0e-3, draft_s=0.6e-3),
+    "sglang": EngineCost(step_s=0.5e-3, draft_s=0.25e-3),
+    "tensorrt-llm": EngineCost(step_s=0.3e-3, draft_s=0.15e-3),
+    "transformers": EngineCost(step_s=2e-3, draft_s=2e-3, layer_s=0.7e-3),
+    "llama.cpp": EngineCost(step_s=0.3e-3, draft_s=0.2e-3, reread_share=0.2),
+    "vllm-metal": EngineCost(step_s=1.0e-3, draft_s=0.5e-3, reread_share=0.3),
+    "mlx": EngineCost(step_s=1e-3, draft_s=0.5e-3, reread_share=0.8),
+    "foretoken": EngineCost(exchanges=4, exchange_s=20e-6),
+}
+"""By engine; Foretoken's own work is small beside what a processor computes. Its exchanges were
+measured (benchmarks/LOG.md)."""

@@ -1,23 +1,16 @@
-"""Where the memory goes, with and without speculation, and how it is often counted on paper.
+"""Where the memory goes, with and without speculation.
 
 The pool of keys and values is the same size on every tensor-parallel rank, so the fullest rank
 decides; Foretoken's processes share one memory. A draft costs its weights, its own keys and values
 per token, and look-ahead slots per running request. Bytes throughout, by the formula of
 `foretoken.shape.memory_formula`. Activation and graph memory is an estimate unless given.
-
-On paper a rounded number of weights is multiplied by the bytes per weight, the sum is taken off the
-memory, and the rest is called free (`nominal_table`, in decimal gigabytes). The server takes the
-utilisation off first, and a draft has keys and values of its own.
 """
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foretoken.lab.plan.bits import QUANTIZATIONS, Quantization
-from foretoken.lab.plan.heads import head_of
+from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.sizes import PlanModel
+from foretoken.lab.plan.sizes import PlanModel, head_of
 from foretoken.shape import memory_formula as formula
 
 GPU_RUNTIME_BYTES = 1 << 30
@@ -34,7 +27,6 @@ class DraftLoad:
     weight_bytes: float
     kv_bytes_per_token: float
     lookahead: int
-    """Slots reserved per running request beyond its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,6 @@ class MemoryPlan:
     fullest_rank_bytes: float
     """Weights on the rank that holds most: the one that drafts, if the drafter is not split."""
     emptiest_rank_bytes: float
-    """Weights on the rank that holds least."""
     rank_limit_bytes: float
     """What the fullest rank may hold; of Foretoken's processes what the others leave."""
     imbalance_bytes: float
@@ -62,7 +53,6 @@ class MemoryPlan:
     kv_pool_bytes: float
     """Memory for keys and values on all ranks; negative if the weights alone do not fit."""
     tokens: int
-    """What the pool holds."""
     requests: int
     """Typical requests that fit at once, look-ahead slots included."""
 
@@ -81,21 +71,30 @@ def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vl
     matrices = model.dense_params + model.expert_params
     counts = formula.WeightCounts(table, head, matrices, 0)
     if engine == "foretoken" and quantization.name in _STORED:
-        shared = model.table_params == model.head_params and _STORED[quantization.name][1] is None
-        own = 0 if shared else table
+        own = 0 if _shares_table(model, quantization) else table
         counts = formula.WeightCounts(
             table, own, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
         )
     return formula.weight_bytes(counts, _storage(quantization, engine))
 
 
+def _shares_table(model: PlanModel, quantization: Quantization) -> bool:
+    """Whether one process of Foretoken's reads the head in the embedding table."""
+    rounded = _STORED.get(quantization.name, (2, None))[1] is not None
+    return model.table_params == model.head_params and not rounded
+
+
 def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> float:
     """Of Foretoken's weights, what several processes have more than one would: each has all
-    embeddings, and several have the same key head where there are too few."""
+    embeddings, several a part of a tied head, and the same key head where there are too few."""
     keys = 2 * model.num_kv_heads * model.head_dim * model.num_layers
     copied = (_key_copies(model, ranks) - 1) * keys
     counts = formula.WeightCounts(
-        (ranks - 1) * model.head_params, 0, copied * model.hidden_size, 0, outputs=copied
+        (ranks - 1) * model.head_params,
+        model.head_params if ranks > 1 and _shares_table(model, quantization) else 0,
+        copied * model.hidden_size,
+        0,
+        outputs=copied,
     )
     return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
 
@@ -268,95 +267,9 @@ def _borrows_head(setup: Setup) -> bool:
 
 
 def _key_copies(model: PlanModel, ranks: int) -> int:
-    """Processes of Foretoken that have the same key head."""
     return max(1, ranks // model.num_kv_heads)
 
 
 def _kv_copies(model: PlanModel, ranks: int) -> float:
     """How often each key is kept: once, unless there are fewer key heads than ranks."""
     return max(1.0, ranks / model.num_kv_heads)
-
-
-ROWS = (
-    ("int8", "none"),
-    ("int8", "bf16"),
-    ("bf16", "bf16"),
-    ("int8", "int8"),
-    ("int4", "bf16"),
-    ("int4", "int4"),
-)
-"""Quantizations of target and draft, one pair per row; `none`: without a draft."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NominalRow:
-    """One line of the table. Gigabytes of 1e9 bytes; tokens of keys and values."""
-
-    target_quantization: str
-    draft_quantization: str
-    weights_gb: float
-    """Rounded billions of weights times nominal bytes."""
-    left_gb: float
-    """What the count says is left: memory less weights."""
-    budget_gb: float
-    """What may be used of it: memory times utilisation, less weights."""
-    tokens_plain: int
-    """Tokens in the budget if there were no draft."""
-    tokens_one_for_one: int
-    """Tokens if a draft cost only its weights."""
-    tokens: int
-    """Tokens with the draft's own keys and values."""
-
-    @property
-    def differs(self) -> str:
-        """What the count leaves out, in words."""
-        if self.budget_gb < 0 <= self.left_gb:
-            return "by size times bytes it fits; at this utilisation it does not load"
-        if self.budget_gb < 0:
-            return "does not load either way"
-        if self.draft_quantization == "none":
-            return f"{self.left_gb - self.budget_gb:.0f} GB of what is left may not be used"
-        lost = 1 - self.tokens / self.tokens_plain if self.tokens_plain else 1.0
-        counted = 1 - self.tokens_one_for_one / self.tokens_plain if self.tokens_plain else 1.0
-        return (
-            f"{self.left_gb - self.budget_gb:.0f} GB of what is left may not be used; "
-            f"the draft costs {lost:.0%} of the tokens, not {counted:.0%}"
-        )
-
-
-def nominal_billions(model: PlanModel) -> float:
-    """The size in the model's name, such as 70 for `Llama-3.1-70B`; else its weights, rounded."""
-    sizes = re.findall(r"(?<![0-9.a-z])(\d+(?:\.\d+)?)b(?![a-z0-9])", model.name.lower())
-    return float(sizes[-1]) if sizes else round(model.params / 1e9, 1)
-
-
-def nominal_table(
-    target: PlanModel,
-    draft: PlanModel,
-    *,
-    memory_gb: float,
-    utilization: float = 0.9,
-    rows: Iterable[tuple[str, str]] = ROWS,
-) -> tuple[NominalRow, ...]:
-    """The table for a target and a draft on devices of `memory_gb` in total."""
-    per_token = 2e-9 * (target.kv_elements + target.window_elements)
-    both = per_token + 2e-9 * (draft.kv_elements + draft.window_elements)
-    found = []
-    for own, other in rows:
-        target_gb = nominal_billions(target) * QUANTIZATIONS[own].nominal_bytes
-        alone = other == "none"
-        draft_gb = 0.0 if alone else nominal_billions(draft) * QUANTIZATIONS[other].nominal_bytes
-        budget = memory_gb * utilization - target_gb - draft_gb
-        found.append(
-            NominalRow(
-                target_quantization=own,
-                draft_quantization=other,
-                weights_gb=target_gb + draft_gb,
-                left_gb=memory_gb - target_gb - draft_gb,
-                budget_gb=budget,
-                tokens_plain=max(0, int((budget + draft_gb) / per_token)),
-                tokens_one_for_one=max(0, int(budget / per_token)),
-                tokens=max(0, int(budget / (per_token if alone else both))),
-            )
-        )
-    return tuple(found)

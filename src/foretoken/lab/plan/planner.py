@@ -1,4 +1,4 @@
-"""Puts a plan together: memory both ways, predictions, choices, findings, commands.
+"""Puts a plan together: memory both ways, predictions, findings, commands.
 
 The only module that knows all parts of planning.
 """
@@ -9,31 +9,29 @@ from dataclasses import dataclass, replace
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks import PlanContext
-from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
-from foretoken.lab.plan.checks.pays import LOAD_CHECKS
-from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
-from foretoken.lab.plan.latency import PlannedLatency, latency
+from foretoken.lab.plan.checks import DRAFT_CHECKS, LOAD_CHECKS, MEMORY_CHECKS, PlanContext
 from foretoken.lab.plan.memory_plan import (
     MemoryPlan,
-    NominalRow,
     draft_load,
-    nominal_table,
     overhead_bytes,
     plan_memory,
 )
-from foretoken.lab.plan.predict import PlannedSpeed, predict
+from foretoken.lab.plan.predict import (
+    DraftSchedule,
+    PlannedLatency,
+    PlannedSpeed,
+    draft_schedule,
+    latency,
+    predict,
+)
 from foretoken.lab.plan.ranking import (
-    Choice,
     MethodOutlook,
     WorkloadOutlook,
     method_outlooks,
-    rank_methods,
     with_method,
     workload_outlook,
 )
 from foretoken.lab.plan.ready_commands import ready_commands
-from foretoken.lab.plan.schedule import DraftSchedule, draft_schedule
 from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
@@ -56,9 +54,7 @@ class DraftOutlook:
     draft: str
     params: int
     requests: int
-    """Typical requests that fit at once beside it."""
     problem: str
-    """Why it cannot be used; empty where it can."""
     prediction: PlannedSpeed
 
 
@@ -69,9 +65,7 @@ class InsteadOutlook:
     method: str
     verdict: PlanVerdict
     needs: str
-    """What it takes on the engine that was asked for; empty: nothing new."""
     commands: dict[str, str]
-    """By engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +73,7 @@ class OtherReading:
     """What comes of a number given as the chance of each draft, if it is the rate of all."""
 
     chance: float
-    """Of each draft, that has such a rate."""
     rate: float
-    """Of all drafts, that the chance as given has."""
     verdict: PlanVerdict
 
 
@@ -96,24 +88,16 @@ class SpeculationPlan:
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
-    """Every draft that was named, in that order."""
     workloads: tuple[WorkloadOutlook, ...]
     overhead_bytes: float
-    """Per device."""
     plain: MemoryPlan
     speculating: MemoryPlan
-    nominal: tuple[NominalRow, ...]
-    """Empty without a draft model."""
     prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
-    choices: tuple[Choice, ...]
     instead: InsteadOutlook | None
-    """None: nothing to be had would do better."""
     other_reading: OtherReading | None
-    """None: no acceptance was given that can be read in two ways."""
     findings: tuple[Finding, ...]
     commands: dict[str, str]
-    """By engine; plain ones where the verdict is against speculating."""
 
     @property
     def refusal(self) -> Finding | None:
@@ -152,10 +136,8 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,
         speculating=context.speculating,
-        nominal=context.nominal,
         prediction=context.prediction,
         outlooks=context.outlooks,
-        choices=context.choices,
         instead=_instead(context, findings, verdict),
         other_reading=_other_reading(context),
         findings=findings,
@@ -166,16 +148,13 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
 def _context(setup: Setup) -> PlanContext:
     plain = plan_memory(setup, None)
     setup = _as_fits(setup, plain)
-    outlooks = method_outlooks(setup)
     prediction = predict(setup)
     return PlanContext(
         setup=setup,
         plain=plain,
         speculating=plan_memory(setup, draft_load(setup)),
         prediction=prediction,
-        outlooks=outlooks,
-        choices=rank_methods(setup, outlooks),
-        nominal=_nominal(setup),
+        outlooks=method_outlooks(setup),
         schedule=draft_schedule(setup, prediction),
     )
 
@@ -193,7 +172,7 @@ def _judged(
 ) -> tuple[tuple[Finding, ...], tuple[PlannedLatency, ...], PlanVerdict]:
     """What the checks find, times at the usual load and at the peak, and the verdict."""
     setup = context.setup
-    findings = tuple(finding for check in CHECKS for finding in check.run(context))
+    findings = tuple(finding for check in CHECKS for finding in check(context))
     loads = map(context.prediction.at, (setup.usual, setup.peak))
     latencies = tuple(latency(setup, load, context.schedule.told(load.requests)) for load in loads)
     deciding = latencies[1 if setup.settings.slo == "throughput" else 0]
@@ -203,7 +182,6 @@ def _judged(
 def _instead(
     context: PlanContext, findings: tuple[Finding, ...], verdict: PlanVerdict
 ) -> InsteadOutlook | None:
-    """The best of the methods that can be had, where it does clearly better."""
     usual = context.setup.usual
     k = context.schedule.told(usual) if verdict.speculates else 0
     now = context.prediction.at(usual).gain(k).middle
@@ -238,7 +216,6 @@ def package_of(setup: Setup) -> str:
 
 
 def _other_reading(context: PlanContext) -> OtherReading | None:
-    """Of `--acceptance` where more than one token is drafted."""
     setup, settings = context.setup, context.setup.settings
     if not settings.acceptance or setup.own_measured is not None or setup.k < 2:
         return None
@@ -254,7 +231,6 @@ def _other_reading(context: PlanContext) -> OtherReading | None:
 
 
 def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
-    """The same question about another method."""
     method = planned_methods()[other.method]
     draft = context.setup.draft if method.drafts_with == "model" else None
     setup = replace(with_method(context.setup, other.method, usual_drafts(method)), draft=draft)
@@ -264,7 +240,6 @@ def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
         speculating=plan_memory(setup, draft_load(setup)),
         prediction=other.prediction,
         schedule=draft_schedule(setup, other.prediction),
-        nominal=_nominal(setup),
     )
 
 
@@ -274,7 +249,7 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
     errors = (
         finding.message
         for check in (*MEMORY_CHECKS, *DRAFT_CHECKS)
-        for finding in check.run(context)
+        for finding in check(context)
         if finding.level == "error"
     )
     return DraftOutlook(
@@ -287,15 +262,5 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 
 
 def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
-    """The draft that gains most at a load, among those that can be used."""
     order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
     return order.index(max(order))
-
-
-def _nominal(setup: Setup) -> tuple[NominalRow, ...]:
-    if setup.draft is None:
-        return ()
-    memory_gb = setup.device.advertised_bytes * setup.devices / 1e9
-    return nominal_table(
-        setup.target, setup.draft, memory_gb=memory_gb, utilization=setup.utilization
-    )

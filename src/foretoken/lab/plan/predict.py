@@ -1,22 +1,95 @@
-"""Predicted speed-up by load: the roofline's costs with the assumed acceptance.
+"""Predicted speed-up, times and drafts by load: the roofline's costs with the assumed acceptance.
 
-The ranges of acceptance are those of `foretoken.lab.plan.priors.assumed`; they travel with the
+The ranges of acceptance are those of `foretoken.lab.plan.acceptance`; they travel with the
 prediction and are shown with it. Of each load stand the gain with one and the same number of
 drafts, and the number that gains most there. Crossover is the number of requests in flight beyond
 which speculation is slower than plain decoding.
+
+
+Nothing here is measured, and every assumption of the roofline is a constant of this file;
+`foretoken.control.cost.RooflineCost` holds the formula. `foretoken lab fit` replaces it with a
+server's own step times. Of times: waiting for a free place is not in them; where more requests are
+in flight than fit, the rest queues before.
+
+Engines take a schedule that may only fall as the load rises. A mixture of experts can want the
+opposite: few rows touch many experts anew, many rows share them. So can a small target whose
+drafter is bound by launches. Such a list is said as advice, and the number of the load that
+decides is used throughout, as with an engine that takes one number. Foretoken finds its own.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from foretoken.control.cost import CostModel, StepShape, speculative_step
-from foretoken.lab.plan.heads import head_of, stage_of
-from foretoken.lab.plan.priors.acceptance import EIGHTY, AcceptancePrior
-from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptance
-from foretoken.lab.plan.roofline import Placement, roofline
+from foretoken.control.cost import CostModel, RooflineCost, StepShape, speculative_step
+from foretoken.lab.plan.acceptance import (
+    EIGHTY,
+    AcceptancePrior,
+    AssumedAcceptance,
+    assume_acceptance,
+)
+from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.devices import Device, EngineCost
+from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.sizes import PlanModel, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
+
+BANDWIDTH_SHARE = 0.80
+"""Share of the peak bandwidth that reading weights reaches: an assumption."""
+COMPUTE_SHARE = 0.60
+"""Share of the peak throughput that matrix products reach: an assumption."""
+MOE_LAYER_S = 60e-6
+"""Time per layer of a mixture below which a step does not go, for routing and many small products:
+from published paces without drafts, 2.5 to 3.1 ms for 36 to 48 layers."""
+EAGER_STEP_S_PER_LAYER = 90e-6
+"""Launch time per layer without captured graphs: an assumption."""
+WIDE = 2.0
+"""Bytes per weight from which on nothing is unpacked."""
+_SLOW_LINK = 16e9
+"""Bytes per second between devices without a link of their own: an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a model runs, and how."""
+
+    device: Device
+    ranks: int = 1
+    devices: float = 1.0
+    """Those that they run on; a part of one for a process that has a part of its cores."""
+    kv_bytes: float = 2.0
+    host: EngineCost = field(default_factory=EngineCost)
+    drafts: bool = False
+    eager: bool = False
+
+
+def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> RooflineCost:
+    """The bound on the time of a step of `model`, whose weights are quantized so, at a place."""
+    per_weight, host = quantization.stored_bytes, place.host
+    head = model.head_params * (per_weight if quantization.tables_too else 2.0)
+    layer_s = host.layer_s or place.device.step_s_per_layer
+    floor = max(
+        layer_s,
+        EAGER_STEP_S_PER_LAYER if place.eager else 0.0,
+        MOE_LAYER_S if model.num_experts and place.device.kind == "gpu" else 0.0,
+    )
+    exchanges = host.exchanges * model.num_layers if place.ranks > 1 else 0
+    volume = 2.0 * model.hidden_size * 2
+    return RooflineCost(
+        weight_bytes=head + model.dense_params * per_weight,
+        expert_bytes=model.expert_params * per_weight,
+        expert_share=model.expert_share,
+        kv_bytes=lambda context: kv_per_token(model, place.kv_bytes, max(1, round(context))),
+        flops=model.flops_per_token,
+        bandwidth=place.device.bandwidth * BANDWIDTH_SHARE * place.devices,
+        flops_per_s=place.device.flops_for(quantization.compute) * COMPUTE_SHARE * place.devices,
+        floor_s=floor * model.num_layers,
+        exchange_s=exchanges * host.exchange_s + (host.draft_s if place.drafts else host.step_s),
+        exchange_row_s=exchanges * volume / (place.device.link or _SLOW_LINK),
+        reread_share=host.reread_share if per_weight < WIDE else 0.0,
+    )
+
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Requests in flight that are looked at beside the usual number and the peak."""
@@ -43,9 +116,7 @@ class LoadPrediction:
     requests: int
     plain_step_s: float
     verify_cost: float
-    """V: seconds of a verifying step over a plain one."""
     draft_cost: float
-    """c: seconds per draft over a plain step."""
     break_even_rate: float
     """Accepted over drafted tokens at which speculation costs nothing and gains nothing: what
     look-ups that find nothing cost has to be won back by those that do."""
@@ -63,7 +134,6 @@ class LoadPrediction:
     """Seconds of a step of k drafts over a plain one, by k from 0 to MOST_K; the mean of the steps
     that find a draft and of those that find none."""
     gains: tuple[GainRange, ...]
-    """Speed-up by k from 0 to MOST_K."""
 
     def gain(self, k: int) -> GainRange:
         """The speed-up of k drafts, at most MOST_K."""
@@ -138,13 +208,10 @@ class StepCosts:
 
     target: CostModel
     drafter: CostModel | None
-    """None: a look-up."""
     context: float
     """Tokens that a request has on average while it is decoded."""
     in_one_pass: bool = False
-    """Whether all drafts of a step come of one pass, a row each."""
     most_drafts: int = MOST_K
-    """Most drafts per step that are looked at."""
     measured: MeasuredCost | None = None
     """What steps cost at the load `measured_at`; elsewhere as much more or less as is modelled."""
     own: bool = False
@@ -317,3 +384,161 @@ def _arrivals(setup: Setup, target: CostModel, requests: float) -> float:
     step = target.seconds(StepShape(running, sequences=running, context=settings.context))
     prefill = target.seconds(StepShape(prompt, context=prompt / 2))
     return requests / (settings.output_tokens * step.seconds + prefill.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLatency:
+    """Seconds at one load."""
+
+    requests: int
+    k: int
+    """Drafts per verification with speculation; 0: none at this load."""
+    ttft_plain_s: float
+    ttft_s: float
+    tpot_plain_s: float
+    tpot_s: float
+    end_to_end_plain_s: float
+    end_to_end_s: float
+    end_to_end_slow_s: float
+
+    @property
+    def end_to_end_gain(self) -> float:
+        """How much sooner the whole answer is there."""
+        return self.end_to_end_plain_s / self.end_to_end_s
+
+    @property
+    def end_to_end_low(self) -> float:
+        """The same at the low end of the speed-up."""
+        return self.end_to_end_plain_s / self.end_to_end_slow_s
+
+
+def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
+    """What a typical request of `setup` waits for at a load, with k drafts or, if 0, none."""
+    settings = setup.settings
+    prompt = max(1, settings.context - settings.output_tokens)
+    target, drafter = step_models(setup)
+    shape = StepShape(prompt, context=prompt / 2, prompt_rows=prompt)
+    read_s = target.seconds(shape).seconds
+    # A request that comes while others are decoded waits for half a step of theirs on average.
+    wait_s = load.plain_step_s / 2 if load.requests > 1 else 0.0
+    plain_s = read_s + wait_s
+    tpot_plain_s = load.plain_step_s
+    if k == 0:
+        first_s, tpot_s, slow_s = plain_s, tpot_plain_s, tpot_plain_s
+    else:
+        # A drafter that keeps keys and values reads the prompt too, but for heads of blocks.
+        own_s = drafter.seconds(shape).seconds if drafter and _reads_prompts(setup) else 0.0
+        cost, gain = load.cost(k), load.gain(k)
+        first_s = read_s + own_s + wait_s * cost
+        tpot_s, slow_s = tpot_plain_s / gain.middle, tpot_plain_s / gain.low
+    more = settings.output_tokens - 1
+    return PlannedLatency(
+        requests=load.requests,
+        k=k,
+        ttft_plain_s=plain_s,
+        ttft_s=first_s,
+        tpot_plain_s=tpot_plain_s,
+        tpot_s=tpot_s,
+        end_to_end_plain_s=plain_s + more * tpot_plain_s,
+        end_to_end_s=first_s + more * tpot_s,
+        end_to_end_slow_s=first_s + more * slow_s,
+    )
+
+
+def show_seconds(seconds: float) -> str:
+    """`1.25 s`, `43.1 ms`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _reads_prompts(setup: Setup) -> bool:
+    """Whether a prompt passes through all of a drafter's layers: with keys and values of its own
+    it does, but for heads of whole blocks, which make theirs of the target's states directly."""
+    drafting = setup.drafting
+    return drafting is not None and drafting.own_kv and not setup.drafts_in_one_pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSchedule:
+    """What to draft at which load."""
+
+    steps: tuple[tuple[int, int], ...]
+    """(k, last number of requests in flight) by rising load; the last entry has no end (0)."""
+    decided: int
+    """At the load that decides the verdict, 0: off there; engines without a list have it always."""
+    follows: bool
+    """Whether the engine that was asked for can be told the steps, or finds them by itself."""
+
+    @property
+    def falls(self) -> bool:
+        """Whether more load never wants more drafts, so that an engine can be told."""
+        return _falling(self.steps)
+
+    @property
+    def most(self) -> int:
+        """The largest k of all loads."""
+        return max((k for k, _ in self.steps), default=0)
+
+    def at(self, requests: int) -> int:
+        """k with so many requests in flight."""
+        return next(k for k, last in self.steps if last == 0 or requests <= last)
+
+    def told(self, requests: int) -> int:
+        """k of the emitted command with so many requests in flight."""
+        return self.at(requests) if self.follows else self.decided
+
+    @property
+    def words(self) -> str:
+        """The steps as a sentence."""
+        parts, first = [], 1
+        for k, last in self.steps:
+            where = f"{first} and more" if first > 1 else ""
+            if last:
+                where = f"{first} to {last}" if last > first else f"{first}"
+            parts.append(
+                (f"k = {k}" if k else "off") + (f" at {where}" if where else " throughout")
+            )
+            first = last + 1
+        return ", ".join(parts)
+
+
+def chosen_k(setup: Setup, load: LoadPrediction) -> int:
+    """k at one load: the best, or the one that was asked for while it gains anything."""
+    if setup.method == "none":
+        return 0
+    if setup.settings.num_speculative_tokens:
+        return setup.k if load.middle > 1.0 else 0
+    return load.best_k
+
+
+def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
+    """What the prediction would choose by load."""
+    ks = [(chosen_k(setup, load), load.requests) for load in prediction.loads]
+    deciding = prediction.at(setup.deciding)
+    steps = _joined(ks)
+    return DraftSchedule(
+        steps=steps, decided=chosen_k(setup, deciding), follows=_can_follow(setup, steps)
+    )
+
+
+def _can_follow(setup: Setup, steps: tuple[tuple[int, int], ...]) -> bool:
+    engine, drafting = setup.settings.engine, setup.drafting
+    if len(steps) == 1 or drafting is None or engine == "foretoken":
+        return True
+    # A length of its own, such as a depth of suffixes, has no list.
+    return engine == "vllm" and _falling(steps) and drafting.default_drafts_key is None
+
+
+def _falling(steps: tuple[tuple[int, int], ...]) -> bool:
+    ks = [k for k, _ in steps]
+    return ks == sorted(ks, reverse=True)
+
+
+def _joined(ks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    steps: list[tuple[int, int]] = []
+    for k, requests in ks:
+        if steps and steps[-1][0] == k:
+            steps[-1] = (k, requests)
+        else:
+            steps.append((k, requests))
+    steps[-1] = (steps[-1][0], 0)
+    return tuple(steps)

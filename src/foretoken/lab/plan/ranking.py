@@ -1,10 +1,6 @@
-"""Which way of drafting suits: four questions, each answered with a reason.
+"""Every way of drafting on one setup, and on other kinds of work."""
 
-Lowest latency, no memory, safe at the peak, easiest to set up. Answers come from the predictions of
-this target on this device, not from the method's reputation.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from foretoken.config.methods import DraftingMethod, MethodPlan
@@ -15,29 +11,15 @@ from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The answer to one question."""
-
-    question: str
-    method: str
-    """`none` where no method pays."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOutlook:
     """One method on this setup."""
 
     method: str
     available: bool
-    """Whether it can be tried as things stand."""
     refused: str
     """Why the engine does not draft so; empty if it does."""
     needs: str
-    effort: int
-    """Rank of the work to set it up, 0 is none."""
     memory_bytes: float
-    """Weights it puts beside the target."""
     prediction: PlannedSpeed
 
 
@@ -61,7 +43,6 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
                 available=not (refused or (method.drafts_with == "head" and method.own_file)),
                 refused=refused,
                 needs=plan.needs,
-                effort=plan.effort,
                 memory_bytes=draft_load(own).weight_bytes,
                 prediction=predict(own),
             )
@@ -94,7 +75,6 @@ def with_method(setup: Setup, method: str, k: int) -> Setup:
 
 
 def _that_make_sense(setup: Setup) -> list[DraftingMethod]:
-    """Look-up methods, heads, a draft model if there is one, layers that the target brings."""
     order = ("text", "head", "model")
     methods = sorted(
         planned_methods().values(),
@@ -111,46 +91,3 @@ def _that_make_sense(setup: Setup) -> list[DraftingMethod]:
 def _plan_of(method: DraftingMethod) -> MethodPlan:
     assert method.plan is not None, method.name
     return method.plan
-
-
-def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
-    """Lowest latency, no memory, peak-safe, easiest; each method with the k that suits the load."""
-    ordinary, peak = setup.usual, setup.peak
-    outlooks = [outlook for outlook in outlooks if not outlook.refused]
-    fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).best)
-    light = max(
-        (o for o in outlooks if o.memory_bytes == 0),
-        key=lambda o: o.prediction.at(ordinary).best,
-    )
-    safe = max(outlooks, key=lambda o: o.prediction.at(peak).best_low)
-    paying = [o for o in outlooks if o.prediction.at(ordinary).best > 1.05] or list(outlooks)
-    easy = min(paying, key=lambda o: o.effort)
-    return (
-        _choice("lowest latency", fast, ordinary),
-        _choice("no memory", light, ordinary),
-        _peak_choice(safe, peak),
-        _choice("easiest", easy, ordinary),
-    )
-
-
-def _choice(question: str, outlook: MethodOutlook, requests: int) -> Choice:
-    load = outlook.prediction.at(requests)
-    return Choice(
-        question=question,
-        method=outlook.method if load.best_k else "none",
-        reason=f"{outlook.method}: {load.best:.2f}x predicted at {load.requests} in flight "
-        f"(k = {load.best_k}, c {load.draft_cost:.2f}); {outlook.needs}",
-    )
-
-
-def _peak_choice(outlook: MethodOutlook, requests: int) -> Choice:
-    load = outlook.prediction.at(requests)
-    pays = load.best_k > 0 and load.best_low > 1.0
-    reason = (
-        f"{load.best_low:.2f}x at the low end of what is expected with {load.requests} in flight"
-    )
-    if not pays:
-        reason = f"even the best, {outlook.method}, is {reason}: let k go to 0 there"
-    return Choice(
-        question="safe at the peak", method=outlook.method if pays else "none", reason=reason
-    )

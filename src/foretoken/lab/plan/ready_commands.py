@@ -11,15 +11,13 @@ from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.launch.write import write_command
 from foretoken.lab.plan.bits import Quantization
-from foretoken.lab.plan.schedule import DraftSchedule
+from foretoken.lab.plan.predict import DraftSchedule
 from foretoken.lab.plan.setup import DRAWN_FROM, ENGINES, Setup
 from foretoken.lab.plan.sizes import PlanModel
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _ONLINE = ("fp8", "int8")
-"""Quantizations that vLLM applies while loading 16-bit floats."""
 _MADE = ("int4", "mxfp4", "nvfp4")
-"""Those that need a checkpoint made for them."""
 _TRAINED = "HEAD-TRAINED-FOR-THIS-TARGET"
 
 
@@ -55,7 +53,6 @@ def _command(engine: str, setup: Setup, schedule: DraftSchedule) -> str:
 
 
 def _settings(engine: str, setup: Setup) -> dict[str, Any]:
-    """The options of a server, under the names of `foretoken serve`."""
     weights, stored = setup.quantization.name, setup.target.quantization
     found: dict[str, Any] = {}
     if engine == "llama.cpp":
@@ -101,7 +98,6 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
 
 
 def _keys(engine: str, setup: Setup) -> dict[str, Any]:
-    """How the drafter is kept and drawn from."""
     found: dict[str, Any] = {}
     draft = setup.draft if setup.drafts_with == "model" else None
     said, weights = setup.settings.draft_tensor_parallel_size, setup.draft_quantization

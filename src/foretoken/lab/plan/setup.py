@@ -19,8 +19,7 @@ from foretoken.lab.plan.bits import (
     find_quantization,
     kv_element_bytes,
 )
-from foretoken.lab.plan.devices import Device, find_device
-from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS, EngineCost
+from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula

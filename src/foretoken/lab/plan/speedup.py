@@ -46,17 +46,12 @@ class MeasuredCost:
     """What `fit` or the server's own counters say about one load."""
 
     k: int
-    """Drafts per verification."""
     acceptance_length: float
     """Tokens per verification, 1 to k + 1."""
     verify_cost: float
-    """V at this k."""
     draft_cost: float
-    """c."""
     method: str = ""
-    """Of which it was measured."""
     draft_share: float = 1.0
-    """Share of the steps that draft; the others are plain."""
 
     @property
     def acceptance(self) -> ConstantAcceptance:
@@ -82,7 +77,6 @@ class NextStep:
     """`keep`, `raise_k`, `lower_k`, `cheaper_draft`, `better_draft` or `leave_off`."""
     k: int
     speed_up: float
-    """Speed-up at the measured setting."""
     expected: float
     """Speed-up at the proposed setting, if acceptance is independent of position: an estimate."""
     break_even_rate: float

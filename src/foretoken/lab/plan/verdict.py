@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanContext
-from foretoken.lab.plan.latency import PlannedLatency, show_seconds
-from foretoken.lab.plan.predict import GainRange, LoadPrediction
+from foretoken.lab.plan.predict import GainRange, LoadPrediction, PlannedLatency, show_seconds
 
 LEAST_END_TO_END = 1.05
 """An answer that comes less than a twentieth sooner is not worth a second model."""

@@ -12,11 +12,11 @@ from typing import Literal, final
 import numpy as np
 
 from foretoken.lab.stats.intervals import Interval
-from foretoken.lab.tune.choosing import best_setting
 from foretoken.lab.tune.search import (
     FEWEST_PAIRS,
     Search,
     SearchState,
+    best_setting,
     checked_gain,
     pair_differences,
     spent_s,

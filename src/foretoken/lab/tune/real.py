@@ -26,7 +26,6 @@ from foretoken.lab.tune.settings import Setting
 from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
 
 MOST_FAILED = 0.05
-"""Share of requests that may fail before a setting is given up."""
 WARM_UP = 4
 ALONE = 3
 """Short requests one after the other that a search begins with, of which one may stand still."""
@@ -41,7 +40,6 @@ LEAST_TOKENS = 16
 """Answers are cut no shorter; also the length of those that find out how fast a server is."""
 
 Line = Callable[[Setting], str]
-"""The command of a setting, with `{port}`."""
 
 
 @final

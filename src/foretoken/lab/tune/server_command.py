@@ -15,15 +15,12 @@ from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell
 from foretoken.lab.launch.launch import Launch, LaunchPart
-from foretoken.lab.launch.read import engine_of_image, read_words
-from foretoken.lab.launch.shell import Word
+from foretoken.lab.launch.read import Word, engine_of_image, read_words
 from foretoken.lab.launch.write import words_of
-from foretoken.lab.tune.schedules import ranges_of
-from foretoken.lab.tune.settings import Setting
+from foretoken.lab.tune.settings import Setting, ranges_of
 
 EXAMPLE = "a command such as 'vllm serve MODEL' or 'foretoken serve demo'"
 CONTROL = "auto"
-"""The setting in which Foretoken decides by itself."""
 CONTROL_MOST = 8
 """Most drafts that control may make with the drafter of the user's command."""
 TEMPLATE = "k"
@@ -38,12 +35,9 @@ class ServerCommand:
     """A user's command, apart from speculation and port."""
 
     engine: str
-    """An engine's name, or `template`."""
     words: tuple[str, ...]
     port: str | None = None
-    """As the user had it."""
     model: str | None = None
-    """The model that it serves."""
     given: DraftingSetup | None = None
     """What the user's command drafts with."""
 

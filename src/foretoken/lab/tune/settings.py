@@ -4,9 +4,11 @@ Knows no server and no command. A setting is what one start of a server runs wit
 setting whose lengths differ by load.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from foretoken.lab.launch.drafting import MOST_RUNNING, Ranges
 from foretoken.lab.launch.drafting import Schedule as Schedule
 
 
@@ -16,7 +18,6 @@ class Setting:
     """One drafter with its lengths, or nobody, or the server's own control."""
 
     drafter: str = ""
-    """Empty: nobody drafts."""
     lengths: tuple[int, ...] = ()
     """Drafts per step, at each load in turn, or one for all; empty: the server decides."""
 
@@ -57,7 +58,6 @@ class Question:
     """What a search is about."""
 
     loads: tuple[int, ...]
-    """Requests in flight, ascending."""
     settings: tuple[Setting, ...]
     """To choose from, without `OFF`; each with one length for all loads, or none."""
     schedule: Schedule = "any"
@@ -76,3 +76,23 @@ class Question:
         if len(set(setting.lengths)) == 1:
             return Setting(setting.drafter, setting.lengths[:1])
         return setting
+
+
+def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:
+    """(first, last, length), from 1 on; a range ends half way to the next load, in ratios.
+
+    Ranges beside each other with the same length are one.
+    """
+    assert len(lengths) == len(loads), (lengths, loads)
+    found: list[tuple[int, int, int]] = []
+    first = 1
+    for place, length in enumerate(lengths):
+        last = MOST_RUNNING
+        if place + 1 < len(loads):
+            last = max(int((loads[place] * loads[place + 1]) ** 0.5), loads[place])
+        if found and found[-1][2] == length:
+            found[-1] = (found[-1][0], last, length)
+        else:
+            found.append((first, last, length))
+        first = last + 1
+    return tuple(found)

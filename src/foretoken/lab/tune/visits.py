@@ -24,9 +24,7 @@ class Answered(NamedTuple):
     """One answered request."""
 
     kind: str
-    """Class and context, in words."""
     seconds: float
-    """From when it was due to its last token."""
     tokens: int
 
 
@@ -41,11 +39,9 @@ class LoadSeen:
     requests: int
     failed: int = 0
     seconds: float = 0.0
-    """That all of it took."""
     kinds: dict[str, float] = field(default_factory=dict)
     """Seconds per token by class of request."""
     acceptance_length: float = math.nan
-    """Tokens per step that drafted."""
 
 
 @final
@@ -58,13 +54,10 @@ class Visit:
     """Visits of one turn were asked the same, one after the other."""
     loads: tuple[LoadSeen, ...] = ()
     start_s: float = 0.0
-    """Until it answered, warm-up included."""
     seconds: float = 0.0
-    """Of all, until it was stopped."""
     check: bool = False
     """Whether it is part of the final A/B."""
     problem: str = ""
-    """Why there is nothing to tell; empty: all went well."""
     most_tokens: int = 0
     """Answers were cut at so many tokens, for time; 0: they were as long as the workload has it."""
 

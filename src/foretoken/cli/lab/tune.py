@@ -74,7 +74,7 @@ def tune(
     draft length (0: none) and {port}. Exit code 0: use what it says; 1: leave speculation off; 2:
     wrong settings; 5: the server does not start.
     """
-    from foretoken.cli.lab.tuning.view import show_answer
+    from foretoken.cli.lab.tune_view import show_answer
     from foretoken.lab.plain import to_plain
 
     tried = (drafter or [], parse_whole(lengths, "-k"))
@@ -92,8 +92,7 @@ def tune(
 
 
 def _say(search: "Search", commands: "Commands", *, named: bool) -> None:
-    """What will be tried, and whether somebody ought to name a drafter."""
-    from foretoken.cli.lab.tuning.view import announce
+    from foretoken.cli.lab.tune_view import announce
     from foretoken.lab.tune.candidates import only_looks_up
 
     announce(search, commands)
@@ -109,11 +108,16 @@ def _plan(
     machine: tuple[str, int] | None = None,
 ) -> "tuple[Search, Commands]":
     """What is searched, and how the server is told; `machine`: a device and how many of it."""
-    from foretoken.cli.lab.tuning.view import show_expected
+    from foretoken.cli.lab.tune_view import show_expected
     from foretoken.lab.lint.fit import Machine
-    from foretoken.lab.tune.candidates import offered, settings_of
-    from foretoken.lab.tune.expected import Expectation, expect
-    from foretoken.lab.tune.loading import only_those, that_load
+    from foretoken.lab.tune.candidates import (
+        Expectation,
+        expect,
+        offered,
+        only_those,
+        settings_of,
+        that_load,
+    )
     from foretoken.lab.tune.search import Search
     from foretoken.lab.tune.server_command import Commands, ServerCommand
     from foretoken.lab.tune.settings import Question
@@ -141,7 +145,6 @@ def _plan(
 def _find(
     search: "Search", commands: "Commands", asked: dict[str, Any], out: Path, *, resume: bool
 ) -> "TunedAnswer":
-    """Search, and write the answer down."""
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import write_json
     from foretoken.lab.tune.answer import make_answer
@@ -170,7 +173,6 @@ def _find(
 
 
 def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
-    """The requests of a workload, with a note on what was left out."""
     from foretoken.cli.lab.options import resolve_workload
     from foretoken.lab.measure.bench import load_items
     from foretoken.lab.measure.experiment import WorkloadConfig
@@ -183,9 +185,8 @@ def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
 
 
 def _measure(search: "Search", journal: "Journal", server: "StartedServer") -> None:
-    """Visit until enough is known, and show it."""
-    from foretoken.cli.lab.tuning.view import tuning_view
-    from foretoken.lab.tune.run import run_search
+    from foretoken.cli.lab.tune_view import tuning_view
+    from foretoken.lab.tune.journal import run_search
 
     with tuning_view(search, journal.visits) as view:
         server.watch = view.asked

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from foretoken.lab.tune.expected import Expectation
+    from foretoken.lab.tune.candidates import Expectation
 
 
 def announce(search: Search, commands: Commands) -> None:

@@ -1,26 +1,257 @@
-"""A plan on one page: the verdict, what to draft at which load, times, what fits, the command."""
+"""A plan on one page: the verdict, what to draft at which load, times, what fits, the command; all
+that stands behind it as tables, and as JSON. Computes nothing but what would fit.
 
-from collections.abc import Iterator
+A terminal of 80 columns is the usual one. A table that is too wide for it is set as several, one
+under the other, with its first column in each.
+"""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.lab.plan.latency import show_seconds
-from foretoken.lab.plan.page.details import STYLES, details, gigabytes
-from foretoken.lab.plan.page.document import drawn_drafts
-from foretoken.lab.plan.page.fitting import most_context, what_fits
-from foretoken.lab.plan.page.tables import make_table, tables
+from foretoken.lab.plain import to_plain
+from foretoken.lab.plan.acceptance import AssumedAcceptance
+from foretoken.lab.plan.bits import find_quantization
+from foretoken.lab.plan.memory_plan import draft_load, plan_memory
 from foretoken.lab.plan.planner import (
     InsteadOutlook,
     OtherReading,
     SpeculationPlan,
     package_of,
 )
-from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
-from foretoken.lab.plan.priors.assumed import AssumedAcceptance
+from foretoken.lab.plan.predict import (
+    BANDWIDTH_SHARE,
+    COMPUTE_SHARE,
+    EAGER_STEP_S_PER_LAYER,
+    LoadPrediction,
+    PlannedSpeed,
+    show_seconds,
+)
+from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 from foretoken.lab.plan.speedup import NextStep
 from foretoken.lab.plan.verdict import ANOTHER, WORDS
+
+_BETWEEN = 2
+
+
+def make_table(title: str, *columns: str, left: int = 1) -> Table:
+    """An empty table whose first columns are aligned left."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, name in enumerate(columns):
+        first = index < left
+        table.add_column(name, justify="left" if first else "right", no_wrap=first and left == 1)
+    # A title is set as wide as its table: a narrow table gets the width of the title.
+    table.min_width = cell_len(title) + _BETWEEN
+    return table
+
+
+def tables(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[Table]:
+    """The rows as one table or, where that takes more than `width` characters, as several of about
+    as many columns each, with the first column in every one.
+
+    Cells are markup; none is broken into lines as long as its column alone has room.
+    """
+    widths = [
+        max(cell_len(Text.from_markup(cell).plain) for cell in column)
+        for column in zip(header, *rows, strict=True)
+    ]
+    for number, part in enumerate(_groups(widths, width)):
+        columns = [0, *part]
+        named = title if not number else f"{title} (more)"
+        table = make_table(named, *(header[i] for i in columns))
+        table.min_width = min(table.min_width or 0, width)
+        for column in table.columns:
+            column.no_wrap = True
+        for row in rows:
+            table.add_row(*(row[i] for i in columns))
+        yield table
+
+
+def _groups(widths: Sequence[int], width: int) -> list[range]:
+    """The columns after the first, in as few groups as fit, of about equal size."""
+    last = len(widths)
+    for count in range(1, last):
+        size = -(-(last - 1) // count)
+        groups = [range(i, min(i + size, last)) for i in range(1, last, size)]
+        if all(_wide(widths, group) <= width for group in groups):
+            return groups
+    return [range(i, i + 1) for i in range(1, last)]
+
+
+def _wide(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[i] + _BETWEEN for i in (0, *columns))
+
+
+COUNTS = (1, 2, 4, 8)
+_GPU_WEIGHTS = ("bf16", "fp8", "int4")
+_GGUF_WEIGHTS = ("bf16", "q8_0", "q4_k_m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittingRow:
+    """One quantization of the target on a number of devices."""
+
+    quantization: str
+    count: int
+    plain: int
+    """Typical requests that fit at once."""
+    speculating: int
+
+
+def what_fits(setup: Setup) -> Iterator[FittingRow]:
+    """Rows for the asked quantization and the usual ones, on one GPU to eight; on CPUs as asked."""
+    usual = _GGUF_WEIGHTS if setup.settings.engine == "llama.cpp" else _GPU_WEIGHTS
+    on_gpus = setup.device.kind == "gpu"
+    counts = sorted({*COUNTS, setup.tp}) if on_gpus else [setup.devices]
+    for name in dict.fromkeys((setup.quantization.name, *usual)):
+        for count in counts:
+            if on_gpus and not _divides(setup, count):
+                continue
+            other = replace(setup, quantization=find_quantization(name, "quantization"))
+            other = _on(other, count) if on_gpus else other
+            yield FittingRow(
+                quantization=name,
+                count=count,
+                plain=plan_memory(other, None).requests,
+                speculating=plan_memory(other, draft_load(other)).requests,
+            )
+
+
+def _on(setup: Setup, count: int) -> Setup:
+    draft = min(setup.draft_tp, count) if setup.draft_tp != setup.tp else count
+    return replace(setup, tp=count, draft_tp=draft, devices=count)
+
+
+def most_context(setup: Setup, tokens: int, lookahead: int) -> int:
+    """Tokens that each request may have when the usual number of them share so many."""
+    return max(0, tokens // setup.usual - lookahead)
+
+
+def _divides(setup: Setup, count: int) -> bool:
+    models = [setup.target]
+    if setup.drafts_with == "model" and setup.draft is not None and setup.draft_tp == setup.tp:
+        models.append(setup.draft)
+    return all(model.num_heads % count == 0 for model in models)
+
+
+def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
+    """Everything as JSON values; infinite becomes None."""
+    content = {
+        "command": "foretoken lab plan",
+        "assumptions": assumptions(plan),
+        **to_plain(plan),
+        "exit_code": plan.verdict.exit_code,
+        "what_fits": _what_fits(plan),
+        "next_step": asdict(step) if step else None,
+    }
+    return content
+
+
+def _what_fits(plan: SpeculationPlan) -> dict[str, Any]:
+    """Requests at once on other numbers of devices and with other weights, and how long those that
+    are usually in flight may be as asked."""
+    setup, memory = plan.setup, plan.speculating
+    return {
+        "device": setup.device.name,
+        "context": setup.settings.context,
+        "rows": [asdict(row) for row in what_fits(setup)],
+        "most_context": {
+            "requests": setup.usual,
+            "plain": most_context(setup, plan.plain.tokens, 0),
+            "speculating": most_context(setup, memory.tokens, memory.lookahead),
+        },
+    }
+
+
+def assumptions(plan: SpeculationPlan) -> list[str]:
+    """What the numbers rest on, one sentence each."""
+    setup = plan.setup
+    return [
+        f"device: {setup.device.name} ({setup.device.source})",
+        f"{BANDWIDTH_SHARE:.0%} of peak bandwidth and {COMPUTE_SHARE:.0%} of peak compute are "
+        f"reached; a step takes at least {setup.device.step_s_per_layer * 1e6:.0f} us per layer "
+        f"({EAGER_STEP_S_PER_LAYER * 1e6:.0f} without graphs), an exchange "
+        f"between ranks {setup.host.exchange_s * 1e6:.0f} us, {setup.host.exchanges} a layer",
+        f"overhead {plan.overhead_bytes / 1e9:.1f} GB per device"
+        + (" (given)" if setup.settings.overhead_gb >= 0 else " (estimated)"),
+        *(f"{setup.target.name}: {note}" for note in setup.target.approximations),
+        *filter(None, [drawn_drafts(plan)]),
+    ]
+
+
+def drawn_drafts(plan: SpeculationPlan) -> str:
+    """How the emitted command draws its drafts, where the temperature has decided it; empty where
+    it makes no difference, or the engine decides by itself."""
+    setup, heat = plan.setup, plan.setup.settings.temperature
+    if setup.drafts_with != "model" or setup.settings.engine == "foretoken" or heat == 0.0:
+        return ""
+    drawn = heat > DRAWN_FROM
+    now, other = ("drawn", "greedy") if drawn else ("greedy", "drawn")
+    return (
+        f"Drafts are {now} in this command, as the temperature {heat:g} is "
+        f"{'above' if drawn else 'not above'} {DRAWN_FROM:g}; {other} ones "
+        f"({'without' if drawn else 'with'} draft_sample_method probabilistic) may be accepted "
+        "more often: measure both."
+    )
+
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"}
+
+
+def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
+    """Tables, findings, assumptions."""
+    if plan.setup.method != "none":
+        yield _speed_table(plan)
+    yield _findings_table(plan)
+    yield Panel("\n".join(assumptions(plan)), title="assumed, not measured", title_align="left")
+
+
+def gigabytes(count: float) -> str:
+    """Bytes in gigabytes of 1e9, small ones with more digits."""
+    return f"{count / 1e9:.4f}" if 0 < count < 1e8 else f"{count / 1e9:,.1f}"
+
+
+def _speed_table(plan: SpeculationPlan) -> Table:
+    prediction = plan.prediction
+    table = make_table(
+        f"Predicted speed-up of {prediction.method}, k = {prediction.k}",
+        "in flight", "plain ms", "V", "c", "break-even rate", "low", "middle", "high", "best k",
+        left=0,
+    )  # fmt: skip
+    for load in prediction.loads:
+        style = "green" if load.low >= 1 else ("yellow" if load.middle >= 1 else "red")
+        table.add_row(
+            f"{load.requests}",
+            f"{load.plain_step_s * 1e3:.1f}",
+            f"{load.verify_cost:.2f}",
+            f"{load.draft_cost:.3f}",
+            f"{load.break_even_rate:.2f}",
+            f"{load.low:.2f}",
+            f"[{style}]{load.middle:.2f}[/]",
+            f"{load.high:.2f}",
+            f"{load.best_k} ({load.best:.2f}x)" if load.best_k else "off",
+        )
+    return table
+
+
+def _findings_table(plan: SpeculationPlan) -> Table:
+    table = make_table("Checks", "level", "check", "what", left=3)
+    for finding in plan.findings:
+        text = Text(finding.message)
+        if finding.remedy:
+            text.append(f"\n-> {finding.remedy}", style="italic")
+        table.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, text)
+    return table
+
 
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_LOADS = 5
@@ -81,12 +312,10 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
 
 
 def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
-    """The drafter to take where the one that was asked for is to be left off."""
     return plan.instead if plan.verdict.word == "leave_off" else None
 
 
 def _answer(plan: SpeculationPlan) -> Text:
-    """The verdict, and why."""
     verdict, other = plan.verdict, _left_for_another(plan)
     if other is None:
         word = (WORDS[verdict.word], _COLORS[verdict.word])
@@ -99,12 +328,10 @@ def _answer(plan: SpeculationPlan) -> Text:
 
 
 def _named(other: InsteadOutlook) -> str:
-    """A drafter, how it is asked for, and what it takes."""
     return f"{other.method} (--method {other.method}; it needs {other.needs or 'nothing new'})"
 
 
 def _other_reading(plan: SpeculationPlan, other: OtherReading) -> Text:
-    """What a given acceptance means, and what it would mean as servers count."""
     given, k = plan.setup.settings.acceptance, plan.setup.k
     differs = other.verdict.word != plan.verdict.word
     return Text(
@@ -134,7 +361,6 @@ def _asked(plan: SpeculationPlan) -> str:
 
 
 def _drafters(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
-    """Name, prediction, and whether it can be had as things stand."""
     named = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
     others = [
         (one.method, one.prediction, one.available)
@@ -195,7 +421,6 @@ def _breaks_even(limit: float) -> str:
 
 
 def _found(own: AssumedAcceptance) -> str:
-    """What look-ups cost where they find nothing."""
     if own.hits >= 1.0:
         return ""
     return f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
@@ -276,7 +501,6 @@ def _memory(plan: SpeculationPlan) -> str:
 
 
 def _ranks(plan: SpeculationPlan) -> str:
-    """How many, and what each holds of the weights."""
     count, memory = plan.setup.tp, plan.speculating
     if count == 1:
         return "1 rank"

@@ -1,1 +1,0 @@
-"""`foretoken lab tune`: the command, and what it shows."""
