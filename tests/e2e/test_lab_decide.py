@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
 
@@ -78,18 +78,18 @@ def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
         measure(out, prompts, slow, fast)
         measure(tmp_path / "reverse", prompts, fast, slow)
     careful, _ = decided(out, *ANYWHERE)
-    assert careful["verdict"] == NOT_YET, careful["sentence"]
+    assert careful["verdict"] == MEASURE_MORE, careful["sentence"]
     assert careful["decisions"][0]["needed_blocks"] >= 200 / 8, "a P95 takes 200 requests"
     quick, rules = decided(out, *QUICK)
-    assert quick["verdict"] == SHIP, quick["sentence"]
+    assert quick["verdict"] == USE_IT, quick["sentence"]
     assert rules["speedup"]["value"]["estimate"] > 1.4
     assert rules["monitoring"]["outcome"] == rules["acceptance_pays"]["outcome"] == "pass"
     backwards, _ = decided(tmp_path / "reverse", *QUICK)
-    assert backwards["verdict"] == DO_NOT_SHIP
+    assert backwards["verdict"] == LEAVE_IT_OFF
     assert_commands_read(out)
     report = CliRunner().invoke(app, ["lab", "report", str(out), *QUICK])
     assert report.exit_code == 0, report.output
-    assert "SHIP" in (out / "report" / "report.html").read_text("utf-8")
+    assert "USE IT" in (out / "report" / "report.html").read_text("utf-8")
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_the_packaged_pair_is_measured_and_decided(tmp_path: Path, prompts: Path
     serve += " --per-request-spec-decode-metrics detailed"
     measure(tmp_path / "ab", prompts, f"{serve} --speculative-config none", serve)
     document, rules = decided(tmp_path / "ab", *QUICK)
-    assert document["verdict"] in (SHIP, DO_NOT_SHIP, NOT_YET)
+    assert document["verdict"] in (USE_IT, LEAVE_IT_OFF, MEASURE_MORE)
     assert rules["outputs"]["outcome"] == "pass", rules["outputs"]["says"]
     assert "24 of 24" in rules["outputs"]["says"]
     assert rules["errors"]["outcome"] == "pass"

@@ -11,18 +11,14 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.decide.ship_policy import RULE_KINDS, default_text, load_policy
-from foretoken.lab.decide.verdict import (
-    DO_NOT_SHIP,
-    INVALID,
-    NOT_YET,
-    SHIP,
-    decide,
-)
+from foretoken.lab.decide.decision import decide
+from foretoken.lab.decide.rules import RULE_KINDS
+from foretoken.lab.decide.ship_policy import default_text, load_policy
 from foretoken.lab.records.results import AbSummary, Equality
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.stats.intervals import Interval, unknown
 from foretoken.lab.stats.ratios import log_interval
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from tests.unit.lab.summaries import (
     ab,
     around,
@@ -47,7 +43,7 @@ def verdict(summary: AbSummary, *changes: str) -> str:
 
 def test_a_clear_win_ships() -> None:
     decision = decide(ab(1.6), load_policy(None))
-    assert decision.verdict == SHIP, decision.sentence
+    assert decision.verdict == USE_IT, decision.sentence
     assert decision.needed_blocks is None
 
 
@@ -57,13 +53,13 @@ def test_the_default_policy_uses_every_rule() -> None:
 
 def test_a_gain_below_the_limit_does_not_ship() -> None:
     decision = decide(ab(1.1), load_policy(None))
-    assert decision.verdict == DO_NOT_SHIP
+    assert decision.verdict == LEAVE_IT_OFF
     assert "speedup" in decision.sentence
 
 
 def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
     decision = decide(ab(1.4, error=0.06, blocks=12), load_policy(None))
-    assert decision.verdict == NOT_YET
+    assert decision.verdict == MEASURE_MORE
     assert decision.needed_blocks is not None and decision.needed_blocks > 12
     assert decision.more_seconds == pytest.approx(100.0 * (decision.needed_blocks - 12))
 
@@ -80,8 +76,8 @@ def test_three_blocks_are_asked_for_eight_first() -> None:
 
 def test_more_looks_want_more_evidence() -> None:
     summary = ab(1.42, error=0.035)
-    assert verdict(summary) == SHIP
-    assert verdict(replace(summary, look=4)) == NOT_YET
+    assert verdict(summary) == USE_IT
+    assert verdict(replace(summary, look=4)) == MEASURE_MORE
 
 
 def test_an_interval_without_ends_is_never_a_pass() -> None:
@@ -90,7 +86,7 @@ def test_an_interval_without_ends_is_never_a_pass() -> None:
     few = replace(gain("tpot_p99", 2.0), enough=False, num_blocks=12, num_pairs=360)
     policy = load_policy(None, ("p99_tpot.weight=must",))
     decision = decide(with_gain(ab(2.0), few), policy)
-    assert decision.verdict == NOT_YET
+    assert decision.verdict == MEASURE_MORE
     assert decision.needed_blocks == 34, "a thousand requests, thirty a block"
     assert "p99_tpot: unproven" in decision.sentence and "about 567 requests" in decision.sentence
 
@@ -98,7 +94,7 @@ def test_an_interval_without_ends_is_never_a_pass() -> None:
 def test_a_p99_that_nobody_can_show_does_not_stop_a_proven_gain() -> None:
     few = replace(gain("tpot_p99", 2.0, error=0.4), enough=False, num_blocks=12, num_pairs=360)
     decision = decide(with_gain(ab(1.6), few), load_policy(None))
-    assert decision.verdict == SHIP
+    assert decision.verdict == USE_IT
     assert decision.sentence.startswith("faster: proven (speed-up (tpot_p50) 1.60x")
     assert "p99_tpot: unproven" in decision.sentence and "requests an arm" in decision.sentence
 
@@ -107,13 +103,13 @@ def test_an_impossible_result_is_invalid_in_words() -> None:
     """3.06x at an acceptance length of 2.70, once an argument for shipping."""
     summary = with_candidate(ab(3.06), acceptance=(bucket(rate=0.34),))
     decision = decide(summary, load_policy(None))
-    assert decision.verdict == INVALID
+    assert decision.verdict == MEASURE_MORE
     assert "cannot be above what it yields" in decision.sentence
     assert decision.break_even_rate == 0.0, "not below nothing"
     pays = next(j.result.says for j in decision.rules if j.rule == "acceptance_pays")
     assert "pays at any acceptance" in pays
     hopeless = decide(with_candidate(ab(0.2), acceptance=(bucket(rate=0.1),)), load_policy(None))
-    assert hopeless.verdict == DO_NOT_SHIP
+    assert hopeless.verdict == LEAVE_IT_OFF
     pays = next(j.result.says for j in hopeless.rules if j.rule == "acceptance_pays")
     assert "no acceptance would pay" in pays and "%" not in pays.split("no acceptance")[1]
 
@@ -219,20 +215,20 @@ def test_a_low_rate_that_pays_is_no_failure() -> None:
     """39 % at k = 5 with a measured 1.78x: below every fixed threshold, far above break-even."""
     summary = with_candidate(ab(1.78), acceptance=(bucket(rate=0.39),))
     decision = decide(summary, load_policy(None))
-    assert decision.verdict == SHIP
+    assert decision.verdict == USE_IT
     assert decision.break_even_rate == pytest.approx((2.95 / 1.78 - 1) / 5, abs=0.01)
 
 
 def test_a_promise_about_the_first_token_is_stricter() -> None:
     summary = with_gain(ab(1.6), gain("ttft_p95", 0.9))
-    assert verdict(summary) == SHIP
-    assert verdict(summary, "slo=ttft") == DO_NOT_SHIP
+    assert verdict(summary) == USE_IT
+    assert verdict(summary, "slo=ttft") == LEAVE_IT_OFF
 
 
 def test_failing_notes_do_not_decide() -> None:
     summary = with_candidate(ab(1.6), output_tokens=200 * 12)
-    assert verdict(summary) == SHIP
-    assert verdict(summary, "output_length.weight=veto") == DO_NOT_SHIP
+    assert verdict(summary) == USE_IT
+    assert verdict(summary, "output_length.weight=veto") == LEAVE_IT_OFF
 
 
 @pytest.mark.parametrize(
@@ -256,7 +252,7 @@ def test_a_policy_extends_and_drops(tmp_path: Path) -> None:
     assert rules["speedup"].parameters.least == 1.15
     assert rules["speedup"].parameters.resolution == 1.1
     assert "p99_tpot" not in rules
-    assert decide(ab(1.2), policy).verdict == SHIP
+    assert decide(ab(1.2), policy).verdict == USE_IT
     loop = tmp_path / "loop.yaml"
     loop.write_text("extends: loop.yaml\nrules: {}\n")
     with pytest.raises(ConfigError, match="extend itself"):
@@ -276,10 +272,10 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     several = runner.invoke(app, ["lab", "decide", *(str(tmp_path / n) for n in codes), "--json"])
     assert several.exit_code == 0, several.output
     document = json.loads(several.stdout)
-    assert document["verdict"] == SHIP
+    assert document["verdict"] == USE_IT
     assert document["best"].endswith("good")
     assert len(document["decisions"]) == 3
     shown = runner.invoke(app, ["lab", "decide", str(tmp_path / "open")], env={"COLUMNS": "140"})
-    assert "NOT YET" in shown.stdout and "more blocks" in shown.stdout
+    assert "MEASURE MORE" in shown.stdout and "more blocks" in shown.stdout
     assert runner.invoke(app, ["lab", "decide", str(tmp_path)]).exit_code == 2
     assert runner.invoke(app, ["lab", "decide", "--show-policy"]).stdout == default_text()

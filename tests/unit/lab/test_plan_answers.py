@@ -98,7 +98,7 @@ def test_the_command_leaves_off_what_was_measured_to_lose() -> None:
     options += ["--measured", "2.5,0.3,1.4"]
     result = CliRunner().invoke(app, ["lab", "plan", "llama-3.1-70b", *options])
     assert result.exit_code == 1
-    assert "MEASURE FIRST" not in result.output and "Not draft_model: 0.35x" in result.output
+    assert "MEASURE MORE: " not in result.output and "LEAVE IT OFF: 0.35x" in result.output
     with pytest.raises(ConfigError, match="the one that was measured"):
         plan_of(cost_of(1.2, 0.2, 3.4), draft="llama-3.1-8b,llama-3.2-1b")
 

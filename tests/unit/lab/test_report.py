@@ -12,6 +12,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from foretoken.lab.report.accepted import by_position, lengths_by_k
+from foretoken.lab.report.figures import ONE_RUN, run_plots
+from foretoken.lab.report.html import Stamp, write_report
+from foretoken.lab.report.judged import names_of, read_runs, requests_csv
+from foretoken.lab.report.times import blocks, label
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -19,7 +24,6 @@ from foretoken.cli.app import app
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import LineWriter, write_json
-from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import (
     PALETTE,
     SERIES,
@@ -30,10 +34,6 @@ from foretoken.lab.report.canvas import (
     new_figure,
     variables,
 )
-from foretoken.lab.report.figures import ONE_RUN, run_plots
-from foretoken.lab.report.html import Stamp, write_report
-from foretoken.lab.report.judged import names_of, read_runs, requests_csv
-from foretoken.lab.report.times import blocks, label
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
 from tests.unit.lab.test_steady import decaying
@@ -129,7 +129,7 @@ def test_numbers_are_there_for_machines(page: Path) -> None:
     assert {row["run"] for row in rows} == {"load-1", "load-8"}
     assert any(float(row["ratio"]) == 1.7 for row in rows if row["metric"] == "tpot_p50")
     lines = [json.loads(line) for line in (page / "report.jsonl").read_text().splitlines()]
-    assert [line["decision"]["verdict"] for line in lines] == ["SHIP", "DO NOT SHIP"]
+    assert [line["decision"]["verdict"] for line in lines] == ["USE IT", "LEAVE IT OFF"]
     with (page / "requests.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 30
 

@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.lab.analysis.fit import fit_arms
+from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import decide
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.stats.intervals import unknown
 from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw
-from tests.unit.lab.summaries import ab, around, bucket, class_gains, gain, with_candidate, with_gain
+from tests.unit.lab.summaries import (
+    ab,
+    around,
+    bucket,
+    class_gains,
+    gain,
+    with_candidate,
+    with_gain,
+)
 from tests.unit.lab.test_fit import arms
 from tests.unit.lab.test_several_runs import measured
 
@@ -76,7 +84,9 @@ def several_runs() -> dict[str, Sequence[AbSummary]]:
         "temperatures": (measured(1.8), measured(1.6, temperature=0.4), HOT),
         "loads": loads,
         "classes": (measured(1.8, category="code"), measured(0.8, category="prose")),
-        "configurations": [measured(s, more=K.format(k)) for k, s in ((1, 1.1), (3, 1.9), (5, 1.5))],
+        "configurations": [
+            measured(s, more=K.format(k)) for k, s in ((1, 1.1), (3, 1.9), (5, 1.5))
+        ],
         "configurations at loads": [
             measured(s, in_flight=n, more=f"--k {k}")
             for k, n, s in ((5, 1, 2.2), (5, 16, 1.0), (2, 1, 1.7), (2, 16, 1.5))

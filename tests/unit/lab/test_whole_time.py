@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foretoken.lab.report.html import Tile, _tiles
+from foretoken.lab.report.judged import ReportRun
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
@@ -13,12 +15,10 @@ from foretoken.cli.lab.run_tables import cells_table
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.analysis.whole_time import StepCounts, break_even, break_even_of, draft_share_of
+from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import decide
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import LineWriter, write_json
-from foretoken.lab.report.html import Tile, _tiles
-from foretoken.lab.report.judged import ReportRun
 from foretoken.lab.stats.intervals import Interval, unknown
 from tests.marks import slow_but
 from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw

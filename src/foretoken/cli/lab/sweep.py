@@ -41,7 +41,7 @@ def sweep(
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import cells_table, console
-    from foretoken.lab.decide.crossings import crossings_of
+    from foretoken.lab.analysis.crossover import crossings_of
     from foretoken.lab.measure.estimate import sizes_of
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep

@@ -13,6 +13,7 @@ from foretoken.lab.plan.roofline import (
 )
 from foretoken.lab.plan.setup import DRAWN_FROM
 from foretoken.lab.plan.speedup import NextStep
+from foretoken.lab.plan.verdict import WORDS
 
 
 def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
         "assumptions": assumptions(plan),
         **to_plain(plan),
         "exit_code": plan.verdict.exit_code,
+        "verdict": {**asdict(plan.verdict), "verdict": WORDS[plan.verdict.word]},
         "nominal": [{**asdict(row), "differs": row.differs} for row in plan.nominal],
         "what_fits": _what_fits(plan),
         "next_step": asdict(step) if step else None,
