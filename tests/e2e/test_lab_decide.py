@@ -50,10 +50,8 @@ def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def assert_commands_read(out: Path) -> None:
-    """`fit` of a measured A/B, and other lengths."""
-    fit = CliRunner().invoke(app, ["lab", "fit", str(out), "--json"])
-    assert fit.exit_code == 0, fit.output
-    found = json.loads(fit.stdout)
+    """What a measured A/B's steps cost, and other lengths."""
+    found = decided(out, "--fit")[0]["fit"]
     assert 0.5 < found["acceptance_rate"] < 0.95 and found["k"] <= 5
     one, three = decided(out, "--k", "1,3")[0]["other_lengths"]
     assert 1 < one["tokens_per_step"] <= 2 < three["tokens_per_step"] <= 4
@@ -87,9 +85,11 @@ def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
     backwards, _ = decided(tmp_path / "reverse", *QUICK)
     assert backwards["verdict"] == LEAVE_IT_OFF
     assert_commands_read(out)
-    report = CliRunner().invoke(app, ["lab", "report", str(out), *QUICK])
-    assert report.exit_code == 0, report.output
-    assert "USE IT" in (out / "report" / "report.html").read_text("utf-8")
+    page = out / "page.html"
+    found = CliRunner().invoke(app, ["lab", "decide", str(out), *QUICK, "--html", str(page)])
+    assert found.exit_code == 0, found.output
+    assert "<h1>USE IT</h1>" in page.read_text("utf-8")
+    assert found.stdout.splitlines()[-1].startswith("USE IT: faster: proven")
 
 
 @pytest.mark.slow

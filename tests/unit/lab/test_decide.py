@@ -103,8 +103,8 @@ def test_an_impossible_result_is_invalid_in_words() -> None:
     """3.06x at an acceptance length of 2.70, once an argument for shipping."""
     summary = with_candidate(ab(3.06), acceptance=(bucket(rate=0.34),))
     decision = decide(summary, load_policy(None))
-    assert decision.verdict == MEASURE_MORE
-    assert "cannot be above what it yields" in decision.sentence
+    assert decision.verdict == MEASURE_MORE and not decision.valid
+    assert "cannot be above what it yields" in decision.conclusion.sentence
     assert decision.break_even_rate == 0.0, "not below nothing"
     pays = next(j.result.says for j in decision.rules if j.rule == "acceptance_pays")
     assert "pays at any acceptance" in pays

@@ -113,12 +113,8 @@ def _document(summary: "AbSummary", decision: "Decision | None") -> dict[str, An
     found: dict[str, Any] = to_plain(summary)
     if decision is None:
         return found
-    said = {
-        "verdict": decision.verdict,
-        "sentence": decision.sentence,
-        "decision": to_plain(decision),
-    }
-    return {**found, **said, "exit_code": decision.conclusion.exit_code}
+    found |= {"verdict": decision.verdict, "sentence": decision.sentence}
+    return {**found, "decision": to_plain(decision), "exit_code": decision.conclusion.exit_code}
 
 
 def _exit_code(summary: "AbSummary", decision: "Decision | None") -> int:
