@@ -26,6 +26,8 @@ class Verdict:
     reason: str
     command: str = ""
     """What to type next; empty where nothing is to be done."""
+    scope: str = ""
+    """Such as `for part of the traffic`."""
 
     @property
     def exit_code(self) -> int:
@@ -40,7 +42,8 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """`USE IT: 1.60x [1.57, 1.64] against 1.30x. Next: vllm serve ...`, on one line."""
-        said = f"{self.word}: {self.reason.rstrip('.')}."
+        word = f"{self.word} {self.scope}" if self.scope else self.word
+        said = f"{word}: {self.reason.rstrip('.')}."
         return f"{said} Next: {self.command}" if self.command else said
 
 

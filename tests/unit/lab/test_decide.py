@@ -41,20 +41,8 @@ def verdict(summary: AbSummary, *changes: str) -> str:
     return decide(summary, load_policy(None, changes)).verdict
 
 
-def test_a_clear_win_ships() -> None:
-    decision = decide(ab(1.6), load_policy(None))
-    assert decision.verdict == USE_IT, decision.sentence
-    assert decision.needed_blocks is None
-
-
 def test_the_default_policy_uses_every_rule() -> None:
     assert {rule.kind.name for rule in load_policy(None).rules} == set(RULE_KINDS)
-
-
-def test_a_gain_below_the_limit_does_not_ship() -> None:
-    decision = decide(ab(1.1), load_policy(None))
-    assert decision.verdict == LEAVE_IT_OFF
-    assert "speedup" in decision.sentence
 
 
 def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
@@ -83,20 +71,6 @@ def test_more_looks_want_more_evidence() -> None:
 def test_an_interval_without_ends_is_never_a_pass() -> None:
     blind = replace(gain("tpot_p50", 2.0), ratio=unknown(2.0), enough=True)
     assert outcome(with_gain(ab(2.0), blind), "speedup") == "inconclusive"
-    few = replace(gain("tpot_p99", 2.0), enough=False, num_blocks=12, num_pairs=360)
-    policy = load_policy(None, ("p99_tpot.weight=must",))
-    decision = decide(with_gain(ab(2.0), few), policy)
-    assert decision.verdict == MEASURE_MORE
-    assert decision.needed_blocks == 34, "a thousand requests, thirty a block"
-    assert "p99_tpot: unproven" in decision.sentence and "about 567 requests" in decision.sentence
-
-
-def test_a_p99_that_nobody_can_show_does_not_stop_a_proven_gain() -> None:
-    few = replace(gain("tpot_p99", 2.0, error=0.4), enough=False, num_blocks=12, num_pairs=360)
-    decision = decide(with_gain(ab(1.6), few), load_policy(None))
-    assert decision.verdict == USE_IT
-    assert decision.sentence.startswith("faster: proven (speed-up (tpot_p50) 1.60x")
-    assert "p99_tpot: unproven" in decision.sentence and "requests an arm" in decision.sentence
 
 
 def test_an_impossible_result_is_invalid_in_words() -> None:

@@ -101,7 +101,7 @@ def test_the_page_is_whole_and_self_contained(page: Path) -> None:
     assert not re.search(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
     first = re.sub(r"<[^>]*>", "", text.split("<h1>")[1]).strip()
     assert first.startswith("LEAVE IT OFF for part of the traffic"), "the verdict comes first"
-    assert "LEAVE IT OFF: It pays at 1 requests/s" in text
+    assert "LEAVE IT OFF for part of the traffic: it pays at 1 requests/s" in text
     assert "let k fall to 0 above 1" in text
 
 

@@ -43,6 +43,12 @@ def law(**given: Any) -> AbSummary:
     return ab_of(draw(DraftingLaw(**given), requests=10, tokens=80))
 
 
+def prompts_of(speedup: float, tokens: float, **config: Any) -> AbSummary:
+    """An A/B with prompts of one length."""
+    found = measured(speedup, **config)
+    return replace(found, arms=tuple(replace(own, prompt_tokens=tokens) for own in found.arms))
+
+
 def one_run() -> dict[str, tuple[AbSummary, tuple[str, ...]]]:
     """A/Bs, each with the changes to the policy."""
     slow_first = with_gain(ab(1.6), gain("ttft_p95", 0.9))
@@ -80,6 +86,11 @@ def one_run() -> dict[str, tuple[AbSummary, tuple[str, ...]]]:
 def several_runs() -> dict[str, Sequence[AbSummary]]:
     """A/Bs that are judged together."""
     loads = [measured(s, in_flight=n) for n, s in ((1, 2.0), (8, 1.5), (32, 0.8))]
+    other = replace(ab(1.32, error=0.05), config=measured(1.0, in_flight=8).config)
+    versions = [
+        with_candidate(measured(s), server=replace(ab().arm("on").server, version=v))
+        for v, s in (("0.32.0", 1.1), ("0.33.0", 1.6))
+    ]
     return {
         "temperatures": (measured(1.8), measured(1.6, temperature=0.4), HOT),
         "loads": loads,
@@ -94,6 +105,10 @@ def several_runs() -> dict[str, Sequence[AbSummary]]:
         "unfair": (measured(1.9, more="--k 5"), measured(1.2, more="--k 1", temperature=0.8)),
         "open at one": (measured(1.9, temperature=0.8), SHAKY),
         "open and lost": (SHAKY, measured(0.9, in_flight=16)),
+        "open everywhere": (SHAKY, other),
+        "versions": versions,
+        "prompts": (prompts_of(1.8, 500.0), prompts_of(0.9, 32_000.0, file="long.jsonl")),
+        "busy everywhere": (BUSY, replace(BUSY, config=HOT.config)),
         "busy and lost": (BUSY, HOT),
         "busy and won": (BUSY, measured(1.9, temperature=0.8)),
         "by measured load": [
@@ -121,6 +136,7 @@ def answers() -> dict[str, Any]:
             "sentence": said.sentence,
             "needed_blocks": said.needed_blocks,
             "break_even": said.break_even_rate,
+            "conclusion": said.conclusion.sentence,
             "rules": "".join(j.result.outcome[:2] + " " for j in said.rules).strip(),
         }
     for name, runs in several_runs().items():
@@ -128,14 +144,16 @@ def answers() -> dict[str, Any]:
         judged = [(run, decide(run, policy, run=str(n))) for n, run in enumerate(runs)]
         best = judge_runs(judged, policy)
         found[f"together: {name}"] = {
-            "verdict": best.verdict, "best": best.best.run, "says": list(best.says)
+            "answer": best.answer, "best": best.best.run, "says": list(best.says),
+            "conclusion": best.conclusion.sentence,
         }  # fmt: skip
     for name, pair in {
         "two lines": arms(0.03),
         "look-ups": arms_of(draw(DraftingLaw(share=0.35), requests=10, tokens=80)),
     }.items():
         found[f"fit: {name}"] = to_plain(fit_arms(*pair))
-    return rounded(json.loads(json.dumps(found)))
+    plain: dict[str, Any] = rounded(json.loads(json.dumps(found)))
+    return plain
 
 
 def test_answers_are_those_of_before() -> None:

@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
     from foretoken.lab.decide.overall import Overall
-    from foretoken.lab.records.results import ArmSummary
+    from foretoken.lab.records.results import ArmSummary, RequestRecord
     from foretoken.lab.report.runs import ReportRun
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
+RunsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="RULE.KEY=VALUE", help="Over the policy; several times."),
+]
 PolicyOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")
 ]
@@ -37,15 +45,9 @@ CsvOption = Annotated[
 
 
 def decide(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
-    ] = None,
+    runs: RunsArgument = None,
     policy: PolicyOption = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="RULE.KEY=VALUE", help="Over the policy; several times."),
-    ] = None,
+    changes: ChangesOption = None,
     reference: Annotated[
         Path | None,
         typer.Option(help="A run with the unquantized model, to compare acceptance with."),
@@ -110,23 +112,27 @@ def _reference(run: Path) -> "ArmSummary":
 
 def _other_lengths(run: "ReportRun", lengths: list[int]) -> tuple["OtherLength", ...]:
     from foretoken.lab.analysis.other_lengths import other_lengths
-    from foretoken.lab.analysis.summary import counted
 
     if not lengths:
         return ()
-    return other_lengths(run.summary, counted(run.requests, run.summary.candidate), lengths)
+    return other_lengths(run.summary, _answers(run, run.summary.candidate), lengths)
 
 
 def _fit(runs: "Sequence[ReportRun]") -> "Fit":
     from foretoken.lab.analysis.fit import fit_arms, of_runs
-    from foretoken.lab.analysis.summary import counted
 
-    names = ("baseline", "candidate")
-    base, other = (
-        of_runs([counted(run.requests, getattr(run.summary, name)) for run in runs])
-        for name in names
+    return fit_arms(
+        of_runs([_answers(run, run.summary.baseline) for run in runs]),
+        of_runs([_answers(run, run.summary.candidate) for run in runs]),
     )
-    return fit_arms(base, other)
+
+
+def _answers(run: "ReportRun", arm: str) -> "list[RequestRecord]":
+    """An arm's whole answers. Raises ConfigError where the run has none."""
+    from foretoken.lab.analysis.summary import counted
+    from foretoken.lab.records.run_files import read_requests
+
+    return counted(run.requests or read_requests(Path(run.decision.run)), arm)
 
 
 def _write_page(file: Path, runs: "Sequence[ReportRun]", best: "Overall", policy: str) -> None:

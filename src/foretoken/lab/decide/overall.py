@@ -56,17 +56,23 @@ class Overall:
     @property
     def answer(self) -> str:
         """The verdict for someone who reads no further."""
-        return f"{self.verdict} for part of the traffic" if self.in_part else self.verdict
+        return f"{self.verdict} {_PART}" if self.in_part else self.verdict
 
     @property
     def conclusion(self) -> Verdict:
         """The verdict with one reason and the next command."""
         own = self.best.conclusion
-        # The first sentence may only name the best configuration; the next one is the reason then.
-        reason = (
-            own.reason if len(self.says) == 1 and not self.in_part else ". ".join(self.says[:2])
-        )
+        if len(self.says) == 1 and not self.in_part:
+            return own
+        # The first sentence may only name the best configuration; the next is the reason then.
+        first = ". ".join(self.says[:2])
+        reason = first[:1].lower() + first[1:]
+        if self.in_part:
+            return Verdict(word=self.verdict, reason=reason, scope=_PART)
         return Verdict(word=self.verdict, reason=reason, command=own.command)
+
+
+_PART = "for part of the traffic"
 
 
 def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -> Overall:

@@ -1,7 +1,7 @@
 """The roofline of a model on a group of devices: from the planner's tables to a model of step time.
 
 Nothing here is measured, and every assumption is a constant of this file;
-`foretoken.control.cost.RooflineCost` holds the formula. `foretoken lab fit` replaces it with a
+`foretoken.control.cost.RooflineCost` holds the formula. `lab decide --fit` replaces it with a
 server's own step times.
 """
 

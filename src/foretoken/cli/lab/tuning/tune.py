@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.lab.options import EXIT_STOPPED, JsonOption, parse_whole
+from foretoken.lab.verdict import EXIT_CODES
 
 if TYPE_CHECKING:
     from foretoken.lab.measure.workload import Item
@@ -71,12 +72,11 @@ def tune(
     The server is started with each setting in turn and asked the same requests; settings that
     cannot be best any more are dropped; the best has to win a last A/B against no speculation.
     Known are vLLM, SGLang, llama.cpp and Foretoken; of any other server a command with {k} for the
-    draft length (0: none) and {port}. Exit code: 0: USE IT; 1: LEAVE IT OFF; 4: MEASURE MORE; 2:
+    draft length (0: none) and {port}. Exit code 0: USE IT; 1: LEAVE IT OFF; 4: MEASURE MORE; 2:
     wrong settings; 5: the server does not start.
     """
     from foretoken.cli.lab.tuning.view import show_answer
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.verdict import EXIT_CODES
 
     tried = (drafter or [], parse_whole(lengths, "-k"))
     machine = (device, count) if device else None

@@ -112,7 +112,7 @@ def _draft_time_ratio(context: PlanContext) -> Iterator[Finding]:
         message=f"a draft step takes {load.draft_cost:.2f} of a plain step "
         f"({'predicted' if setup.own_measured is None else 'as measured'}), "
         f"{setup.k} of them {setup.k * load.draft_cost:.2f}; small drafts are bound by launches, "
-        "not weights, so measure it (`foretoken lab fit`)",
+        "not weights, so measure it (`foretoken lab decide RUN --fit`)",
         remedy="a shallower draft, captured graphs for it, or a lower k" if dear else "",
     )
 

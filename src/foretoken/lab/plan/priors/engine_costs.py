@@ -1,7 +1,7 @@
 """What an engine's own work adds to a step, which no data sheet of a device says.
 
 Every number is an assumption from published paces without drafts and from how the engine's kernels
-are built; `foretoken lab fit` replaces all of it with a server's own step times.
+are built; `lab decide --fit` replaces all of it with a server's own step times.
 """
 
 from dataclasses import dataclass
