@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.lab.analysis.classes import gains_by_class
+from foretoken.lab.analysis.gains import gains_by_class
 from foretoken.lab.analysis.summary import ArmData
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.evidence import RuleResult
