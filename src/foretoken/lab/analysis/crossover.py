@@ -15,12 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.analysis.dimensions import (
-    Dimension,
-    find_dimensions,
-    show_value,
-    with_unit,
-)
+from foretoken.lab.analysis.dimensions import Dimension, find_dimensions, show_value, with_unit
 from foretoken.lab.records.results import AbSummary, ArmGain
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS, standard_error

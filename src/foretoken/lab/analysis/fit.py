@@ -29,13 +29,7 @@ from foretoken.lab.analysis.whole_time import (
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
-from foretoken.lab.stats.ratios import (
-    FEWEST_BLOCKS,
-    Ints,
-    Sample,
-    paired_ratio,
-    weighted_mean,
-)
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS, Ints, Sample, paired_ratio, weighted_mean
 
 TOGETHER_S = 0.0004
 """Chunks nearer than this, or than a share of the usual gap, are one step."""

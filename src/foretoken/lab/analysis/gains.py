@@ -192,10 +192,7 @@ def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float,
 
 
 def _rate_gain(
-    metric: str,
-    records: Sequence[RequestRecord],
-    data: tuple[ArmData, ArmData],
-    value: Value,
+    metric: str, records: Sequence[RequestRecord], data: tuple[ArmData, ArmData], value: Value
 ) -> ArmGain:
     base, other = (rates_per_block(counted(records, d.arm), d, value) for d in data)
     return _gain(metric, (other, base), weighted_mean, unseen_starts(data))

@@ -154,17 +154,14 @@ def _takes(evidence: Evidence, judged: Judged) -> str:
     needed = _needed(evidence, [judged])
     if needed is None:
         return ""
-    per_block = evidence.candidate.num_requests / max(1, evidence.num_blocks)
-    return f", about {needed * per_block:,.0f} requests an arm would tell"
+    return f", about {needed * evidence.requests_per_block:,.0f} requests an arm would tell"
 
 
-def _needed(evidence: Evidence, still_open: list[Judged]) -> int | None:
+def _needed(evidence: Evidence, still_open: Sequence[Judged]) -> int | None:
     """The most blocks that an open rule asks for; requests are turned into blocks."""
-    wanted = [j.result.needed_blocks or 0 for j in still_open]
-    per_block = evidence.candidate.num_requests / max(1, evidence.num_blocks)
-    for judged in still_open:
-        if judged.result.needed_requests and per_block:
-            wanted.append(math.ceil(judged.result.needed_requests / per_block))
+    size, results = evidence.requests_per_block, [j.result for j in still_open]
+    wanted = [r.needed_blocks or 0 for r in results]
+    wanted += [math.ceil(r.needed_requests / size) for r in results if r.needed_requests and size]
     return max(wanted, default=0) or None
 
 
@@ -172,7 +169,7 @@ def _seconds(evidence: Evidence, needed: int | None) -> float | None:
     have = evidence.num_blocks
     if needed is None or not have:
         return None
-    spent = sum(arm.duration_s for arm in (evidence.baseline, evidence.candidate))
+    spent = evidence.baseline.duration_s + evidence.candidate.duration_s
     return spent / have * max(0, needed - have)
 
 
@@ -187,15 +184,11 @@ MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid
 def measure_more(decision: Decision) -> str:
     """What is missing, in blocks and minutes."""
     needed = decision.needed_blocks or 0
+    minutes = (decision.more_seconds or 0.0) / 60
+    took = f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
+    took = took if decision.more_seconds else ""
     more = max(0, needed - decision.num_blocks)
-    return f"{more} more blocks would tell ({needed} in all{_took(decision)})"
-
-
-def _took(decision: Decision) -> str:
-    if not decision.more_seconds:
-        return ""
-    minutes = decision.more_seconds / 60
-    return f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
+    return f"{more} more blocks would tell ({needed} in all{took})"
 
 
 def rules_table(rules: Sequence[Judged]) -> Table:
@@ -204,22 +197,13 @@ def rules_table(rules: Sequence[Judged]) -> Table:
     for name in ("rule", "weight", "answer", "what was seen"):
         table.add_column(name, no_wrap=name != "what was seen", overflow="fold")
     for judged in rules:
-        result = judged.result
-        style = "dim" if judged.weight == "note" else MARKS[result.outcome]
-        text = Text(result.says, style="dim" if judged.weight == "note" else "")
-        missing = [
-            f"{n} {what} in all"
-            for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
-            if n
-        ]
-        if missing:
-            text.append(f"\n-> {', '.join(missing)}", style="italic")
-        if result.advice and result.outcome != "pass":
-            text.append(f"\n-> {result.advice}", style="italic")
-        table.add_row(
-            judged.rule,
-            judged.weight,
-            Text(result.outcome, style=style),
-            text,
-        )
+        result, dim = judged.result, "dim" if judged.weight == "note" else ""
+        text = Text(result.says, style=dim)
+        asked = ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
+        missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
+        advice = result.advice if result.outcome != "pass" else ""
+        for line in filter(None, (missing, advice)):
+            text.append(f"\n-> {line}", style="italic")
+        outcome = Text(result.outcome, style=dim or MARKS[result.outcome])
+        table.add_row(judged.rule, judged.weight, outcome, text)
     return table

@@ -182,11 +182,7 @@ def line_style(number: int) -> dict[str, Any]:
     """Colour, marker and dashes of a line by its number, from 0: no two have all three alike."""
     turn = number // len(SERIES)
     dashes = ("-", (0, (4, 2)), (0, (1, 2)))[turn % 3]
-    return {
-        "color": SERIES[number % len(SERIES)],
-        "marker": "osD^v"[turn % 5],
-        "linestyle": dashes,
-    }
+    return {"color": SERIES[number % len(SERIES)], "marker": "osD^v"[turn % 5], "linestyle": dashes}
 
 
 def variables(*, dark: bool) -> str:

@@ -455,9 +455,7 @@ def first_screen(own: Sequence[Plot], together: Sequence[Plot], name: str) -> tu
     return tuple(by_name[found] for found in wanted if found is not None)
 
 
-def _drawn(
-    rows: Sequence[tuple[str, str, str, Callable[[], Figure | None]]],
-) -> tuple[Plot, ...]:
+def _drawn(rows: Sequence[tuple[str, str, str, Callable[[], Figure | None]]]) -> tuple[Plot, ...]:
     """Name, title, what is seen, and how it is made."""
     with house_style():
         made = [(name, title, says, make()) for name, title, says, make in rows]
