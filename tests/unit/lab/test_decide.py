@@ -36,11 +36,6 @@ def outcome(summary: AbSummary, rule: str, *changes: str) -> str:
     return next(j.result.outcome for j in decision.rules if j.rule == rule)
 
 
-def verdict(summary: AbSummary, *changes: str) -> str:
-    """The verdict under the default policy with `changes`."""
-    return decide(summary, load_policy(None, changes)).verdict
-
-
 def test_the_default_policy_uses_every_rule() -> None:
     assert {rule.kind.name for rule in load_policy(None).rules} == set(RULE_KINDS)
 
@@ -60,12 +55,6 @@ def test_three_blocks_are_asked_for_eight_first() -> None:
         if j.rule == "speedup"
     ]
     assert speedup.outcome == "inconclusive" and speedup.needed_blocks == 8
-
-
-def test_more_looks_want_more_evidence() -> None:
-    summary = ab(1.42, error=0.035)
-    assert verdict(summary) == USE_IT
-    assert verdict(replace(summary, look=4)) == MEASURE_MORE
 
 
 def test_an_interval_without_ends_is_never_a_pass() -> None:
@@ -167,16 +156,6 @@ def test_every_rule_can_pass() -> None:
     assert passed == set(RULE_KINDS) - without_data
 
 
-def test_production_load_is_compared_where_it_is_known() -> None:
-    assert outcome(ab(), "production_load", "production_load.requests_per_s=2.2") == "pass"
-    assert outcome(ab(), "production_load", "production_load.requests_per_s=8") == "fail"
-
-
-def test_production_temperatures_must_have_been_measured() -> None:
-    assert outcome(ab(), "temperatures", "temperatures.production=[0, 0.8]") == "pass"
-    assert outcome(ab(), "temperatures", "temperatures.production=[1.0]") == "inconclusive"
-
-
 @pytest.mark.parametrize(("before", "expected"), [(0.52, "pass"), (0.7, "fail")])
 def test_quantization_is_judged_against_a_reference(before: float, expected: str) -> None:
     reference = with_candidate(ab(), acceptance=(bucket(rate=before),)).arm("on")
@@ -193,16 +172,31 @@ def test_a_low_rate_that_pays_is_no_failure() -> None:
     assert decision.break_even_rate == pytest.approx((2.95 / 1.78 - 1) / 5, abs=0.01)
 
 
-def test_a_promise_about_the_first_token_is_stricter() -> None:
-    summary = with_gain(ab(1.6), gain("ttft_p95", 0.9))
-    assert verdict(summary) == USE_IT
-    assert verdict(summary, "slo=ttft") == LEAVE_IT_OFF
+SURE = ab(1.42, error=0.035)
+SLOW_FIRST = with_gain(ab(1.6), gain("ttft_p95", 0.9))
+SHORT = with_candidate(ab(1.6), output_tokens=200 * 12)
 
 
-def test_failing_notes_do_not_decide() -> None:
-    summary = with_candidate(ab(1.6), output_tokens=200 * 12)
-    assert verdict(summary) == USE_IT
-    assert verdict(summary, "output_length.weight=veto") == LEAVE_IT_OFF
+@pytest.mark.parametrize(
+    ("summary", "change", "word"),
+    [
+        (SURE, "slo=tpot", USE_IT),
+        (replace(SURE, look=4), "slo=tpot", MEASURE_MORE),
+        (SLOW_FIRST, "slo=tpot", USE_IT),
+        (SLOW_FIRST, "slo=ttft", LEAVE_IT_OFF),
+        (SHORT, "slo=tpot", USE_IT),
+        (SHORT, "output_length.weight=veto", LEAVE_IT_OFF),
+        (ab(), "production_load.requests_per_s=2.2", USE_IT),
+        (ab(), "production_load.requests_per_s=8", LEAVE_IT_OFF),
+    ],
+)
+def test_looks_promises_and_weights_decide(summary: AbSummary, change: str, word: str) -> None:
+    assert decide(summary, load_policy(None, (change,))).verdict == word
+
+
+def test_production_temperatures_must_have_been_measured() -> None:
+    assert outcome(ab(), "temperatures", "temperatures.production=[0, 0.8]") == "pass"
+    assert outcome(ab(), "temperatures", "temperatures.production=[1.0]") == "inconclusive"
 
 
 @pytest.mark.parametrize(
