@@ -1,10 +1,10 @@
-"""How often the default policy says SHIP, over simulated experiments whose truth is known.
+"""How often the default policy says USE IT, over simulated experiments whose truth is known.
 
     python benchmarks/lab_verdicts.py --experiments 1500
     python benchmarks/lab_verdicts.py --experiments 300 --losing 0.5 0.55 0.6
 
 Every law of `benchmarks.simulate.ab_draws`, with the sample of `lab ab`, 9 blocks of 120 requests,
-and what the verdict asks for, up to 2,000 requests an arm and five looks. Asked for: SHIP in at
+and what the verdict asks for, up to 2,000 requests an arm and five looks. Asked for: USE_IT in at
 most 5 % at a true 1.30x, the policy's limit, at the first look and over all; in at least 90 % at
 1.60x; never where a class loses. With `--losing` only that law is played, at a true 1.60x over all,
 with a class that gains so many times what it would without classes: how large has its loss to be
@@ -21,7 +21,7 @@ import common  # noqa: F401  (it makes the packages beside it known)
 from benchmarks.simulate.ab_draws import LAWS, true_class_gain
 from benchmarks.simulate.decide_rehearsal import SimulatedExperiment, play, shares_of_ship
 from foretoken.lab.decide.ship_policy import ShipPolicy, load_policy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 
 LIMIT, ABOVE = 1.3, 1.6
 SPLIT = "one class loses"
@@ -50,7 +50,7 @@ def main() -> None:
             "ship_at_limit_first_look": first,
             "ship_at_limit": ever,
             "ship_above": shares_of_ship(at[ABOVE])[1],
-            "turned_down_above": sum(p.verdict == DO_NOT_SHIP for p in at[ABOVE])
+            "turned_down_above": sum(p.verdict == LEAVE_IT_OFF for p in at[ABOVE])
             / given.experiments,
             "split_named": sum("split" in p.sentence.lower() for p in at[ABOVE])
             / given.experiments,
@@ -73,7 +73,8 @@ def print_losing(policy: ShipPolicy, gain: float, experiments: int) -> None:
     law = replace(law, classes=(*law.classes[:-1], loses))
     found = [play(policy, SimulatedExperiment(law=law), seed) for seed in range(experiments)]
     named = sum(loses.name in p.sentence and "split" in p.sentence for p in found)
-    shares = [sum(p.verdict == verdict for p in found) for verdict in (SHIP, NOT_YET, DO_NOT_SHIP)]
+    words = (USE_IT, MEASURE_MORE, LEAVE_IT_OFF)
+    shares = [sum(p.verdict == word for p in found) for word in words]
     cells = [f"{share / experiments:.1%}" for share in (named, *shares)]
     print(f"| {true_class_gain(law, loses.name):.2f}x | {' | '.join(cells)} |", flush=True)
 

@@ -3,7 +3,7 @@
     python examples/read_load_generator.py profile_export.jsonl --out run --slo ttft=0.2
 
 What they do not store (chunk times, due arrivals) stays empty; a request counts as sent when it was
-due. Broken entries are skipped and counted. `foretoken lab report run` draws the folder.
+due. Broken entries are skipped and counted.
 """
 
 import argparse

@@ -14,12 +14,13 @@ import numpy as np
 
 from benchmarks.simulate.ab_draws import LAWS, AbLaw, SimulatedAb, simulate_ab, true_ratio
 from foretoken.lab.analysis.gains import time_gain
+from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.verdict import NOT_YET, SHIP, decide
 from foretoken.lab.records.results import AbSummary, ArmSummary, ClassGains, Equality, ServerInfo
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import RESTART_SD
 from foretoken.lab.stats.steady import start_length
+from foretoken.lab.verdict import MEASURE_MORE, USE_IT
 
 METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p95")
 """The gains that the default policy's rules look at."""
@@ -60,7 +61,7 @@ def play(policy: ShipPolicy, rehearsal: SimulatedExperiment, seed: int) -> Playe
         decision = decide(summarize(drawn.first(blocks), rehearsal.law, look), policy)
         wanted = decision.needed_blocks or 0
         asked = max(asked, wanted)
-        if decision.verdict != NOT_YET or min(wanted, most) <= blocks:
+        if decision.verdict != MEASURE_MORE or min(wanted, most) <= blocks:
             break
         blocks = min(wanted, most)
     return Played(
@@ -77,8 +78,8 @@ def rehearse(
 
 
 def shares_of_ship(played: Sequence[Played]) -> tuple[float, float]:
-    """Share of experiments that end in SHIP at the first look, and at any."""
-    ships = [p for p in played if p.verdict == SHIP]
+    """Share of experiments that end in USE IT at the first look, and at any."""
+    ships = [p for p in played if p.verdict == USE_IT]
     return sum(p.looks == 1 for p in ships) / len(played), len(ships) / len(played)
 
 

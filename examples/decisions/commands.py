@@ -43,7 +43,7 @@ def lab(*words: str | int | Path, allowed: Sequence[int] = (0,)) -> dict[str, An
 
 
 def plan(*words: str | int) -> dict[str, Any]:
-    """The JSON of `lab plan`, whose exit codes 1 and 4 are answers: leave it off, measure first."""
+    """The JSON of `lab plan`, whose exit codes 1 and 4 are answers: leave it off, measure more."""
     return lab("plan", *words, allowed=(0, 1, 4))
 
 

@@ -79,7 +79,7 @@ def blame(run: Path) -> str:
     judged = rules["homogeneous"]
     wrong = [f"{name}: {one['says']}" for name, one in rules.items() if one["outcome"] == "invalid"]
     said = f"{judged['says']}" + (f"; {judged['advice']}" if judged["advice"] else "")
-    return f"INVALID ({listed(wrong)}), else {said}" if wrong else said
+    return f"MEASURE MORE ({listed(wrong)}), else {said}" if wrong else said
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.simulate.decide_rehearsal import (
     shares_of_ship,
 )
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
+from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT
 
 LIMIT, ABOVE = 1.3, 1.6
 SPLIT = "one class loses"
@@ -52,14 +52,14 @@ def test_a_class_that_loses_is_named_with_what_to_do() -> None:
     law = replace(LAWS[SPLIT], speedup=ABOVE)
     assert true_class_gain(law, "creative") == pytest.approx(0.81, abs=0.01)
     for one in played(SPLIT, ABOVE, 20):
-        assert one.verdict == DO_NOT_SHIP
+        assert one.verdict == LEAVE_IT_OFF
         assert "split the traffic: loses beside the others: creative" in one.sentence
 
 
 @pytest.mark.slow
 def test_a_small_gain_is_turned_down() -> None:
     found = played("base", 1.1, 20)
-    assert sum(p.verdict == DO_NOT_SHIP for p in found) >= 18
+    assert sum(p.verdict == LEAVE_IT_OFF for p in found) >= 18
 
 
 @pytest.mark.slow
@@ -78,12 +78,12 @@ def test_intervals_cover(law: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("law", LAWS)
 def test_verdicts_over_many_experiments(law: str) -> None:
-    """False SHIP at the limit at the first look and over all, and SHIP at a true 1.6x."""
+    """False USE_IT at the limit at the first look and over all, and USE_IT at a true 1.6x."""
     first, ever = shares_of_ship(played(law, LIMIT, 1500))
     assert first <= 0.05 and ever <= 0.05
     above = played(law, ABOVE, 1500)
     if law == SPLIT:
-        assert not any(p.verdict == SHIP for p in above)
+        assert not any(p.verdict == USE_IT for p in above)
         assert sum("creative" in p.sentence for p in above) >= 0.95 * len(above)
     elif law != URL:
         assert shares_of_ship(above)[1] >= 0.90

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
 
@@ -48,10 +48,8 @@ def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def assert_commands_read(out: Path) -> None:
-    """`fit` of a measured A/B, and other lengths."""
-    fit = CliRunner().invoke(app, ["lab", "fit", str(out), "--json"])
-    assert fit.exit_code == 0, fit.output
-    found = json.loads(fit.stdout)
+    """What a measured A/B's steps cost, and other lengths."""
+    found = decided(out, "--fit")[0]["fit"]
     assert 0.5 < found["acceptance_rate"] < 0.95 and found["k"] <= 5
     one, three = decided(out, "--k", "1,3")[0]["other_lengths"]
     assert 1 < one["tokens_per_step"] <= 2 < three["tokens_per_step"] <= 4
@@ -76,18 +74,20 @@ def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
         measure(out, prompts, slow, fast)
         measure(tmp_path / "reverse", prompts, fast, slow)
     careful, _ = decided(out, *ANYWHERE)
-    assert careful["verdict"] == NOT_YET, careful["sentence"]
+    assert careful["verdict"] == MEASURE_MORE, careful["sentence"]
     assert careful["decisions"][0]["needed_blocks"] >= 200 / 8, "a P95 takes 200 requests"
     quick, rules = decided(out, *QUICK)
-    assert quick["verdict"] == SHIP, quick["sentence"]
+    assert quick["verdict"] == USE_IT, quick["sentence"]
     assert rules["speedup"]["value"]["estimate"] > 1.4
     assert rules["monitoring"]["outcome"] == rules["acceptance_pays"]["outcome"] == "pass"
     backwards, _ = decided(tmp_path / "reverse", *QUICK)
-    assert backwards["verdict"] == DO_NOT_SHIP
+    assert backwards["verdict"] == LEAVE_IT_OFF
     assert_commands_read(out)
-    report = CliRunner().invoke(app, ["lab", "report", str(out), *QUICK])
-    assert report.exit_code == 0, report.output
-    assert "SHIP" in (out / "report" / "report.html").read_text("utf-8")
+    page = out / "page.html"
+    found = CliRunner().invoke(app, ["lab", "decide", str(out), *QUICK, "--html", str(page)])
+    assert found.exit_code == 0, found.output
+    assert "<h1>USE IT</h1>" in page.read_text("utf-8")
+    assert found.stdout.splitlines()[-1].startswith("USE IT: faster: proven")
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_the_packaged_pair_is_measured_and_decided(tmp_path: Path, prompts: Path
     serve += " --per-request-spec-decode-metrics detailed"
     measure(tmp_path / "ab", prompts, f"{serve} --speculative-config none", serve)
     document, rules = decided(tmp_path / "ab", *QUICK)
-    assert document["verdict"] in (SHIP, DO_NOT_SHIP, NOT_YET)
+    assert document["verdict"] in (USE_IT, LEAVE_IT_OFF, MEASURE_MORE)
     assert rules["outputs"]["outcome"] == "pass", rules["outputs"]["says"]
     assert "24 of 24" in rules["outputs"]["says"]
     assert rules["errors"]["outcome"] == "pass"

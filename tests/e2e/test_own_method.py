@@ -67,9 +67,7 @@ TOY = DraftingMethod(
     quantizations=("int8",),
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
-    plan=MethodPlan(
-        usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1
-    ),
+    plan=MethodPlan(usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
 )
 
 

@@ -4,9 +4,10 @@ Answers with a table, a sentence and an exit code.
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,34 +38,21 @@ from foretoken.cli.timed_runs import (
     warm_up,
 )
 from foretoken.errors import ConfigError
+from foretoken.lab.verdict import EXITS, MEASURE_MORE, USE_IT, WORTH_IT, Verdict, judge_gain
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WORTH_IT = 1.3
-EXIT_PAYS = 0
-EXIT_DOES_NOT_PAY = 1
-EXIT_TOKENS_DIFFER = 4
-EXIT_OPEN = 6
 FEWEST_PROMPTS = 6
 """Prompts for a 95 % interval: of fewer, all lie on one side of their median too often."""
 MOST_PROMPTS = 500
 
 EPILOG = (
-    f"Exit code: {EXIT_PAYS}: it pays (a speed-up of {WORTH_IT}x or more) and deterministic tokens "
-    f"are identical; {EXIT_DOES_NOT_PAY}: it does not pay; {EXIT_OPEN}: these prompts do not tell, "
-    f"the sentence says how many would; {EXIT_TOKENS_DIFFER}: tokens of a deterministic run "
-    "(greedy, or with --seed) differ; 2 and 3: wrong settings, or a model that cannot be loaded."
+    f"{EXITS}: these prompts do not tell, or tokens of a deterministic run (greedy, or with "
+    "--seed) differ; 2 and 3: wrong settings, or a model that cannot be loaded. The limit is "
+    f"{WORTH_IT}x."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the comparison comes to."""
-
-    exit_code: int
-    sentence: str
 
 
 def compare(
@@ -114,6 +102,9 @@ def compare(
         runs = _measure(console, arms, workload, repeats)
     off, on = summarize(runs, "off")
     verdict = judge(on, deterministic=params.deterministic)
+    if verdict.word == USE_IT:
+        told = shlex.quote(speculative_config)
+        verdict = replace(verdict, command=f"foretoken serve {model} --speculative-config {told}")
     _print_result(console, (off, on), verdict, promised=params.deterministic)
     if as_json:
         print(json.dumps(_document(model, config, (off, on), verdict)))
@@ -123,24 +114,17 @@ def compare(
 def judge(on: ComparedArm, *, deterministic: bool) -> Verdict:
     """The verdict on the arm that speculates."""
     if deterministic and not on.identical:
-        return Verdict(
-            EXIT_TOKENS_DIFFER,
-            "Tokens differ between off and on. If that happens at near-ties, "
-            "--batch-invariant on makes them identical.",
-        )
+        near = "if that happens at near-ties, --batch-invariant on makes them identical"
+        return Verdict(word=MEASURE_MORE, reason=f"tokens differ between off and on; {near}")
     speed = on.speedup
     prompts = f"{on.num_prompts} prompt{'s' if on.num_prompts > 1 else ''}"
     seen = f"{speed.median:.2f}x [{speed.low:.2f}, {speed.high:.2f}] over {prompts}"
     if on.num_prompts < FEWEST_PROMPTS:
         few = f"{FEWEST_PROMPTS} prompts or more say something about others"
-        return Verdict(EXIT_OPEN, f"Open: {seen}; {few}.")
-    if speed.low >= WORTH_IT:
-        return Verdict(EXIT_PAYS, f"Speculation pays: {seen}.")
-    if speed.high < 1.0:
-        return Verdict(EXIT_DOES_NOT_PAY, f"Speculation makes it slower: {seen}.")
-    if speed.high < WORTH_IT:
-        return Verdict(EXIT_DOES_NOT_PAY, f"Not worth it: {seen}, below {WORTH_IT}x.")
-    return Verdict(EXIT_OPEN, f"Open: {seen}, which holds {WORTH_IT}x; {_more_prompts(on)}.")
+        return Verdict(word=MEASURE_MORE, reason=f"{seen}; {few}")
+    word = judge_gain(speed.low, speed.high)
+    more = f", which holds the limit; {_more_prompts(on)}" if word == MEASURE_MORE else ""
+    return Verdict(word=word, reason=f"{seen} against {WORTH_IT}x{more}")
 
 
 def _more_prompts(on: ComparedArm) -> str:
@@ -217,7 +201,7 @@ def _print_result(
     if not promised:
         told = "Sampling without --seed draws anew, so tokens may differ; --seed makes them equal."
         console.print(told, style="dim")
-    console.print(verdict.sentence, style="green" if verdict.exit_code == 0 else "bold yellow")
+    console.print(verdict.sentence, style=f"bold {verdict.colour}", soft_wrap=True, markup=False)
 
 
 def _document(
@@ -233,5 +217,6 @@ def _document(
         "results": [asdict(summary) for summary in summaries],
         "threshold": WORTH_IT,
         "exit_code": verdict.exit_code,
-        "verdict": verdict.sentence,
+        "verdict": verdict.word,
+        "sentence": verdict.sentence,
     }

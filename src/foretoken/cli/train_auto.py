@@ -4,7 +4,6 @@ Owns the arguments, the table and the verdict; the run is in `foretoken.training
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretoken.cli.timed_runs import estimate, show_ratio
+from foretoken.lab.verdict import EXITS, FASTER, LEAVE_IT_OFF, MEASURE_MORE, Verdict, judge_gain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,20 +19,10 @@ if TYPE_CHECKING:
     from foretoken.training.auto.judging import Judgement
     from foretoken.training.auto.run import AutoOutcome
 
-EXIT_WORTH_IT, EXIT_NOT_WORTH_IT, EXIT_OPEN = 0, 1, 6
 EPILOG = (
-    f"Exit code: {EXIT_WORTH_IT}: the drafter is faster than plain decoding and every look-up; "
-    f"{EXIT_NOT_WORTH_IT}: one of those is as fast or faster; {EXIT_OPEN}: these prompts do not "
-    "tell; 2 and 3: wrong settings, or a model that cannot be loaded."
+    f"{EXITS}: these prompts do not tell; 2 and 3: wrong settings, or a model that cannot be "
+    "loaded. It has to be faster than plain decoding and every look-up."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Worthiness:
-    """Whether the drafter is worth having."""
-
-    exit_code: int
-    sentence: str
 
 
 def auto(
@@ -61,21 +51,24 @@ def auto(
     asked = Assignment(target=model, prompts=prompts, hours=hours, out=folder.expanduser())
     console = Console(stderr=as_json, highlight=False)
     outcome = AutoRun(asked, lambda line: typer.echo(line, err=as_json)).run()
-    verdict = verdict_on(outcome.judgement)
-    if as_json:
-        typer.echo((asked.out / REPORT).read_text())
-    _print_worth(console, outcome)
-    for line in (verdict.sentence, what_more(outcome), f"The drafter is in {outcome.folder}:"):
-        console.print(line, soft_wrap=True)
     config = json.dumps(outcome.config)
-    console.print(
-        f"foretoken generate --model {model} --speculative-config '{config}'", soft_wrap=True
-    )
+    use = f"foretoken serve {model} --speculative-config '{config}'"
+    verdict = verdict_on(outcome.judgement, use)
+    if as_json:
+        report = json.loads((asked.out / REPORT).read_text())
+        typer.echo(json.dumps({**report, "verdict": verdict.word, "sentence": verdict.sentence}))
+    _print_worth(console, outcome)
+    for line in (what_more(outcome), f"The drafter is in {outcome.folder}:", config):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(verdict.sentence, style=f"bold {verdict.colour}", soft_wrap=True, markup=False)
     raise typer.Exit(verdict.exit_code)
 
 
-def verdict_on(found: "Judgement") -> Worthiness:
-    """Beside the best of what needs no training: plain decoding and look-ups."""
+def verdict_on(found: "Judgement", use: str = "") -> Verdict:
+    """Beside the best of what needs no training: plain decoding and look-ups.
+
+    `use` is the command that serves with the drafter.
+    """
     from foretoken.training.auto.judging import OFF
     from foretoken.training.auto.run import TRAINED
 
@@ -83,11 +76,11 @@ def verdict_on(found: "Judgement") -> Worthiness:
     over = estimate(found.speedups(TRAINED, rival))
     name = "plain decoding" if rival == OFF else rival
     seen = f"{show_ratio(over)} the speed of {name}, the best that needs no training"
-    if over.low > 1.0:
-        return Worthiness(EXIT_WORTH_IT, f"Worth it: {seen}.")
-    if over.high < 1.0 or over.median <= 1.0:
-        return Worthiness(EXIT_NOT_WORTH_IT, f"Not worth it: {seen}.")
-    return Worthiness(EXIT_OPEN, f"Open: {seen}; more prompts would tell.")
+    word = judge_gain(over.low, over.high, FASTER)
+    if word == MEASURE_MORE and over.median > FASTER:
+        return Verdict(word=word, reason=f"{seen}; more prompts would tell")
+    word = LEAVE_IT_OFF if word == MEASURE_MORE else word
+    return Verdict(word=word, reason=seen, command="" if word == LEAVE_IT_OFF else use)
 
 
 def what_more(outcome: "AutoOutcome") -> str:

@@ -11,10 +11,6 @@ import pytest
 from rich.console import Console
 
 from foretoken.cli.compare import (
-    EXIT_DOES_NOT_PAY,
-    EXIT_OPEN,
-    EXIT_PAYS,
-    EXIT_TOKENS_DIFFER,
     _print_result,
     judge,
 )
@@ -29,6 +25,7 @@ from foretoken.cli.timed_runs import (
     repeated_ngrams,
     summarize,
 )
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.llm import LLM
 from foretoken.types import CompletionOutput, RequestMetrics, SamplingParams
 
@@ -153,33 +150,43 @@ def on_arm(speedups: Sequence[float], tokens: tuple[int, ...] = (1, 2, 3, 4)) ->
 
 
 @pytest.mark.parametrize(
-    ("speedups", "tokens", "deterministic", "exit_code", "words"),
+    ("speedups", "tokens", "deterministic", "word", "words"),
     [
-        ([2.0] * 8, (1, 2, 3, 4), True, EXIT_PAYS, "pays: 2.00x [2.00, 2.00] over 8 prompts"),
-        ([1.25] * 8, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "below 1.3x"),
-        ([0.5] * 8, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "slower"),
-        ([2.0] * 8, (1, 2, 3, 5), True, EXIT_TOKENS_DIFFER, "differ"),
-        ([2.0] * 8, (1, 2, 3, 5), False, EXIT_PAYS, "pays"),
+        (
+            [2.0] * 8,
+            (1, 2, 3, 4),
+            True,
+            USE_IT,
+            "USE IT: 2.00x [2.00, 2.00] over 8 prompts against 1.3x",
+        ),
+        ([1.25] * 8, (1, 2, 3, 4), True, LEAVE_IT_OFF, "LEAVE IT OFF: 1.25x"),
+        ([0.5] * 8, (1, 2, 3, 4), True, LEAVE_IT_OFF, "0.50x"),
+        ([2.0] * 8, (1, 2, 3, 5), True, MEASURE_MORE, "tokens differ"),
+        ([2.0] * 8, (1, 2, 3, 5), False, USE_IT, "2.00x"),
     ],
 )
 def test_verdicts(
-    speedups: list[float], tokens: tuple[int, ...], deterministic: bool, exit_code: int, words: str
+    speedups: list[float],
+    tokens: tuple[int, ...],
+    deterministic: bool,
+    word: str,
+    words: str,
 ) -> None:
     verdict = judge(on_arm(speedups, tokens), deterministic=deterministic)
-    assert verdict.exit_code == exit_code
+    assert verdict.word == word
     assert words in verdict.sentence
 
 
 def test_an_open_question_is_not_called_a_loss() -> None:
     """Three prompts at [0.89, 2.16] were once `makes it slower: 0.98x`, exit code 1."""
     few = judge(on_arm([0.89, 0.98, 2.16]), deterministic=False)
-    assert few.exit_code == EXIT_OPEN
-    assert few.sentence.startswith("Open: 0.98x [0.89, 2.16] over 3 prompts")
+    assert few.word == MEASURE_MORE
+    assert few.sentence.startswith("MEASURE MORE: 0.98x [0.89, 2.16] over 3 prompts")
     assert "slower" not in few.sentence and "6 prompts or more" in few.sentence
     wide = judge(on_arm([0.9, 1.0, 1.1, 1.2, 1.5, 1.6, 1.7, 2.0]), deterministic=True)
-    assert wide.exit_code == EXIT_OPEN and "holds 1.3x" in wide.sentence
+    assert wide.word == MEASURE_MORE and "holds the limit" in wide.sentence
     told = judge(on_arm([1.0, 1.05, 1.1, 1.1, 1.1, 1.15, 1.4, 1.5]), deterministic=True)
-    assert told.exit_code == EXIT_OPEN and "prompts would tell" in told.sentence
+    assert told.word == MEASURE_MORE and "prompts would tell" in told.sentence
 
 
 def test_tokens_that_were_never_promised_are_no_alarm() -> None:

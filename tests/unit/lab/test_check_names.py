@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from foretoken.lab.decide.ship_policy import RULE_KINDS
+from foretoken.lab.decide.rules import RULE_KINDS
 from foretoken.lab.lint.checks import OWN_CHECKS
 from foretoken.lab.plan.planner import CHECKS
 

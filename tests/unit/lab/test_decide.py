@@ -11,18 +11,14 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.decide.ship_policy import RULE_KINDS, default_text, load_policy
-from foretoken.lab.decide.verdict import (
-    DO_NOT_SHIP,
-    INVALID,
-    NOT_YET,
-    SHIP,
-    decide,
-)
+from foretoken.lab.decide.decision import decide
+from foretoken.lab.decide.rules import RULE_KINDS
+from foretoken.lab.decide.ship_policy import default_text, load_policy
 from foretoken.lab.records.results import AbSummary, Equality
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.stats.intervals import Interval, unknown
 from foretoken.lab.stats.ratios import log_interval
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from tests.unit.lab.summaries import (
     ab,
     around,
@@ -40,30 +36,13 @@ def outcome(summary: AbSummary, rule: str, *changes: str) -> str:
     return next(j.result.outcome for j in decision.rules if j.rule == rule)
 
 
-def verdict(summary: AbSummary, *changes: str) -> str:
-    """The verdict under the default policy with `changes`."""
-    return decide(summary, load_policy(None, changes)).verdict
-
-
-def test_a_clear_win_ships() -> None:
-    decision = decide(ab(1.6), load_policy(None))
-    assert decision.verdict == SHIP, decision.sentence
-    assert decision.needed_blocks is None
-
-
 def test_the_default_policy_uses_every_rule() -> None:
     assert {rule.kind.name for rule in load_policy(None).rules} == set(RULE_KINDS)
 
 
-def test_a_gain_below_the_limit_does_not_ship() -> None:
-    decision = decide(ab(1.1), load_policy(None))
-    assert decision.verdict == DO_NOT_SHIP
-    assert "speedup" in decision.sentence
-
-
 def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
     decision = decide(ab(1.4, error=0.06, blocks=12), load_policy(None))
-    assert decision.verdict == NOT_YET
+    assert decision.verdict == MEASURE_MORE
     assert decision.needed_blocks is not None and decision.needed_blocks > 12
     assert decision.more_seconds == pytest.approx(100.0 * (decision.needed_blocks - 12))
 
@@ -78,42 +57,22 @@ def test_three_blocks_are_asked_for_eight_first() -> None:
     assert speedup.outcome == "inconclusive" and speedup.needed_blocks == 8
 
 
-def test_more_looks_want_more_evidence() -> None:
-    summary = ab(1.42, error=0.035)
-    assert verdict(summary) == SHIP
-    assert verdict(replace(summary, look=4)) == NOT_YET
-
-
 def test_an_interval_without_ends_is_never_a_pass() -> None:
     blind = replace(gain("tpot_p50", 2.0), ratio=unknown(2.0), enough=True)
     assert outcome(with_gain(ab(2.0), blind), "speedup") == "inconclusive"
-    few = replace(gain("tpot_p99", 2.0), enough=False, num_blocks=12, num_pairs=360)
-    policy = load_policy(None, ("p99_tpot.weight=must",))
-    decision = decide(with_gain(ab(2.0), few), policy)
-    assert decision.verdict == NOT_YET
-    assert decision.needed_blocks == 34, "a thousand requests, thirty a block"
-    assert "p99_tpot: unproven" in decision.sentence and "about 567 requests" in decision.sentence
-
-
-def test_a_p99_that_nobody_can_show_does_not_stop_a_proven_gain() -> None:
-    few = replace(gain("tpot_p99", 2.0, error=0.4), enough=False, num_blocks=12, num_pairs=360)
-    decision = decide(with_gain(ab(1.6), few), load_policy(None))
-    assert decision.verdict == SHIP
-    assert decision.sentence.startswith("faster: proven (speed-up (tpot_p50) 1.60x")
-    assert "p99_tpot: unproven" in decision.sentence and "requests an arm" in decision.sentence
 
 
 def test_an_impossible_result_is_invalid_in_words() -> None:
     """3.06x at an acceptance length of 2.70, once an argument for shipping."""
     summary = with_candidate(ab(3.06), acceptance=(bucket(rate=0.34),))
     decision = decide(summary, load_policy(None))
-    assert decision.verdict == INVALID
-    assert "cannot be above what it yields" in decision.sentence
+    assert decision.verdict == MEASURE_MORE and not decision.valid
+    assert "cannot be above what it yields" in decision.conclusion.sentence
     assert decision.break_even_rate == 0.0, "not below nothing"
     pays = next(j.result.says for j in decision.rules if j.rule == "acceptance_pays")
     assert "pays at any acceptance" in pays
     hopeless = decide(with_candidate(ab(0.2), acceptance=(bucket(rate=0.1),)), load_policy(None))
-    assert hopeless.verdict == DO_NOT_SHIP
+    assert hopeless.verdict == LEAVE_IT_OFF
     pays = next(j.result.says for j in hopeless.rules if j.rule == "acceptance_pays")
     assert "no acceptance would pay" in pays and "%" not in pays.split("no acceptance")[1]
 
@@ -197,16 +156,6 @@ def test_every_rule_can_pass() -> None:
     assert passed == set(RULE_KINDS) - without_data
 
 
-def test_production_load_is_compared_where_it_is_known() -> None:
-    assert outcome(ab(), "production_load", "production_load.requests_per_s=2.2") == "pass"
-    assert outcome(ab(), "production_load", "production_load.requests_per_s=8") == "fail"
-
-
-def test_production_temperatures_must_have_been_measured() -> None:
-    assert outcome(ab(), "temperatures", "temperatures.production=[0, 0.8]") == "pass"
-    assert outcome(ab(), "temperatures", "temperatures.production=[1.0]") == "inconclusive"
-
-
 @pytest.mark.parametrize(("before", "expected"), [(0.52, "pass"), (0.7, "fail")])
 def test_quantization_is_judged_against_a_reference(before: float, expected: str) -> None:
     reference = with_candidate(ab(), acceptance=(bucket(rate=before),)).arm("on")
@@ -219,20 +168,35 @@ def test_a_low_rate_that_pays_is_no_failure() -> None:
     """39 % at k = 5 with a measured 1.78x: below every fixed threshold, far above break-even."""
     summary = with_candidate(ab(1.78), acceptance=(bucket(rate=0.39),))
     decision = decide(summary, load_policy(None))
-    assert decision.verdict == SHIP
+    assert decision.verdict == USE_IT
     assert decision.break_even_rate == pytest.approx((2.95 / 1.78 - 1) / 5, abs=0.01)
 
 
-def test_a_promise_about_the_first_token_is_stricter() -> None:
-    summary = with_gain(ab(1.6), gain("ttft_p95", 0.9))
-    assert verdict(summary) == SHIP
-    assert verdict(summary, "slo=ttft") == DO_NOT_SHIP
+SURE = ab(1.42, error=0.035)
+SLOW_FIRST = with_gain(ab(1.6), gain("ttft_p95", 0.9))
+SHORT = with_candidate(ab(1.6), output_tokens=200 * 12)
 
 
-def test_failing_notes_do_not_decide() -> None:
-    summary = with_candidate(ab(1.6), output_tokens=200 * 12)
-    assert verdict(summary) == SHIP
-    assert verdict(summary, "output_length.weight=veto") == DO_NOT_SHIP
+@pytest.mark.parametrize(
+    ("summary", "change", "word"),
+    [
+        (SURE, "slo=tpot", USE_IT),
+        (replace(SURE, look=4), "slo=tpot", MEASURE_MORE),
+        (SLOW_FIRST, "slo=tpot", USE_IT),
+        (SLOW_FIRST, "slo=ttft", LEAVE_IT_OFF),
+        (SHORT, "slo=tpot", USE_IT),
+        (SHORT, "output_length.weight=veto", LEAVE_IT_OFF),
+        (ab(), "production_load.requests_per_s=2.2", USE_IT),
+        (ab(), "production_load.requests_per_s=8", LEAVE_IT_OFF),
+    ],
+)
+def test_looks_promises_and_weights_decide(summary: AbSummary, change: str, word: str) -> None:
+    assert decide(summary, load_policy(None, (change,))).verdict == word
+
+
+def test_production_temperatures_must_have_been_measured() -> None:
+    assert outcome(ab(), "temperatures", "temperatures.production=[0, 0.8]") == "pass"
+    assert outcome(ab(), "temperatures", "temperatures.production=[1.0]") == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +220,7 @@ def test_a_policy_extends_and_drops(tmp_path: Path) -> None:
     assert rules["speedup"].parameters.least == 1.15
     assert rules["speedup"].parameters.resolution == 1.1
     assert "p99_tpot" not in rules
-    assert decide(ab(1.2), policy).verdict == SHIP
+    assert decide(ab(1.2), policy).verdict == USE_IT
     loop = tmp_path / "loop.yaml"
     loop.write_text("extends: loop.yaml\nrules: {}\n")
     with pytest.raises(ConfigError, match="extend itself"):
@@ -276,10 +240,10 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     several = runner.invoke(app, ["lab", "decide", *(str(tmp_path / n) for n in codes), "--json"])
     assert several.exit_code == 0, several.output
     document = json.loads(several.stdout)
-    assert document["verdict"] == SHIP
+    assert document["verdict"] == USE_IT
     assert document["best"].endswith("good")
     assert len(document["decisions"]) == 3
     shown = runner.invoke(app, ["lab", "decide", str(tmp_path / "open")], env={"COLUMNS": "140"})
-    assert "NOT YET" in shown.stdout and "more blocks" in shown.stdout
+    assert "MEASURE MORE" in shown.stdout and "more blocks" in shown.stdout
     assert runner.invoke(app, ["lab", "decide", str(tmp_path)]).exit_code == 2
     assert runner.invoke(app, ["lab", "decide", "--show-policy"]).stdout == default_text()

@@ -225,14 +225,14 @@ def test_runs_at_two_loads_are_fitted_together(tmp_path: Path) -> None:
     off, on = arms(0.01)
     loads = [[[r for r in own if (r.first_s or 0.0) // 100 == turn] for own in (off, on)]
              for turn in (0, 2)]  # fmt: skip
-    assert fit_arms(*loads[0]).notes[0].endswith("foretoken lab fit A B")
+    assert fit_arms(*loads[0]).notes[0].endswith("foretoken lab decide A B --fit")
     both = fit_arms(*(of_runs([load[arm] for load in loads]) for arm in (0, 1)))
     assert both.crossover_batch.low < 45 < both.crossover_batch.high
     assert [point.batch for point in both.points] == [1, 8]
     runs = [str(write_run(tmp_path / name, ab(1.5))) for name in "ab"]
-    found = CliRunner().invoke(app, ["lab", "fit", *runs])
+    found = CliRunner().invoke(app, ["lab", "decide", *runs, "--fit"])
     assert found.exit_code == 2 and "acceptance" in found.output, "both are read"
     cells = [{"values": {"load": name}, "folder": name} for name in "ab"]
     write_json(tmp_path / "sweep.json", {"kind": "sweep", "schema": 1, "cells": cells})
-    whole = CliRunner().invoke(app, ["lab", "fit", str(tmp_path)])
+    whole = CliRunner().invoke(app, ["lab", "decide", str(tmp_path), "--fit"])
     assert whole.output == found.output, "a sweep's folder is its cells'"

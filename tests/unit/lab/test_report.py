@@ -1,7 +1,6 @@
 """Reports: complete, self-contained, the same for the same data, and drawn from what is there."""
 
 import csv
-import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,9 +16,9 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.analysis.warm_up import without_start
+from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import LineWriter, write_json
-from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import (
     PALETTE,
     SERIES,
@@ -30,16 +29,22 @@ from foretoken.lab.report.canvas import (
     new_figure,
     variables,
 )
-from foretoken.lab.report.figures import ONE_RUN, run_plots
-from foretoken.lab.report.html import Stamp, write_report
-from foretoken.lab.report.judged import names_of, read_runs, requests_csv
-from foretoken.lab.report.times import blocks, label
+from foretoken.lab.report.page import Stamp, write_page
+from foretoken.lab.report.plots import ONE_RUN, blocks, by_position, label, run_plots
+from foretoken.lab.report.runs import ReportRun, names_of, read_runs, write_tables
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
 from tests.unit.lab.test_steady import decaying
 
-STAMP = Stamp(version="1", when="then")
+STAMP = Stamp(version="1", when="then", policy="default")
 POLICY = load_policy(None)
+
+
+def written(file: Path, runs: tuple[ReportRun, ...]) -> str:
+    """The page about these runs."""
+    overall = judge_runs([(run.summary, run.decision) for run in runs], POLICY)
+    write_page(file, runs, overall, STAMP)
+    return file.read_text("utf-8")
 
 
 class Balanced(HTMLParser):
@@ -80,25 +85,29 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ),
         }
         folders.append(write_run(root / f"load-{load:g}", replace(ab(speedup), arms=arms, **nasty)))
-    write_report(root / "out", read_runs(folders, POLICY), POLICY, STAMP)
+    runs = read_runs(folders, POLICY)
+    written(root / "out" / "page.html", runs)
+    write_tables(root / "out", runs)
     return root / "out"
 
 
 @pytest.mark.slow
 def test_the_page_is_whole_and_self_contained(page: Path) -> None:
-    text = (page / "report.html").read_text("utf-8")
+    text = (page / "page.html").read_text("utf-8")
     parser = Balanced()
     parser.feed(text)
     assert not parser.wrong and not parser.open
     assert "<script" not in text, "what users wrote is escaped, and nothing runs"
     assert not re.search(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
-    assert "For part of the traffic only" in text and "It would ship at 1 requests/s" in text
+    first = re.sub(r"<[^>]*>", "", text.split("<h1>")[1]).strip()
+    assert first.startswith("LEAVE IT OFF for part of the traffic"), "the verdict comes first"
+    assert "LEAVE IT OFF for part of the traffic: it pays at 1 requests/s" in text
     assert "let k fall to 0 above 1" in text
 
 
 @pytest.mark.slow
 def test_ids_of_figures_do_not_clash(page: Path) -> None:
-    text = (page / "report.html").read_text("utf-8")
+    text = (page / "page.html").read_text("utf-8")
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(set(ids)) == len(ids)
     used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
@@ -106,18 +115,18 @@ def test_ids_of_figures_do_not_clash(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_plot_is_drawn_and_written(page: Path) -> None:
-    names = {path.stem for path in (page / "plots").glob("*.png")}
-    one = {f"load-8-{name}" for name, *_ in ONE_RUN}
-    assert one - names == set()
-    along = {"gain", "tpot_along", "ttft_along", "goodput_along", "frontier"}
-    assert along <= names
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (page / "plots").iterdir())
+def test_every_plot_is_drawn(page: Path) -> None:
+    text = (page / "page.html").read_text("utf-8")
+    titles = [title for _, title, *_ in ONE_RUN]
+    along = ("Gain", "Time per output token", "Time to first token", "Goodput")
+    titles += [f"{title} by requests/s" for title in along]
+    titles.append("Throughput against interactivity")
+    assert all(f"<h3>{title}</h3>" in text for title in titles)
 
 
 @pytest.mark.slow
 def test_figures_follow_the_page_s_colours(page: Path) -> None:
-    text = (page / "report.html").read_text("utf-8")
+    text = (page / "page.html").read_text("utf-8")
     assert "var(--ink)" in text and "var(--grid)" in text
     assert 'width="' not in re.findall(r"<svg[^>]*>", text)[0]
 
@@ -128,8 +137,8 @@ def test_numbers_are_there_for_machines(page: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["run"] for row in rows} == {"load-1", "load-8"}
     assert any(float(row["ratio"]) == 1.7 for row in rows if row["metric"] == "tpot_p50")
-    lines = [json.loads(line) for line in (page / "report.jsonl").read_text().splitlines()]
-    assert [line["decision"]["verdict"] for line in lines] == ["SHIP", "DO NOT SHIP"]
+    with (page / "rules.csv").open() as file:
+        assert {"speedup", "ttft"} <= {row["rule"] for row in csv.DictReader(file)}
     with (page / "requests.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 30
 
@@ -144,7 +153,8 @@ def test_a_slow_start_is_left_out_as_in_the_summary(tmp_path: Path) -> None:
     [run] = read_runs([tmp_path / "run"], POLICY)
     cut = without_start(records).cut
     assert cut >= 10 and len(run.of_arm("on")) == 8 * (40 - cut)
-    rows = csv.DictReader(requests_csv([run]).splitlines())
+    write_tables(tmp_path, [run])
+    rows = csv.DictReader((tmp_path / "requests.csv").read_text().splitlines())
     assert sum(row["warm_up"] == "True" for row in rows) == 2 * 8 * cut
 
 
@@ -164,8 +174,7 @@ def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
     [run] = read_runs([tmp_path / "run"], load_policy(None))
     names = [plot.name.removeprefix("run-") for plot in run_plots(run)]
     assert names == ["latency", "acceptance", "gains", "blocks"]
-    write_report(tmp_path / "out", [run], POLICY, STAMP)
-    assert not (tmp_path / "out" / "requests.csv").exists()
+    assert "USE IT" in written(tmp_path / "page.html", (run,))
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
@@ -251,19 +260,13 @@ def test_a_picture_and_its_ground_follow_the_scheme() -> None:
 def test_a_page_fits_a_phone(tmp_path: Path) -> None:
     """Rules are cards there, wide tables and plots are moved sideways inside their own."""
     write_run(tmp_path / "run", ab(1.6))
-    write_report(tmp_path / "out", read_runs([tmp_path / "run"], POLICY), POLICY, STAMP)
-    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    page = written(tmp_path / "page.html", read_runs([tmp_path / "run"], POLICY))
     assert page.count("<table") == page.count(' scroll"><table') + page.count(
         'scroll long"><table class="rules">'
     )
     assert page.count("<svg") == page.count('<div class="scroll"><svg')
     for dark in (False, True):
         assert variables(dark=dark) in page
-
-
-def test_smaller_k_follow_from_the_histogram() -> None:
-    """Ten verifications at k = 2: four rejected at once, three after one, three not at all."""
-    assert lengths_by_k([4, 3, 3]) == pytest.approx([1 + 6 / 10, 1 + 9 / 10])
 
 
 @pytest.mark.parametrize(
@@ -276,13 +279,15 @@ def test_labels(metric: str, shown: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_and_names_the_page(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", ab(1.6))
-    result = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run")])
+def test_the_command_writes_the_page_and_the_tables(tmp_path: Path) -> None:
+    run, page = str(write_run(tmp_path / "run", ab(1.6))), tmp_path / "new" / "page.html"
+    options = ["--html", str(page), "--csv", str(tmp_path / "tables")]
+    result = CliRunner().invoke(app, ["lab", "decide", run, *options])
     assert result.exit_code == 0, result.output
-    assert "report.html" in result.stdout
-    listed = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run"), "--json"])
-    files = json.loads(listed.stdout)["files"]
-    assert len(files) > 10 and all(Path(name).is_file() for name in files)
-    assert (tmp_path / "run" / "report" / "report.html").is_file()
-    assert CliRunner().invoke(app, ["lab", "report", str(tmp_path)]).exit_code == 2
+    assert "<h1>USE IT</h1>" in page.read_text("utf-8")
+    names = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert names == {"gains.csv", "rules.csv", "requests.csv"}
+    refused = CliRunner().invoke(app, ["lab", "decide", run, "--html", str(tmp_path)])
+    assert refused.exit_code == 2 and "--html" in refused.output
+    gone = CliRunner().invoke(app, ["lab", "report", run])
+    assert gone.exit_code == 2 and "decide RUN... --html FILE" in gone.output

@@ -13,9 +13,9 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.crossover import find_crossing
 from foretoken.lab.analysis.dimensions import find_dimensions
+from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.overall import Overall, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, INVALID, NOT_YET, SHIP, decide
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import ab_folders, write_json
 from foretoken.lab.stats.intervals import student_quantile
@@ -45,74 +45,6 @@ def together(*runs: AbSummary) -> Overall:
     return judge_runs(list(zip(runs, judged, strict=True)), policy)
 
 
-def test_temperatures_are_called_temperatures() -> None:
-    """They were once taken for loads: `it would ship at 24 requests/s`."""
-    found = together(measured(1.8), measured(1.6, temperature=0.4), measured(1.1, temperature=0.8))
-    assert [d.name for d in found.dimensions] == ["temperature"]
-    assert found.verdict == DO_NOT_SHIP
-    assert "It would ship at temperature 0 and 0.4, not at temperature 0.8" in found.sentence
-    assert "serve hotter requests than 0.4 without speculation" in found.sentence
-    assert "requests/s" not in found.sentence
-    assert "falls below 1.30x at temperature 0.6" in found.sentence
-
-
-def test_a_load_gets_its_crossover_with_an_interval() -> None:
-    runs = [measured(s, in_flight=n) for n, s in ((1, 2.0), (8, 1.5), (32, 0.8))]
-    found = together(*runs)
-    assert "It would ship at 1 and 8 requests in flight" in found.sentence
-    assert "let k fall to 0 above 8" in found.sentence
-    limits = {named.crossing.limit: named.crossing for named in found.crossings}
-    assert set(limits) == {1.3, 1.0}
-    assert 8 < limits[1.3].at.low < limits[1.3].at.estimate < limits[1.3].at.high
-    assert limits[1.3].at.high < limits[1.0].at.estimate < 32
-
-
-def test_classes_and_contexts_are_named() -> None:
-    classes = together(measured(1.8, category="code"), measured(0.8, category="prose"))
-    assert "It would ship at class code, not at class prose: split the traffic" in classes.sentence
-    long = [replace(own, prompt_tokens=32_000.0) for own in measured(0.9).arms]
-    short = [replace(own, prompt_tokens=500.0) for own in measured(1.8).arms]
-    contexts = together(
-        replace(measured(1.8), arms=tuple(short)),
-        replace(measured(0.9, file="long.jsonl"), arms=tuple(long)),
-    )
-    assert "serve prompts longer than 500 tokens without speculation" in contexts.sentence
-
-
-def test_configurations_compete_by_name() -> None:
-    runs = [
-        measured(s, more=f"--speculative-config '{{\"num_speculative_tokens\": {k}}}'")
-        for k, s in ((1, 1.1), (3, 1.9), (5, 1.5))
-    ]
-    found = together(*runs)
-    assert found.verdict == SHIP and found.best.run == "1"
-    assert "Best of 3 configurations: num_speculative_tokens 3" in found.sentence
-    assert "num_speculative_tokens 1: DO NOT SHIP, speed-up (tpot_p50) 1.10x" in found.sentence
-    versions = [
-        with_candidate(measured(s), server=replace(ab().arm("on").server, version=v))
-        for v, s in (("0.32.0", 1.1), ("0.33.0", 1.6))
-    ]
-    assert "engine version 0.33.0" in together(*versions).sentence
-
-
-def test_a_configuration_counts_by_its_worst_traffic() -> None:
-    runs = [
-        measured(s, in_flight=n, more=f"--k {k}")
-        for k, n, s in ((5, 1, 2.2), (5, 16, 1.0), (2, 1, 1.7), (2, 16, 1.5))
-    ]
-    found = together(*runs)
-    assert found.verdict == SHIP and found.best.run == "3"
-    assert "k 2" in found.sentence
-    assert "It ships wherever it was measured (1 and 16 requests in flight)" in found.sentence
-    assert "least at 16 requests in flight: speed-up (tpot_p50) 1.50x" in found.sentence
-    assert "k 5 would ship at 1 request in flight only" in found.sentence
-
-
-def test_an_unfair_comparison_is_called_one() -> None:
-    found = together(measured(1.9, more="--k 5"), measured(1.2, more="--k 1", temperature=0.8))
-    assert "Not a fair comparison" in found.sentence and "different temperature" in found.sentence
-
-
 def test_runs_alike_are_not_given_a_dimension() -> None:
     assert find_dimensions([measured(1.6), measured(1.5)]) == ()
     assert find_dimensions([measured(1.6)]) == ()
@@ -120,38 +52,6 @@ def test_runs_alike_are_not_given_a_dimension() -> None:
     assert [d.name for d in find_dimensions(loads)] == ["requests/s"]
     bare = [with_candidate(ab(s), requests_per_s=r) for s, r in ((1.9, 0.5), (1.0, 20.0))]
     assert "let k fall to 0 above 0.5" in together(*bare).sentence
-
-
-def test_open_runs_leave_the_whole_open() -> None:
-    shaky = replace(ab(1.35, error=0.05), config=measured(1.0, temperature=0.8).config)
-    found = together(measured(1.9), shaky)
-    assert found.verdict == NOT_YET and "temperature 0.8" in found.sentence
-
-
-def test_what_is_open_is_not_called_lost() -> None:
-    """A load that is open, beside one that loses, once ended in `no, leave speculation off`."""
-    shaky = replace(ab(1.35, error=0.05), config=measured(1.0).config)
-    found = together(shaky, measured(0.9, in_flight=16))
-    assert found.verdict == DO_NOT_SHIP and found.answer == "Not for all of the traffic"
-    assert found.says[0] == "It does not ship at 16 requests in flight"
-    assert found.says[1].startswith("Open at 1 request in flight")
-    busy = replace(ab(1.32, error=0.05), config=measured(1.0, in_flight=8).config)
-    assert together(shaky, busy).says[0].startswith("Open at 1 and 8 requests in flight")
-
-
-def test_what_cannot_be_judged_is_not_called_lost() -> None:
-    """A temperature that was measured on a busy machine was told as one that does not ship."""
-    fast = measured(2.2, temperature=0.0)
-    busy = replace(fast, environment={**fast.environment, "host_busy": 0.4})
-    found = together(busy, measured(1.1, temperature=0.8))
-    assert found.verdict == DO_NOT_SHIP and found.answer == "Not for all of the traffic"
-    assert found.says[0] == "It ships at no temperature that could be judged"
-    assert "cannot be judged at temperature 0, measure anew: before its blocks" in found.sentence
-    found = together(busy, measured(1.9, temperature=0.8))
-    assert found.verdict == INVALID and found.says[0] == "It would ship at temperature 0.8"
-    assert "40% busy" in found.says[1]
-    slow = replace(busy, config=measured(1.0, temperature=0.8).config)
-    assert together(busy, slow).says[0].startswith("It cannot be judged at temperature 0 and 0.8")
 
 
 @pytest.mark.slow
@@ -204,12 +104,12 @@ def test_a_sweep_s_own_folder_is_judged(tmp_path: Path) -> None:
     assert document["differs"][0]["name"] == "temperature"
     assert len(document["decisions"]) == 2
     shown = runner.invoke(app, ["lab", "decide", str(out)], env={"COLUMNS": "120"})
-    assert "It would ship at temperature 0, not at temperature 0.8" in " ".join(
+    assert "It pays at temperature 0, not at temperature 0.8" in " ".join(
         shown.stdout.replace("\u2502", " ").split()
     )
-    report = runner.invoke(app, ["lab", "report", str(out)])
-    assert report.exit_code == 0, report.output
-    assert "temperature" in (out / "report" / "report.html").read_text("utf-8")
+    page = out / "page.html"
+    found = runner.invoke(app, ["lab", "decide", str(out), "--html", str(page)])
+    assert found.exit_code == 1 and "temperature" in page.read_text("utf-8")
 
 
 def test_a_dial_s_folder_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from foretoken.lab.tune.search import (
 )
 from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, ranges_of
 from foretoken.lab.tune.visits import Answered, LoadSeen, ServerUnderTest, Visit, summarize_load
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 
 LENGTHS = (1, 2, 3, 5, 8)
 
@@ -264,7 +265,7 @@ def test_one_standstill_does_not_end_a_search(place: int) -> None:
     )
     visits, others = visited(search, server), visited(search, undisturbed)
     found = make_answer(search, visits, lambda setting: setting.name)
-    assert found.verdict == "use", found.sentence
+    assert found.verdict == USE_IT, found.sentence
     assert found.minutes <= 60.0
     # And it is asked as much as ever.
     assert [one.requests for one in visits[-1].loads] == [one.requests for one in others[-1].loads]
@@ -344,16 +345,16 @@ def answer_of(case: RehearsedCase, answers: SimulatedAnswers, seed: int = 2, bro
 @pytest.mark.slow
 def test_the_answer_is_a_sentence_and_a_command() -> None:
     found = answer_of(GOOD, ANSWERS)
-    assert found.verdict == "use"
-    assert found.sentence.startswith("Use draft_model with")
+    assert found.verdict == USE_IT
+    assert found.sentence.startswith("USE IT: draft_model with")
     assert found.command == f"serve {found.setting}"
     assert found.gain.low > 1.0
     assert [one.load for one in found.loads] == [1, 8]
     assert found.loads[0].gain > found.loads[1].gain
     bad = rehearsed(0.15)
     found = answer_of(bad, SimulatedAnswers(bad.case))
-    assert found.verdict == "leave_off"
-    assert found.sentence.startswith("Leave speculation off: ")
+    assert found.verdict == LEAVE_IT_OFF
+    assert found.sentence.startswith("LEAVE IT OFF: ")
     assert found.command == "serve off"
 
 
@@ -367,7 +368,7 @@ def test_off_names_only_what_was_tried() -> None:
     tried = bad.question.settings[-1]
     visits = [server.visit(one, 0, first.sizes) for one in (OFF, tried)]
     found = make_answer(search, visits, lambda setting: f"serve {setting.name}")
-    assert (found.verdict, found.candidate) == ("leave_off", OFF.name)
+    assert (found.verdict, found.candidate) == (LEAVE_IT_OFF, OFF.name)
     count = len(bad.question.settings)
     assert f"of the 1 that were tried, out of {count}," in found.sentence
     assert f"the nearest, {tried.name}, is " in found.sentence
@@ -379,7 +380,7 @@ def test_a_setting_that_does_not_start_is_given_up() -> None:
     row = next(row for row in found.settings if row.setting == "draft_model k=3")
     assert row.problem == "CUDA out of memory"
     assert row.starts == 1
-    assert found.verdict == "use"
+    assert found.verdict == USE_IT
 
 
 @pytest.mark.slow
@@ -390,7 +391,7 @@ def test_a_class_that_loses_is_named() -> None:
     slow = replace(MACHINE, target=LineCost(0.010, 0.0016))
     case = replace(case, case=replace(case.case, machine=slow))
     found = answer_of(case, SimulatedAnswers(case.case))
-    assert found.verdict == "use"
+    assert found.verdict == USE_IT
     assert any(said.startswith("poem loses in this mix: 0.") for said in found.advice)
     assert {one.kind for one in found.kinds} == {"one", "poem"}
 
@@ -401,7 +402,7 @@ def test_without_time_to_try_anything_it_says_how_much_it_takes() -> None:
     visits = [Visit(setting=OFF, turn=0, loads=seen, start_s=20.0, seconds=90.0)]
     assert next_visit(search, visits) is None
     found = make_answer(search, visits, lambda setting: setting.name)
-    assert found.verdict == "leave_off"
+    assert found.verdict == MEASURE_MORE
     assert math.isnan(found.gain.estimate)
     assert "too few to try anything; --minutes " in found.sentence
 

@@ -14,9 +14,9 @@ from foretoken.cli.lab.options import Shortcuts, parse_prices
 from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
+from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
-from foretoken.lab.decide.verdict import NOT_YET, SHIP, Decision, decide
 from foretoken.lab.measure import estimate
 from foretoken.lab.measure.estimate import Pace, fit_into, seconds_of
 from foretoken.lab.measure.experiment import (
@@ -28,6 +28,7 @@ from foretoken.lab.measure.experiment import (
 )
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
+from foretoken.lab.verdict import MEASURE_MORE, USE_IT
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab as ab_summary
@@ -91,9 +92,9 @@ def test_the_blocks_that_are_missing_are_added(
     rules = load_policy(str(policy))
     summary = run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules, patience)
     assert measured == [(3, False), (4, True)]
-    assert summary.look == 2 and decide(summary, rules).verdict == SHIP
+    assert summary.look == 2 and decide(summary, rules).verdict == USE_IT
     assert told[0] == (3, None)
-    assert [decision.verdict for _, decision in told[1:] if decision] == [NOT_YET, SHIP]
+    assert [decision.verdict for _, decision in told[1:] if decision] == [MEASURE_MORE, USE_IT]
     assert told[1][0] == 4
 
 
@@ -103,7 +104,7 @@ def test_patience_ends_with_what_was_measured(
     rules = load_policy(str(policy))
     config = an_ab("http://a", "http://b", workload)
     summary = run_until_decided(config, tmp_path, rules, UntilLimits(most_s=0.0))
-    assert measured == [(3, False)] and decide(summary, rules).verdict == NOT_YET
+    assert measured == [(3, False)] and decide(summary, rules).verdict == MEASURE_MORE
 
 
 def test_looks_end(
@@ -122,7 +123,8 @@ def test_the_command_measures_until_it_knows(
     options += ["--until-decided", "--policy", str(policy)]
     result = CliRunner().invoke(app, ["lab", "ab", *options])
     assert result.exit_code == 0, result.output
-    assert "NOT YET after 3 blocks" in result.stderr and "SHIP after 4 blocks" in result.stderr
+    said = " ".join(result.stderr.split())
+    assert "MEASURE MORE after 3 blocks" in said and said.split("texts: ")[1].count("USE IT: ") == 1
     judged = CliRunner().invoke(
         app, ["lab", "decide", str(tmp_path / "ab"), "--policy", str(policy)]
     )
@@ -130,7 +132,8 @@ def test_the_command_measures_until_it_knows(
 
 
 @pytest.mark.parametrize(
-    ("gain", "verdict", "code"), [(2.0, "SHIP", 0), (0.5, "DO NOT SHIP", 1), (1.3, "NOT YET", 4)]
+    ("gain", "verdict", "code"),
+    [(2.0, "USE IT", 0), (0.5, "LEAVE IT OFF", 1), (1.3, "MEASURE MORE", 4)],
 )
 def test_the_verdict_is_the_last_line_and_the_exit_code(
     gain: float, verdict: str, code: int, tmp_path: Path, policy: Path, workload: Path,
@@ -146,11 +149,10 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(
     result = CliRunner().invoke(app, ["lab", "ab", *options])
     assert result.exit_code == code, result.output
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"{verdict} after 5 blocks: "), result.stderr
-    assert result.stderr.count(f"{verdict} after") == 1, "once, and below the tables"
+    assert last.startswith(f"{verdict}: "), result.stderr
     document = json.loads(result.stdout)
     assert (document["verdict"], document["exit_code"]) == (verdict, code)
-    assert document["sentence"] in last
+    assert document["decision"]["reason"] in last
 
 
 def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
@@ -164,7 +166,7 @@ def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
     assert result.exit_code == 0, result.output
     told = "9 blocks of 120 requests for each server take about 4.8 hours (off answers in 10 s"
     assert told in result.stderr, result.stderr
-    assert result.stderr.index(told) < result.stderr.index("after 9 blocks")
+    assert result.stderr.index(told) < result.stderr.index("gain (above 1")
 
 
 def test_ten_minutes_are_as_much_as_fits(tmp_path: Path, workload: Path) -> None:

@@ -13,12 +13,12 @@ from foretoken.cli.lab.run_tables import cells_table
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.analysis.whole_time import StepCounts, break_even, break_even_of, draft_share_of
+from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import decide
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import LineWriter, write_json
-from foretoken.lab.report.html import Tile, _tiles
-from foretoken.lab.report.judged import ReportRun
+from foretoken.lab.report.page import Tile, tiles
+from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.stats.intervals import Interval, unknown
 from tests.marks import slow_but
 from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw
@@ -117,10 +117,9 @@ def none_drafted(records: list[RequestRecord]) -> list[RequestRecord]:
 def tile_of(summary: AbSummary) -> Tile:
     """The report's tile of the acceptance rate."""
     run = ReportRun(
-        name="run", summary=summary, decision=decide(summary, load_policy(None)),
-        requests=(), scrapes=(),
-    )  # fmt: skip
-    return next(tile for tile in _tiles(run) if tile.label == "acceptance rate")
+        name="run", summary=summary, decision=decide(summary, load_policy(None)), requests=()
+    )
+    return next(tile for tile in tiles(run) if tile.label == "acceptance rate")
 
 
 def test_where_nothing_was_drafted_that_is_said() -> None:
@@ -147,7 +146,7 @@ def test_the_share_of_steps_that_draft_is_shown(tmp_path: Path) -> None:
     with LineWriter(run / "requests.jsonl") as writer:
         for record in records:
             writer.write(record)
-    shown = CliRunner().invoke(app, ["lab", "fit", str(run)]).output
+    shown = CliRunner().invoke(app, ["lab", "decide", str(run), "--fit"]).output
     assert "of steps draft" in shown and "cost of a step that" in " ".join(shown.split())
     detail = tile_of(summary).detail
     assert "breaks even at" in detail and "% of steps draft" in detail

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.train_auto import (
-    EXIT_NOT_WORTH_IT,
-    EXIT_OPEN,
-    EXIT_WORTH_IT,
     verdict_on,
     what_more,
 )
 from foretoken.errors import ConfigError
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.training.auto.curve import Doubling, doubling
 from foretoken.training.auto.journal import BEAT, FILE, RunJournal
 from foretoken.training.auto.judging import Judgement
@@ -94,19 +92,19 @@ def test_a_doubling_is_the_slope_over_the_logarithm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "ngram", "code", "words"),
+    ("trained", "ngram", "word", "words"),
     [
-        ([0.5, 0.52, 0.48, 0.5, 0.51, 0.49], 0.8, EXIT_WORTH_IT, "Worth it: 1.60x"),
-        ([0.9, 0.92, 0.88, 0.9, 0.91, 0.89], 0.6, EXIT_NOT_WORTH_IT, "Not worth it: 0.67x"),
-        ([1.2] * 6, 1.5, EXIT_NOT_WORTH_IT, "the speed of plain decoding"),
-        ([0.5, 0.6, 0.7, 0.78, 0.95, 0.9], 0.8, EXIT_OPEN, "Open: 1.08x"),
+        ([0.5, 0.52, 0.48, 0.5, 0.51, 0.49], 0.8, USE_IT, "USE IT: 1.60x"),
+        ([0.9, 0.92, 0.88, 0.9, 0.91, 0.89], 0.6, LEAVE_IT_OFF, "LEAVE IT OFF: 0.67x"),
+        ([1.2] * 6, 1.5, LEAVE_IT_OFF, "the speed of plain decoding"),
+        ([0.5, 0.6, 0.7, 0.78, 0.95, 0.9], 0.8, MEASURE_MORE, "MEASURE MORE: 1.08x"),
     ],
 )
 def test_the_verdict_is_beside_the_best_that_needs_no_training(
-    trained: list[float], ngram: float, code: int, words: str
+    trained: list[float], ngram: float, word: str, words: str
 ) -> None:
     found = verdict_on(judgement(trained, ngram))
-    assert found.exit_code == code and words in found.sentence
+    assert found.word == word and words in found.sentence
 
 
 def judgement(trained: list[float], ngram: float) -> Judgement:

@@ -21,7 +21,7 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.cli.lab.live_view import LiveView
-    from foretoken.lab.decide.verdict import Decision
+    from foretoken.lab.decide.decision import Decision
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.records.results import AbSummary
 
@@ -73,7 +73,7 @@ def ab(
     before it begins. Judge the result with `foretoken lab decide`, whose --set RULE.KEY=VALUE
     --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings;
     5: no server. With --until-decided the last line is the verdict, and the exit code is that of
-    `decide`: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET or INVALID.
+    `decide`: 0: USE IT; 1: LEAVE IT OFF; 4: MEASURE MORE.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import console, print_ab
@@ -108,28 +108,24 @@ def ab(
 
 def _document(summary: "AbSummary", decision: "Decision | None") -> dict[str, Any]:
     """What --json prints: the measurement, and with --until-decided what was decided."""
-    from foretoken.lab.decide.verdict import EXIT_CODES
     from foretoken.lab.plain import to_plain
 
     found: dict[str, Any] = to_plain(summary)
     if decision is None:
         return found
-    said = {"verdict": decision.verdict, "sentence": decision.sentence}
-    return {**found, **said, "exit_code": EXIT_CODES[decision.verdict]}
+    found |= {"verdict": decision.verdict, "sentence": decision.sentence}
+    return {**found, "decision": to_plain(decision), "exit_code": decision.conclusion.exit_code}
 
 
 def _exit_code(summary: "AbSummary", decision: "Decision | None") -> int:
     """That of the verdict, which is said last; without one, whether there is anything to judge."""
     from foretoken.cli.lab.run_tables import console
-    from foretoken.lab.decide.verdict import COLOURS, EXIT_CODES, measure_more
 
     if decision is None:
         return int(any(arm.num_errors == arm.num_requests for arm in summary.arms))
-    more = f"; {measure_more(decision)}" if decision.needed_blocks is not None else ""
-    console().print(
-        f"{_said(decision)}{more}", style=COLOURS[decision.verdict], soft_wrap=True, markup=False
-    )
-    return EXIT_CODES[decision.verdict]
+    found = decision.conclusion
+    console().print(found.sentence, style=f"bold {found.colour}", soft_wrap=True, markup=False)
+    return found.exit_code
 
 
 def _said(decision: "Decision") -> str:
@@ -166,7 +162,7 @@ def split_rules(shared: Measuring, *, until_decided: bool) -> tuple[Measuring, t
     Raises:
         ConfigError: there are some of the policy, and nothing is decided.
     """
-    from foretoken.lab.decide.ship_policy import RULE_KINDS
+    from foretoken.lab.decide.rules import RULE_KINDS
 
     def is_rule(change: str) -> bool:
         return change.split("=")[0].split(".")[0] in RULE_KINDS
@@ -219,9 +215,9 @@ def _until_decided(
     given: tuple[Path | None, float, tuple[str, ...]],
 ) -> "tuple[AbSummary, Decision]":
     """What was measured, and the verdict on it; those before it are said as they come."""
+    from foretoken.lab.decide.decision import Decision
     from foretoken.lab.decide.ship_policy import load_policy
     from foretoken.lab.decide.until import UntilLimits, run_until_decided
-    from foretoken.lab.decide.verdict import Decision
 
     policy = load_policy(str(given[0]) if given[0] else None, given[2])
     decisions: list[Decision] = []

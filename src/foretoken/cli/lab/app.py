@@ -19,21 +19,20 @@ from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
 from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.export import EPILOG as EXPORT_EPILOG
 from foretoken.cli.lab.export import export
-from foretoken.cli.lab.fit import fit
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
 from foretoken.cli.lab.record import record
-from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
-from foretoken.cli.lab.report import report
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.tune import EPILOG as TUNE_EPILOG
 from foretoken.cli.lab.tune import tune
 from foretoken.errors import ConfigError
 
 GONE = {
+    "fit": "`foretoken lab decide RUN... --fit`",
     "mock": "a packaged model, `foretoken serve demo`; in the sources tests/mock_server",
+    "report": "`foretoken lab decide RUN... --html FILE`, and --csv DIR for its numbers",
     "simulate": "`foretoken lab plan`, or in the sources `python -m benchmarks.simulate`",
     "watch": "a monitor of the server's metrics: Prometheus with deploy/foretoken-rules.yml",
     "whatif": "`foretoken lab decide RUN --k 1,2,4`, or measure it: `foretoken lab tune SERVER`",
@@ -81,7 +80,6 @@ lab_app.command(epilog=TUNE_EPILOG)(tune)
 lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
-lab_app.command(epilog=REPORT_EPILOG)(report)
 lab_app.command(epilog=EXPORT_EPILOG)(export)
-for command in (sweep, dial, fit, verify, audit, record):
+for command in (sweep, dial, verify, audit, record):
     lab_app.command()(command)

@@ -1,66 +1,83 @@
-"""`foretoken lab decide`: options and printing of the verdict."""
+"""`foretoken lab decide`: everything that runs say, and the verdict."""
 
 import json
-from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli.lab.options import parse_whole
+from foretoken.cli.lab.options import JsonOption, parse_whole
 from foretoken.errors import ConfigError
+from foretoken.lab.verdict import EXITS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
     from rich.table import Table
 
+    from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
     from foretoken.lab.decide.overall import Overall
-    from foretoken.lab.decide.verdict import Decision
-    from foretoken.lab.records.results import AbSummary, ArmSummary
+    from foretoken.lab.records.results import ArmSummary, RequestRecord
+    from foretoken.lab.report.runs import ReportRun
 
-EPILOG = (
-    "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says, or "
-    "INVALID, measure anew; 2: no A/B there, or a wrong policy."
-)
+EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
+RunsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="RULE.KEY=VALUE", help="Over the policy; several times."),
+]
+PolicyOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write one page with every plot.")
+]
+CsvOption = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="DIR", help="Write gains.csv, rules.csv and requests.csv."),
+]
 
 
 def decide(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="RULE.KEY=VALUE", help="Over the policy; several times."),
-    ] = None,
+    runs: RunsArgument = None,
+    policy: PolicyOption = None,
+    changes: ChangesOption = None,
     reference: Annotated[
         Path | None,
         typer.Option(help="A run with the unquantized model, to compare acceptance with."),
     ] = None,
+    fitted: Annotated[
+        bool, typer.Option("--fit", help="What verifying and drafting cost, and the crossover.")
+    ] = False,
     lengths: Annotated[
         str | None,
         typer.Option("--k", metavar="K,K", help="What other draft lengths would have done."),
     ] = None,
+    html: HtmlOption = None,
+    csv: CsvOption = None,
     show_policy: Annotated[
         bool, typer.Option("--show-policy", help="Print the default policy file and end.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Ship, do not ship, or not yet: every rule with its number, interval and what is missing.
+    """Use it, leave it off, or measure more: every rule with its number and what is missing.
 
     Several runs: what differs between them is found out. Configurations (k, method, engine version)
     compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
-    --k replays the accept stream of the run that decides; it needs a candidate that was started
-    with --per-request-spec-decode-metrics detailed.
+    --fit takes the steps of all runs together, those of one pair of servers at several loads; with
+    --json, `lab plan --measured` reads what it prints. --k replays the accept stream of the run
+    that decides; it needs a candidate that was started with --per-request-spec-decode-metrics
+    detailed.
     """
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.decide.verdict import EXIT_CODES
-    from foretoken.lab.decide.verdict import decide as judge
-    from foretoken.lab.records.run_files import ab_folders, read_ab
+    from foretoken.lab.report.runs import read_runs, write_tables
 
     if show_policy:
         print(default_text(), end="")
@@ -70,20 +87,19 @@ def decide(
         raise ConfigError("RUNS", None, allowed)
     tried = parse_whole(lengths, "--k") if lengths is not None else []
     rules = load_policy(policy, tuple(changes or ()))
-    other = _reference(reference) if reference else None
-    folders = ab_folders(runs)
-    summaries = [read_ab(folder) for folder in folders]
-    decisions = [
-        judge(summary, rules, run=str(folder), reference=other)
-        for folder, summary in zip(folders, summaries, strict=True)
-    ]
-    best = judge_runs(list(zip(summaries, decisions, strict=True)), rules)
-    others = _other_lengths(folders[decisions.index(best.best)], tried)
+    found = read_runs(runs, rules, _reference(reference) if reference else None)
+    best = judge_runs([(run.summary, run.decision) for run in found], rules)
+    own = next(run for run in found if run.decision is best.best)
+    others, fit = _other_lengths(own, tried), _fit(found) if fitted else None
+    if csv is not None:
+        write_tables(csv, found)
+    if html is not None:
+        _write_page(html, found, best, rules.name)
     if as_json:
-        print(json.dumps(_document(rules.name, decisions, best, others)))
+        print(json.dumps(_document(rules.name, found, best, others, fit)))
     else:
-        _print(summaries, decisions, best, others)
-    raise typer.Exit(EXIT_CODES[best.verdict])
+        _print(found, best, others, fit)
+    raise typer.Exit(best.conclusion.exit_code)
 
 
 def _reference(run: Path) -> "ArmSummary":
@@ -94,66 +110,96 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
 
 
-def _other_lengths(folder: Path, lengths: list[int]) -> tuple["OtherLength", ...]:
+def _other_lengths(run: "ReportRun", lengths: list[int]) -> tuple["OtherLength", ...]:
     from foretoken.lab.analysis.other_lengths import other_lengths
-    from foretoken.lab.analysis.summary import counted
-    from foretoken.lab.analysis.warm_up import without_start
-    from foretoken.lab.records.run_files import read_ab, read_requests
 
     if not lengths:
         return ()
-    summary, records = read_ab(folder), without_start(read_requests(folder)).records
-    return other_lengths(summary, counted(records, summary.candidate), lengths)
+    return other_lengths(run.summary, _answers(run, run.summary.candidate), lengths)
+
+
+def _fit(runs: "Sequence[ReportRun]") -> "Fit":
+    from foretoken.lab.analysis.fit import fit_arms, of_runs
+
+    return fit_arms(
+        of_runs([_answers(run, run.summary.baseline) for run in runs]),
+        of_runs([_answers(run, run.summary.candidate) for run in runs]),
+    )
+
+
+def _answers(run: "ReportRun", arm: str) -> "list[RequestRecord]":
+    """An arm's whole answers. Raises ConfigError where the run has none."""
+    from foretoken.lab.analysis.summary import counted
+    from foretoken.lab.records.run_files import read_requests
+
+    return counted(run.requests or read_requests(Path(run.decision.run)), arm)
+
+
+def _write_page(file: Path, runs: "Sequence[ReportRun]", best: "Overall", policy: str) -> None:
+    import foretoken
+    from foretoken.lab.report.page import Stamp, write_page
+
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    write_page(file, runs, best, Stamp(version=foretoken.__version__, when=when, policy=policy))
 
 
 def _document(
-    policy: str, decisions: list["Decision"], best: "Overall", others: tuple["OtherLength", ...]
+    policy: str,
+    runs: "Sequence[ReportRun]",
+    best: "Overall",
+    others: tuple["OtherLength", ...],
+    fit: "Fit | None",
 ) -> dict[str, object]:
-    from foretoken.lab.decide.verdict import EXIT_CODES
     from foretoken.lab.plain import to_plain
 
     return {
         "command": "foretoken lab decide",
         "policy": policy,
         "verdict": best.verdict,
-        "exit_code": EXIT_CODES[best.verdict],
+        "exit_code": best.conclusion.exit_code,
         "answer": best.answer,
         "sentence": best.sentence,
+        "conclusion": best.conclusion.sentence,
         "best": best.best.run,
         "differs": to_plain(best.dimensions),
         "crossings": to_plain(best.crossings),
-        "decisions": to_plain(decisions),
+        "decisions": to_plain([run.decision for run in runs]),
         "other_lengths": to_plain(list(others)),
+        "fit": to_plain(fit),
     }
 
 
 def _print(
-    summaries: list["AbSummary"],
-    decisions: list["Decision"],
+    runs: "Sequence[ReportRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
+    fit: "Fit | None",
 ) -> None:
+    """The reasons first: the last line is the verdict."""
     from rich.console import Console
 
     from foretoken.cli.lab.run_tables import cells_table, print_classes
-    from foretoken.lab.decide.verdict import print_decision
+    from foretoken.lab.decide.decision import rules_table
 
     console = Console(highlight=False)
-    several = len(decisions) > 1
-    run = best.best.run
-    title = f"- {best.answer.lower()}" if several else f"{run} - {best.answer.lower()}"
-    whole = replace(best.best, sentence="\n".join(best.says), run=title)
-    print_decision(console, whole, full=not several)
-    if several:
-        places = {
-            d.name: [d.show(row) for row in range(len(decisions))] for d in best.dimensions
-        } or {"run": [decision.run for decision in decisions]}
+    summaries, decisions = [run.summary for run in runs], [run.decision for run in runs]
+    if len(runs) > 1:
+        places = {d.name: [d.show(row) for row in range(len(runs))] for d in best.dimensions} or {
+            "run": [decision.run for decision in decisions]
+        }
         console.print(cells_table(places, summaries, [d.verdict for d in decisions]))
         console.print("The run that decides, rule by rule:", style="bold")
-        print_decision(console, best.best)
+    console.print(best.best.run)
+    console.print(rules_table(best.best.rules))
     print_classes(console, summaries[decisions.index(best.best)])
     if others:
         console.print(_lengths_table(others))
+    if fit is not None:
+        _print_fit(console, fit)
+    for said in best.says if len(best.says) > 1 else ():
+        console.print(f"{said}.", markup=False)
+    found = best.conclusion
+    console.print(found.sentence, style=f"bold {found.colour}", soft_wrap=True, markup=False)
 
 
 def _lengths_table(others: tuple["OtherLength", ...]) -> "Table":
@@ -166,3 +212,27 @@ def _lengths_table(others: tuple["OtherLength", ...]) -> "Table":
             f"{row.acceptance_rate:.2f}", "-" if row.speedup is None else f"{row.speedup:.2f}",
         )  # fmt: skip
     return table
+
+
+def _print_fit(show: "Console", found: "Fit") -> None:
+    from rich.table import Table
+
+    from foretoken.cli.lab.run_tables import show_number
+    from foretoken.lab.decide.evidence import show_part
+
+    table = Table("batch", "rows", "cost of a step that drafts", "break-even rate",
+                  "speed-up at rate")  # fmt: skip
+    for point in found.points:
+        numbers = (point.cost, point.break_even, point.speedup)
+        table.add_row(str(point.batch), str(point.rows), *map(show_number, numbers))
+    show.print(table)
+    drafts = f"{show_part(found.draft_share)} of steps draft"
+    show.print(f"k {found.k:.2f}, acceptance rate {found.acceptance_rate:.2f}, {drafts}")
+    show.print(
+        f"V {show_number(found.verify_cost)}, c {show_number(found.draft_cost)} (if rows of a "
+        "verification cost what rows of a batch cost)"
+    )
+    batch, qps = show_number(found.crossover_batch, 1), show_number(found.crossover_qps)
+    show.print(f"crossover: batch {batch}, {qps} requests/s")
+    for note in found.notes:
+        show.print(note, style="yellow")

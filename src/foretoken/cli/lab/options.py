@@ -243,7 +243,7 @@ def tell_if_no_report() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         package, extra = "matplotlib", EXTRA_OF["matplotlib"]
         typer.echo(
-            f"`foretoken lab report` will need {package}, which is not installed: "
+            f"`foretoken lab decide --html` will need {package}, which is not installed: "
             f'pip install "foretoken[{extra}]" (the measurement and its verdict do without)',
             err=True,
         )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.errors import ConfigError, ModelNotFoundError
+from foretoken.lab.verdict import EXITS
 
 if TYPE_CHECKING:
     from foretoken.lab.plan.speedup import MeasuredCost
 
 EPILOG = (
-    "Exit code: 0: use it (or none was asked for); 1: leave it off (it does not load, or does not "
-    "pay), or take the drafter that it names instead; 4: measure first; 2 and 3: wrong settings or "
-    "an unknown model."
+    f"{EXITS}; 0 too where no speculation was asked for; 2 and 3: wrong settings or an unknown "
+    "model."
 )
 
 
@@ -89,7 +89,8 @@ def plan(
         Name,
         typer.Option(
             metavar="V,c,LENGTH|FILE",
-            help="Costs and acceptance length as measured, or `lab fit`'s file: the next step.",
+            help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
+            "--json` prints: the next step.",
         ),
     ] = None,
     details: Annotated[
@@ -144,7 +145,7 @@ def _typed(name: str) -> str:
 
 
 def parse_measured(text: str, k: int) -> "MeasuredCost":
-    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or a file that `lab fit` wrote.
+    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or what `lab decide --fit` found.
 
     Raises:
         ConfigError: neither three numbers nor such a file, or out of range.
@@ -177,19 +178,20 @@ def _cost(
 def _measured_form(k: int) -> str:
     return (
         f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}, such as "
-        "1.1,0.15,2.8, or a JSON file of `foretoken lab fit`"
+        "1.1,0.15,2.8, or a file of what `foretoken lab decide RUN --fit --json` prints"
     )
 
 
 def _read_fit(path: Path) -> "MeasuredCost":
     """The cost that a fit found; of one that does not tell them apart, all steps draft."""
     try:
-        fit = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
+        fit = document.get("fit") or document
         k, share = float(fit["k"]), float(fit.get("draft_share", 1.0))
         verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
         length = 1.0 + k * float(fit["acceptance_rate"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        allowed = f"a file that `foretoken lab fit RUN --out FILE` wrote ({error!r})"
+        allowed = f"what `foretoken lab decide RUN --fit --json` printed ({error!r})"
         raise ConfigError("--measured", str(path), allowed) from error
     numbers = (max(1.0, verify), max(0.0, draft), length)
     return _cost(str(path), max(1, math.ceil(k)), numbers, share)

@@ -36,12 +36,12 @@ def sweep(
     """Run an A/B in every cell of a grid; temperatures 0, 0.4, 0.8 and 1 without one.
 
     Says for every cell where it breaks even, and along numbers where the gain passes 1. `lab
-    decide` and `lab report` take the folder. Exit code 0: measured; 1: an arm of a cell answered
+    decide` takes the folder. Exit code 0: measured; 1: an arm of a cell answered
     nothing; 2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import cells_table, console
-    from foretoken.lab.decide.crossings import crossings_of
+    from foretoken.lab.analysis.crossover import crossings_of
     from foretoken.lab.measure.estimate import sizes_of
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep

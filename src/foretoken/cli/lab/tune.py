@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.lab.options import EXIT_STOPPED, JsonOption, parse_whole
+from foretoken.lab.verdict import EXIT_CODES
 
 if TYPE_CHECKING:
     from foretoken.lab.measure.workload import Item
@@ -71,7 +72,7 @@ def tune(
     The server is started with each setting in turn and asked the same requests; settings that
     cannot be best any more are dropped; the best has to win a last A/B against no speculation.
     Known are vLLM, SGLang, llama.cpp and Foretoken; of any other server a command with {k} for the
-    draft length (0: none) and {port}. Exit code 0: use what it says; 1: leave speculation off; 2:
+    draft length (0: none) and {port}. Exit code 0: USE IT; 1: LEAVE IT OFF; 4: MEASURE MORE; 2:
     wrong settings; 5: the server does not start.
     """
     from foretoken.cli.lab.tune_view import show_answer
@@ -88,7 +89,7 @@ def tune(
     show_answer(answer, search, out)
     if as_json:
         print(json.dumps(to_plain(answer)))
-    raise typer.Exit(0 if answer.verdict == "use" else 1)
+    raise typer.Exit(EXIT_CODES[answer.verdict])
 
 
 def _say(search: "Search", commands: "Commands", *, named: bool) -> None:

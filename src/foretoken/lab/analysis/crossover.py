@@ -1,5 +1,7 @@
 """Where a gain passes a limit, over several A/Bs in order of one quantity, with its interval.
 
+`find_crossing` takes the points, `crossings_along` the runs and what they differ in.
+
 Between two neighbouring measurements the logarithm of the gain is taken for a straight line, over
 the logarithm of the quantity where it spans a wide range. The interval draws each measured gain
 again from Student's t of its own blocks. What the straight line hides is not in it, so neighbours
@@ -7,12 +9,14 @@ are named with it.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.records.results import ArmGain
+from foretoken.lab.analysis.dimensions import Dimension, find_dimensions, show_value, with_unit
+from foretoken.lab.records.results import AbSummary, ArmGain
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS, standard_error
 
@@ -96,3 +100,69 @@ def _first_passing(scale_N: Floats, above_RN: Floats) -> Floats:
     at_R = np.where(index_R == 0, -np.inf, at_R)
     found_R: Floats = np.where(below_RN.any(axis=1), at_R, np.inf)
     return found_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCrossing:
+    """Where the gain passes a limit as one dimension grows."""
+
+    dimension: str
+    where: str
+    """What the other dimensions are there; empty if there are none."""
+    metric: str
+    crossing: Crossing
+    measured: tuple[float, float]
+    """The least and the most that were measured."""
+
+    @property
+    def says(self) -> str:
+        """`the gain of TPOT P50 falls below 1.30x at temperature 0.55 [0.48, 0.66]`."""
+        found = self.crossing
+        ends = [
+            f"{end:.3g}" if math.isfinite(end) else f"{word} {show_value(last)}"
+            for end, word, last in zip(
+                (found.at.low, found.at.high), ("below", "above"), self.measured, strict=True
+            )
+        ]
+        place = with_unit(f"{found.at.estimate:.3g} [{', '.join(ends)}]", self.dimension)
+        verb = "falls below" if found.falls else "rises above"
+        name = show_metric(self.metric)
+        return f"the gain of {name} {verb} {found.limit:.2f}x at {place}{self.where}"
+
+
+def show_metric(metric: str) -> str:
+    """`TPOT P50`."""
+    return metric.replace("_", " ").upper()
+
+
+def crossings_of(runs: Sequence[AbSummary]) -> tuple[NamedCrossing, ...]:
+    """Where the gain of TPOT P50 passes 1, along every number in which the runs differ."""
+    return crossings_along(runs, range(len(runs)), find_dimensions(runs), "tpot_p50", (1.0,))
+
+
+def crossings_along(
+    runs: Sequence[AbSummary],
+    own: Sequence[int],
+    dimensions: Sequence[Dimension],
+    metric: str,
+    limits: Sequence[float],
+) -> tuple[NamedCrossing, ...]:
+    """Where the gain passes the limits, along every number in which these runs differ."""
+    differing = [d for d in dimensions if len({d.values[i] for i in own}) > 1]
+    found = []
+    for axis in (d for d in differing if d.is_traffic and d.is_number):
+        apart: dict[str, list[int]] = defaultdict(list)
+        for i in own:
+            rest = (f", {d.name} {d.show(i)}" for d in differing if d is not axis)
+            apart["".join(rest)].append(i)
+        for where, indices in apart.items():
+            values = [float(axis.values[i]) for i in indices]
+            gains = [runs[i].gain(metric) for i in indices]
+            points = [(x, g) for x, g in zip(values, gains, strict=True) if g is not None]
+            found += [
+                NamedCrossing(dimension=axis.name, where=where, metric=metric, crossing=crossing,
+                              measured=(min(values), max(values)))
+                for limit in dict.fromkeys(limits)
+                if (crossing := find_crossing(points, limit)) is not None
+            ]  # fmt: skip
+    return tuple(found)

@@ -49,6 +49,13 @@ def show_value(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
+def with_unit(value: str, name: str) -> str:
+    """`8 requests in flight`, `1 request in flight`, `temperature 0.4`."""
+    if value == "1" and name == IN_FLIGHT:
+        return "1 request in flight"
+    return f"{value} {name}" if name in (*LOADS, CONTEXT, OUTPUT) else f"{name} {value}"
+
+
 def find_dimensions(runs: Sequence[AbSummary]) -> tuple[Dimension, ...]:
     """Everything in which the runs differ, traffic first; nothing for a single run."""
     traffic = _differing([_traffic(run) for run in runs], is_traffic=True)

@@ -29,13 +29,7 @@ from foretoken.lab.analysis.whole_time import (
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
-from foretoken.lab.stats.ratios import (
-    FEWEST_BLOCKS,
-    Ints,
-    Sample,
-    paired_ratio,
-    weighted_mean,
-)
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS, Ints, Sample, paired_ratio, weighted_mean
 
 TOGETHER_S = 0.0004
 """Chunks nearer than this, or than a share of the usual gap, are one step."""
@@ -152,7 +146,7 @@ class FitPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What `foretoken lab fit` finds."""
+    """What `foretoken lab decide --fit` finds."""
 
     k: float
     """Mean drafts of a step that drafts."""
@@ -197,7 +191,7 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     notes = []
     if lines.one_batch:
         notes.append("one batch size only: no crossover; measure at another load too, such as "
-                     "--load closed:8, and give both folders: foretoken lab fit A B")  # fmt: skip
+                     "--load closed:8, and give both: foretoken lab decide A B --fit")  # fmt: skip
     if lines.verify_cost.estimate < 1 or lines.draft_cost.estimate < 0:
         notes.append("V below 1 or c below 0: plain steps do not get longer with their batch here, "
                      "as where they wait for prompts; measure at two loads")  # fmt: skip

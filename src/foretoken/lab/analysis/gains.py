@@ -1,11 +1,14 @@
 """How much better the candidate is, over requests that both arms answered. Pure.
 
 For times a gain is baseline / candidate, for rates candidate / baseline: above 1 is better.
+
+A class is a category, a temperature or a length of prompt, where the traffic has several. The
+requests of a class ran among all others, so what is found is its gain in this mix.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +21,17 @@ from foretoken.lab.analysis.summary import (
     output_tokens,
     rates_per_block,
     sample_of,
+    temperature_key,
 )
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.results import ArmGain, ArmSummary, Equality, RequestRecord
+from foretoken.lab.records.results import (
+    AbSummary,
+    ArmGain,
+    ArmSummary,
+    ClassGains,
+    Equality,
+    RequestRecord,
+)
 from foretoken.lab.stats.intervals import Interval, share_interval
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
@@ -181,10 +192,7 @@ def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float,
 
 
 def _rate_gain(
-    metric: str,
-    records: Sequence[RequestRecord],
-    data: tuple[ArmData, ArmData],
-    value: Value,
+    metric: str, records: Sequence[RequestRecord], data: tuple[ArmData, ArmData], value: Value
 ) -> ArmGain:
     base, other = (rates_per_block(counted(records, d.arm), d, value) for d in data)
     return _gain(metric, (other, base), weighted_mean, unseen_starts(data))
@@ -219,3 +227,79 @@ def cost_of(arms: tuple[ArmSummary, ArmSummary], prices: dict[str, float]) -> di
             low = scale / rate.high if rate.high > 0 else 0.0
             found[arm.arm] = Interval(scale / rate.estimate, low, high, rate.level)
     return found
+
+
+PROMPT_EDGES = (256, 1024, 4096, 8192, 16384, 32768, 65536)
+"""Tokens of a prompt at which a longer context begins."""
+FEWEST_REQUESTS = 8
+"""Requests of a class, per arm, below which nothing is said about it."""
+
+
+def gains_by_class(
+    records: Sequence[RequestRecord], data: tuple[ArmData, ArmData]
+) -> tuple[ClassGains, ...]:
+    """Gains in time of every class; nothing by what all requests have alike.
+
+    Where two keys tell the same requests apart, as a temperature for each category does, the first
+    of them counts.
+    """
+    found, seen = [], []
+    keys = {
+        "category": lambda r: r.category,
+        "temperature": temperature_key(records),
+        "context": _context,
+    }
+    for by, key in keys.items():
+        groups = _groups(records, key)
+        apart = {frozenset((r.block, r.index) for r in own) for own in groups.values()}
+        if apart in seen:
+            continue
+        seen.append(apart)
+        every = [
+            _times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
+            for value, own in groups.items()
+        ]
+        found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]
+    return tuple(found)
+
+
+def alone_gains(category: str, alone: AbSummary) -> ClassGains:
+    """A category's gains where it was the only traffic."""
+    return _times_of("category", category, alone.gains)
+
+
+def _times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
+    times = tuple(g for g in gains if g.metric.startswith(("tpot_", "ttft_", "e2e_")))
+    num = times[0].num_pairs if times else 0
+    return ClassGains(by=by, value=value, num_pairs=num, gains=times)
+
+
+def _groups(
+    records: Sequence[RequestRecord], key: Callable[[RequestRecord], str]
+) -> dict[str, list[RequestRecord]]:
+    """Records by class, in order of its name; empty where there is one class only."""
+    groups: dict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        if record.ok and not record.warm_up:
+            groups[key(record)].append(record)
+    groups.pop("", None)
+    return dict(sorted(groups.items(), key=lambda g: order_of(g[0]))) if len(groups) > 1 else {}
+
+
+def order_of(value: str) -> tuple[float, str]:
+    """Classes that are numbers in their order, before all others."""
+    head = value.split("-")[0].split(" ")[0].strip("<>=")
+    try:
+        return float(head), value
+    except ValueError:
+        return float("inf"), value
+
+
+def _context(record: RequestRecord) -> str:
+    """The prompt's length between two edges; nothing where the server does not say."""
+    if record.prompt_tokens is None:
+        return ""
+    for low, high in zip((0, *PROMPT_EDGES), PROMPT_EDGES, strict=False):
+        if record.prompt_tokens <= high:
+            return f"{low + 1}-{high} tokens"
+    return f">{PROMPT_EDGES[-1]} tokens"

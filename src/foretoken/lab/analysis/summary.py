@@ -245,10 +245,7 @@ def temperature_key(records: Sequence[RequestRecord]) -> Key:
     return key
 
 
-_KEYS: dict[str, Key] = {
-    "category": lambda record: record.category,
-    "output_tokens": _length_key,
-}
+_KEYS: dict[str, Key] = {"category": lambda record: record.category, "output_tokens": _length_key}
 
 
 def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> AcceptanceBucket:

@@ -3,9 +3,10 @@
 Also how a rule is declared and what it answers. Knows no rule.
 """
 
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
@@ -28,22 +29,27 @@ POWER = 0.95
 """Chance that the sample asked for settles a rule, before the uncertainty of the spread."""
 FIRST_BLOCKS = 8
 """Fewer say so little about their spread that the blocks asked for would be hundreds or none."""
+GIVE_COMMANDS = (
+    "give commands with {port} in place of URLs, or --restart-command with them, so that every "
+    "block is a start"
+)
+_TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RuleResult:
     """One rule's answer."""
 
     outcome: str
     """One of OUTCOMES."""
     says: str
+    advice: str = ""
     value: Interval | None = None
     threshold: float | None = None
     needed_blocks: int | None = None
     """Blocks in total that should settle it; None if blocks are not what is missing."""
     needed_requests: int | None = None
     """Requests in total that should settle it."""
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +68,18 @@ class Evidence:
 
     @property
     def candidate(self) -> ArmSummary:
-        """The arm that would be shipped."""
+        """The arm that would be used."""
         return self.summary.arm(self.summary.candidate)
 
     @property
     def num_blocks(self) -> int:
         """Blocks that both arms have."""
         return max((gain.num_blocks for gain in self.summary.gains), default=0)
+
+    @property
+    def requests_per_block(self) -> float:
+        """Of one arm."""
+        return self.candidate.num_requests / max(1, self.num_blocks)
 
     @property
     def level(self) -> float:
@@ -92,7 +103,9 @@ class Evidence:
             return gain.needed_blocks or 2 * gain.num_blocks
         seen = abs(math.log(gain.ratio.estimate / threshold)) - error
         distance = max(math.log(resolution), seen)
-        spread = error * math.sqrt(gain.num_blocks) * _caution(gain.num_blocks)
+        # A spread estimated from few blocks: its 70 % upper bound, roughly.
+        caution = 1.0 + 0.52 / math.sqrt(max(1, 2 * (gain.num_blocks - 1)))
+        spread = error * math.sqrt(gain.num_blocks) * caution
         chances = (level_of_look(BOTH_SIDES_LEVEL, self.summary.look + 1), POWER)
         fewest = gain.num_blocks + 1
         return blocks_to_exceed(spread, gain.ratio.unseen_sd, distance, chances, fewest)
@@ -120,12 +133,16 @@ class RuleKind:
     name: str
     parameters: type[Any]
     """A frozen dataclass; its fields are the keys in the policy file."""
-    judge: Callable[[Evidence, Any], RuleResult]
+    judge: Callable[..., RuleResult]
+    """Called with the evidence and the parameters by their names."""
 
 
-def _caution(num_blocks: int) -> float:
-    """Factor on a spread estimated from few blocks: its 70 % upper bound, roughly."""
-    return 1.0 + 0.52 / math.sqrt(max(1, 2 * (num_blocks - 1)))
+def rule(judge: Callable[..., RuleResult]) -> RuleKind:
+    """A rule of the function's name, whose parameters beside the evidence are its keys."""
+    own = list(inspect.signature(judge).parameters.values())[1:]
+    keys = [(p.name, p.annotation, field(default=p.default)) for p in own]
+    name = judge.__name__
+    return RuleKind(name, make_dataclass(name, keys, frozen=True, kw_only=True), judge)
 
 
 def judge_ratio(
@@ -133,31 +150,20 @@ def judge_ratio(
 ) -> RuleResult:
     """Whether a gain is above `threshold`: its whole interval above, below, or neither."""
     if gain is None:
-        return RuleResult(outcome="inconclusive", says=f"{name} was not measured")
+        return RuleResult("inconclusive", f"{name} was not measured")
     ratio = evidence.ratio(gain)
     shown = f"{name} {show(ratio)} against {threshold:.2f}x"
-    if gain.enough and ratio.known and ratio.low >= threshold:
-        return RuleResult(outcome="pass", says=shown, value=ratio, threshold=threshold)
-    if gain.enough and ratio.known and ratio.high < threshold:
-        return RuleResult(outcome="fail", says=shown, value=ratio, threshold=threshold)
+    if gain.enough and ratio.known and (ratio.low >= threshold or ratio.high < threshold):
+        outcome = "pass" if ratio.low >= threshold else "fail"
+        return RuleResult(outcome, shown, value=ratio, threshold=threshold)
     needed = evidence.blocks_to_show(gain, threshold, resolution)
     if not gain.enough:
         shown += ": too few requests for this statistic"
         needed = max(needed or 0, blocks_to_support(gain), gain.num_blocks + 1)
-    return RuleResult(
-        outcome="inconclusive",
-        says=shown,
-        value=ratio,
-        threshold=threshold,
-        needed_blocks=needed,
-        advice=_advice(evidence, ratio, needed),
-    )
-
-
-def _advice(evidence: Evidence, ratio: Interval, needed: int | None) -> str:
+    advice = _TOO_CLOSE if evidence.summary.look > 2 else ""
     if needed is None and ratio.unseen_sd:
-        return f"more blocks of the same start will not tell: {GIVE_COMMANDS}"
-    return _TOO_CLOSE if evidence.summary.look > 2 else ""
+        advice = f"more blocks of the same start will not tell: {GIVE_COMMANDS}"
+    return RuleResult("inconclusive", shown, advice, ratio, threshold, needed)
 
 
 def blocks_to_support(gain: ArmGain) -> int:
@@ -175,11 +181,6 @@ def requests_to_support(gain: ArmGain) -> int:
 
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-GIVE_COMMANDS = (
-    "give commands with {port} in place of URLs, or --restart-command with them, so that every "
-    "block is a start"
-)
-_TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 
 def show(interval: Interval) -> str:
@@ -191,25 +192,16 @@ def show(interval: Interval) -> str:
     return f"{interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def show_metric(metric: str) -> str:
-    """`TPOT P50`."""
-    return metric.replace("_", " ").upper()
-
-
 def against_break_even(rate: Interval, limit: Interval) -> str:
     """`pass` where a rate is surely above its break-even, `fail` where surely below.
 
     Both are estimates: the half-widths are added in squares.
     """
-    if rate.estimate - limit.estimate >= math.hypot(
-        rate.estimate - rate.low, limit.high - limit.estimate
-    ):
+    over = rate.estimate - limit.estimate
+    if over >= math.hypot(rate.estimate - rate.low, limit.high - limit.estimate):
         return "pass"
-    if limit.estimate - rate.estimate > math.hypot(
-        rate.high - rate.estimate, limit.estimate - limit.low
-    ):
-        return "fail"
-    return "inconclusive"
+    below = math.hypot(rate.high - rate.estimate, limit.estimate - limit.low)
+    return "fail" if -over > below else "inconclusive"
 
 
 def show_break_even(limit: Interval) -> str:

@@ -1,14 +1,15 @@
 """From the verdicts on several runs to one, with what differs between them by its name.
 
 Runs of one configuration differ in their traffic, and the configuration counts by the worst of
-them; configurations compete, and the best one is the answer. Where a configuration ships for part
-of its traffic only, the sentence says for which, where the gain passes the limits, and what to do.
+them; configurations compete, and the best one is the answer. Where a configuration pays for part of
+its traffic only, the sentence says for which, where the gain passes the limits, and what to do.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretoken.lab.analysis.crossover import NamedCrossing, crossings_along
 from foretoken.lab.analysis.dimensions import (
     CLASS,
     CONTEXT,
@@ -17,16 +18,18 @@ from foretoken.lab.analysis.dimensions import (
     Dimension,
     find_dimensions,
     show_value,
+    with_unit,
 )
-from foretoken.lab.decide.crossings import NamedCrossing, crossings_along, with_unit
-from foretoken.lab.decide.rules.classes import SPLIT
+from foretoken.lab.decide.decision import Decision
+from foretoken.lab.decide.rules import SPLIT
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, INVALID, NOT_YET, SHIP, Decision
 from foretoken.lab.records.results import AbSummary
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
 MOST_OTHERS = 4
 """Configurations that are told of beside the best."""
-Pair = tuple[AbSummary, Decision]
+Indices = Sequence[int]
+Differing = Sequence[Dimension]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +45,8 @@ class Overall:
     """In what the runs differ; their values are in the order of the runs."""
     crossings: tuple[NamedCrossing, ...] = ()
     """Of the best configuration."""
-    ships_for_some: bool = False
-    """Whether it would ship for part of the traffic, though not for all."""
-    open_for_some: bool = False
-    """Whether more measuring may still tell for part of the traffic."""
+    in_part: bool = False
+    """Whether for part of the traffic it pays, or is still open, though not for all."""
 
     @property
     def sentence(self) -> str:
@@ -55,39 +56,45 @@ class Overall:
     @property
     def answer(self) -> str:
         """The verdict for someone who reads no further."""
-        if self.ships_for_some:
-            return "For part of the traffic only"
-        if self.verdict == DO_NOT_SHIP and self.open_for_some:
-            return "Not for all of the traffic"
-        return _ANSWERS.get(self.verdict, "These numbers cannot be judged")
+        return f"{self.verdict} {_PART}" if self.in_part else self.verdict
+
+    @property
+    def conclusion(self) -> Verdict:
+        """The verdict with one reason and the next command."""
+        own = self.best.conclusion
+        if len(self.says) == 1 and not self.in_part:
+            return own
+        # The first sentence may only name the best configuration; the next is the reason then.
+        first = ". ".join(self.says[:2])
+        reason = first[:1].lower() + first[1:]
+        if self.in_part:
+            return Verdict(word=self.verdict, reason=reason, scope=_PART)
+        return Verdict(word=self.verdict, reason=reason, command=own.command)
 
 
-_ANSWERS = {
-    SHIP: "Yes, speculate",
-    NOT_YET: "Not known yet: measure more",
-    DO_NOT_SHIP: "No, leave speculation off",
-}
+_PART = "for part of the traffic"
 
 
-def judge_runs(runs: Sequence[Pair], policy: ShipPolicy) -> Overall:
+def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -> Overall:
     """The best configuration, each counted by the traffic for which it does worst.
 
     A gain with one request in flight ships nothing if it is lost at a load that was measured too.
     """
-    dimensions = find_dimensions([summary for summary, _ in runs])
+    summaries, decisions = [run for run, _ in runs], [decision for _, decision in runs]
+    dimensions = find_dimensions(summaries)
     traffic = [d for d in dimensions if d.is_traffic]
     chosen = [d for d in dimensions if not d.is_traffic]
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in range(len(runs)):
         groups[tuple(d.values[index] for d in chosen)].append(index)
-    decisions = [decision for _, decision in runs]
     best = min(groups.values(), key=lambda own: _merit([decisions[i] for i in own]))
     decides = max(best, key=lambda i: _severity(decisions[i]))
+    verdict = decisions[decides].verdict
     metric, least = limit_of(policy)
-    summaries = [summary for summary, _ in runs]
     crossings = crossings_along(summaries, best, dimensions, metric, (least, 1.0))
-    split = _split(decisions[decides])
-    shipping = sum(decisions[i].verdict == SHIP for i in best)
+    pays = sum(decisions[i].verdict == USE_IT for i in best)
+    split = bool(_split(decisions[decides]))
+    waits = any(decisions[i].verdict == MEASURE_MORE for i in best)
     others = [own for own in groups.values() if own is not best]
     says = [
         _choice(chosen, decides, len(groups)),
@@ -97,21 +104,28 @@ def judge_runs(runs: Sequence[Pair], policy: ShipPolicy) -> Overall:
         _unequal(list(groups.values()), traffic),
     ]
     return Overall(
-        verdict=decisions[decides].verdict,
+        verdict=verdict,
         says=tuple(filter(None, says)),
         best=decisions[decides],
         dimensions=dimensions,
         crossings=crossings,
-        ships_for_some=0 < shipping < len(best) or (not shipping and split != []),
-        open_for_some=any(decisions[i].verdict in (NOT_YET, INVALID) for i in best),
+        in_part=0 < pays < len(best) or (not pays and split) or (verdict == LEAVE_IT_OFF and waits),
     )
 
 
 def _merit(own: Sequence[Decision]) -> tuple[float, ...]:
-    """The worst run first; among equals the share that would ship, then that which still may."""
+    """The worst run first; among equals the share that pays, then that which still may."""
     worst = max(map(_severity, own))
-    shares = [sum(d.verdict == verdict for d in own) / len(own) for verdict in (SHIP, NOT_YET)]
-    return worst[0], -shares[0], -shares[1], worst[1]
+    pays = sum(d.verdict == USE_IT for d in own) / len(own)
+    waits = sum(d.verdict == MEASURE_MORE and d.valid for d in own) / len(own)
+    return worst[0], -pays, -waits, worst[1]
+
+
+def _severity(decision: Decision) -> tuple[int, float]:
+    """How much a run speaks against its configuration: what is lost for part of the traffic stays
+    lost, whatever a run that has to be made anew says."""
+    kinds = {USE_IT: 0, MEASURE_MORE: 1 if decision.valid else 2, LEAVE_IT_OFF: 3}
+    return kinds[decision.verdict], -decision.speed_up_low
 
 
 def _split(decision: Decision) -> list[str]:
@@ -123,16 +137,7 @@ def _split(decision: Decision) -> list[str]:
     ]
 
 
-def _severity(decision: Decision) -> tuple[int, float]:
-    """How much a run speaks against its configuration."""
-    return _SEVERITIES[decision.verdict], -decision.speed_up_low
-
-
-_SEVERITIES = {SHIP: 0, NOT_YET: 1, INVALID: 2, DO_NOT_SHIP: 3}
-"""What is lost for part of the traffic stays lost, whatever a run that has to be made anew says."""
-
-
-def _choice(chosen: Sequence[Dimension], decides: int, num: int) -> str:
+def _choice(chosen: Differing, decides: int, num: int) -> str:
     if num < 2:
         return ""
     named = ", ".join(f"{d.name} {d.show(decides)}" for d in chosen)
@@ -140,94 +145,62 @@ def _choice(chosen: Sequence[Dimension], decides: int, num: int) -> str:
 
 
 def _by_traffic(
-    decisions: Sequence[Decision], own: Sequence[int], traffic: Sequence[Dimension], decides: int
+    decisions: Sequence[Decision], own: Indices, traffic: Differing, decides: int
 ) -> list[str]:
     """What the configuration does for which traffic, what to do about it, and why."""
-    differing = [d for d in traffic if len({d.values[i] for i in own}) > 1]
+    differing = _differing(traffic, own)
     if not differing:
         split = _split(decisions[decides])
         if split:
             return [*split, _upper(_reason(decisions[decides]))]
         return [decisions[decides].sentence]
-    ships = [i for i in own if decisions[i].verdict == SHIP]
-    others = [i for i in own if decisions[i].verdict != SHIP]
-    if not others:
-        least = f"{_places(differing, [decides])}: {_reason(decisions[decides])}"
-        where = _places(differing, ships)
-        return [f"It ships wherever it was measured ({where}), least at {least}"]
-    why = _upper(f"at {_places(differing, [decides])}: {_reason(decisions[decides])}")
-    unknown = _cannot_be_judged(decisions, others, differing)
-    others = [i for i in others if decisions[i].verdict != INVALID]
-    if not others:
-        would = f"It would ship at {_places(differing, ships)}" if ships else ""
-        return list(filter(None, [would, *unknown]))
-    if not ships:
-        return [*_without_ship(decisions, others, differing, why, unknown), *unknown]
-    advice = _advice(differing, ships, others)
-    return [
-        f"It would ship at {_places(differing, ships)}, not at {_places(differing, others)}: "
-        f"{advice}",
-        why,
-        *unknown,
-    ]
-
-
-def _cannot_be_judged(
-    decisions: Sequence[Decision], own: Sequence[int], differing: Sequence[Dimension]
-) -> list[str]:
-    """Where something else made the numbers, which do not tell whether it pays."""
-    broken = [i for i in own if decisions[i].verdict == INVALID]
-    if not broken:
-        return []
-    where, why = _places(differing, broken), _reason(decisions[broken[0]])
-    return [f"It cannot be judged at {where}, measure anew: {why}"]
-
-
-def _without_ship(
-    decisions: Sequence[Decision],
-    own: Sequence[int],
-    differing: Sequence[Dimension],
-    why: str,
-    unknown: Sequence[str],
-) -> list[str]:
-    """Where nothing ships: what is lost, and what more measuring may still tell."""
-    waiting = [i for i in own if decisions[i].verdict == NOT_YET]
-    lost = [i for i in own if i not in waiting]
-    names = " and ".join(d.name for d in differing)
+    pays = [i for i in own if decisions[i].verdict == USE_IT]
+    against = f"{_places(differing, [decides])}: {_reason(decisions[decides])}"
+    if len(pays) == len(own):
+        return [
+            f"It pays wherever it was measured ({_places(differing, pays)}), least at {against}"
+        ]
+    why, found = f"At {against}", f"It pays at {_places(differing, pays)}" if pays else ""
+    broken = [i for i in own if not decisions[i].valid]
+    unknown = []
+    if broken:
+        where, cause = _places(differing, broken), _reason(decisions[broken[0]])
+        unknown = [f"It cannot be judged at {where}, measure anew: {cause}"]
+    waiting = [i for i in own if decisions[i].verdict == MEASURE_MORE and decisions[i].valid]
+    lost = [i for i in own if decisions[i].verdict == LEAVE_IT_OFF]
+    if not waiting and not lost:
+        return [*filter(None, [found]), *unknown]
+    if pays:
+        rest = [i for i in own if i in waiting or i in lost]
+        if not lost:
+            return [f"{found}, and is open at {_places(differing, rest)}", why, *unknown]
+        advice = _advice(differing, pays, rest)
+        return [f"{found}, not at {_places(differing, rest)}: {advice}", why, *unknown]
     if not waiting:
+        names = " and ".join(d.name for d in differing)
         judged = "could be judged" if unknown else "was measured"
-        return [f"It ships at no {names} that {judged}", why]
-    where = _places(differing, waiting)
-    seen = f"Open at {where}: {_reason(decisions[waiting[0]])}"
+        return [f"It pays at no {names} that {judged}", why, *unknown]
+    seen = f"Open at {_places(differing, waiting)}: {_reason(decisions[waiting[0]])}"
     if not lost:
-        return [seen]
-    return [f"It does not ship at {_places(differing, lost)}", seen, why]
+        return [seen, *unknown]
+    return [f"It does not pay at {_places(differing, lost)}", seen, why, *unknown]
 
 
 def _reason(decision: Decision) -> str:
     """The first rule that decides, and how many more there are."""
-    against = "invalid" if decision.verdict == INVALID else "fail"
-    counted = [j for j in decision.rules if j.weight != "note" and j.result.outcome == against]
-    if not counted:
-        counted = [j for j in decision.rules if j.weight == "must" and j.result.outcome != "pass"]
-    if not counted:
-        return next(
-            (j.result.says for j in decision.rules if j.rule == "speedup"), "every rule holds"
-        )
-    more = len(counted) - 1
-    return counted[0].result.says + (f"; and {more} more of its rules" if more else "")
+    if decision.verdict != USE_IT:
+        return decision.reason
+    return next((j.result.says for j in decision.rules if j.rule == "speedup"), "every rule holds")
 
 
-def _other(
-    decisions: Sequence[Decision], own: Sequence[int], dimensions: Sequence[Dimension]
-) -> str:
+def _other(decisions: Sequence[Decision], own: Indices, dimensions: Differing) -> str:
     """What a configuration that was not chosen comes to."""
     named = ", ".join(f"{d.name} {d.show(own[0])}" for d in dimensions if not d.is_traffic)
-    differing = [d for d in dimensions if d.is_traffic and len({d.values[i] for i in own}) > 1]
-    ships = [i for i in own if decisions[i].verdict == SHIP]
+    differing = _differing([d for d in dimensions if d.is_traffic], own)
+    pays = [i for i in own if decisions[i].verdict == USE_IT]
     worst = max(own, key=lambda i: _severity(decisions[i]))
-    if differing and 0 < len(ships) < len(own):
-        return f"{named} would ship at {_places(differing, ships)} only"
+    if differing and 0 < len(pays) < len(own):
+        return f"{named} pays at {_places(differing, pays)} only"
     where = f" at {_places(differing, [worst])}" if differing else ""
     return f"{named}: {decisions[worst].verdict}{where}, {_reason(decisions[worst])}"
 
@@ -236,50 +209,44 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _unequal(groups: Sequence[Sequence[int]], traffic: Sequence[Dimension]) -> str:
+def _unequal(groups: Sequence[Indices], traffic: Differing) -> str:
     """A warning where configurations were not measured with the same traffic."""
-    names = [
+    names = ", ".join(
         d.name for d in traffic if len({frozenset(d.values[i] for i in own) for own in groups}) > 1
-    ]
-    if not names:
-        return ""
-    return (
-        f"Not a fair comparison: the configurations were measured at different {', '.join(names)}"
     )
+    fair = "Not a fair comparison: the configurations were measured at different"
+    return f"{fair} {names}" if names else ""
 
 
-def _places(differing: Sequence[Dimension], indices: Sequence[int]) -> str:
+def _differing(dimensions: Differing, own: Indices) -> list[Dimension]:
+    return [d for d in dimensions if len({d.values[i] for i in own}) > 1]
+
+
+def _places(differing: Differing, indices: Indices) -> str:
     """`temperature 0 and 0.4`, or every combination where several things differ."""
     if len(differing) == 1:
         [dimension] = differing
-        shown = list(dict.fromkeys(dimension.show(i) for i in _sorted(dimension, indices)))
+        if dimension.is_number:
+            indices = sorted(indices, key=lambda i: float(dimension.values[i]))
+        shown = list(dict.fromkeys(dimension.show(i) for i in indices))
         listed = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
         return with_unit(listed, dimension.name)
     combined = [", ".join(f"{d.name} {d.show(i)}" for d in differing) for i in indices]
     return "; ".join(f"({text})" for text in combined)
 
 
-def _sorted(dimension: Dimension, indices: Sequence[int]) -> list[int]:
-    if not dimension.is_number:
-        return list(indices)
-    return sorted(indices, key=lambda i: float(dimension.values[i]))
-
-
-def _advice(differing: Sequence[Dimension], ships: Sequence[int], others: Sequence[int]) -> str:
-    if len(differing) > 1:
-        return "speculate for the former only"
-    [dimension] = differing
-    if not dimension.is_number:
+def _advice(differing: Differing, pays: Indices, others: Indices) -> str:
+    dimension = differing[0]
+    if len(differing) == 1 and not dimension.is_number:
         split = "split the traffic" if dimension.name == CLASS else "keep them apart"
         return f"{split}, and serve the latter without speculation"
-    good = [float(dimension.values[i]) for i in ships]
-    bad = [float(dimension.values[i]) for i in others]
-    if min(bad) > max(good):
-        return _ABOVE.get(dimension.name, "serve what is above without speculation").format(
-            show_value(max(good))
-        )
-    if max(bad) < min(good):
-        return f"serve what is below {show_value(min(good))} without speculation"
+    if len(differing) == 1:
+        good, bad = ([float(dimension.values[i]) for i in own] for own in (pays, others))
+        if min(bad) > max(good):
+            above = _ABOVE.get(dimension.name, "serve what is above without speculation")
+            return above.format(show_value(max(good)))
+        if max(bad) < min(good):
+            return f"serve what is below {show_value(min(good))} without speculation"
     return "speculate for the former only"
 
 

@@ -12,16 +12,11 @@ from typing import Any
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
-from foretoken.lab.decide.rules.break_even import ACCEPTANCE_RULES
-from foretoken.lab.decide.rules.classes import CLASS_RULES
-from foretoken.lab.decide.rules.safety import SAFETY_RULES
-from foretoken.lab.decide.rules.speed import SPEED_RULES
-from foretoken.lab.decide.rules.validity import VALIDITY_RULES
+from foretoken.lab.decide.rules import RULE_KINDS
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
+from foretoken.lab.verdict import WORTH_IT
 
-_KINDS = (*SPEED_RULES, *VALIDITY_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES, *CLASS_RULES)
-RULE_KINDS = {kind.name: kind for kind in _KINDS}
 SLOS = ("tpot", "ttft", "throughput")
 _KEYS = ("name", "slo", "rules", "extends")
 
@@ -70,7 +65,7 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
 def default_text() -> str:
     """The default policy file as it ships."""
     file = resources.files("foretoken.lab.decide").joinpath("default.yaml")
-    return file.read_text("utf-8")
+    return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
 
 
 def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:

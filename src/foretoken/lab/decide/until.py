@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.verdict import NOT_YET, Decision, decide
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.ab import run_ab
 from foretoken.lab.measure.bench import Watch, silent
 from foretoken.lab.measure.experiment import AbConfig
 from foretoken.lab.records.results import AbSummary
+from foretoken.lab.verdict import MEASURE_MORE
 
 MOST_LOOKS = 5
 """The sixth look's intervals are so wide that another limit should be asked for instead."""
@@ -58,7 +59,7 @@ def run_until_decided(
         affordable = decision.num_blocks + int((limits.most_s - spent) / (spent / done))
         wanted = min(decision.needed_blocks or 0, affordable)
         limits.tell(wanted, decision)
-        open_still = decision.verdict == NOT_YET and summary.look < MOST_LOOKS
+        open_still = decision.verdict == MEASURE_MORE and summary.look < MOST_LOOKS
         if not open_still or wanted <= decision.num_blocks:
             return summary
         config = replace(config, sizes=replace(config.sizes, blocks=wanted))

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from foretoken.lab.analysis.classes import alone_gains, gains_by_class
-from foretoken.lab.analysis.gains import compare_texts, compute_gains, cost_of
+from foretoken.lab.analysis.gains import (
+    alone_gains,
+    compare_texts,
+    compute_gains,
+    cost_of,
+    gains_by_class,
+)
 from foretoken.lab.analysis.summary import summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.measure.bench import (

@@ -1,6 +1,6 @@
 """The table of devices, from data sheets, and what an engine's own work adds to a step, which no
 data sheet says: assumptions from published paces without drafts and from how its kernels are built;
-`foretoken lab fit` replaces them with a server's own step times.
+`lab decide --fit` replaces them with a server's own step times.
 """
 
 import tomllib

@@ -36,7 +36,8 @@ from foretoken.lab.plan.predict import (
 )
 from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 from foretoken.lab.plan.speedup import NextStep
-from foretoken.lab.plan.verdict import ANOTHER, WORDS
+from foretoken.lab.plan.verdict import WORDS
+from foretoken.lab.verdict import Verdict
 
 _BETWEEN = 2
 
@@ -150,6 +151,7 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
         "assumptions": assumptions(plan),
         **to_plain(plan),
         "exit_code": plan.verdict.exit_code,
+        "verdict": {**asdict(plan.verdict), "verdict": WORDS[plan.verdict.word]},
         "what_fits": _what_fits(plan),
         "next_step": asdict(step) if step else None,
     }
@@ -276,6 +278,7 @@ def print_plan(
             _print(console, part)
     else:
         console.print(Text("\nEvery check, cost and assumption: --details", style="dim"))
+    _print(console, Text(_last_line(plan), style="bold"))
 
 
 def _print(console: Console, part: RenderableType) -> None:
@@ -317,14 +320,26 @@ def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
 
 def _answer(plan: SpeculationPlan) -> Text:
     verdict, other = plan.verdict, _left_for_another(plan)
+    word = (WORDS[verdict.word], _COLORS[verdict.word])
     if other is None:
-        word = (WORDS[verdict.word], _COLORS[verdict.word])
         return Text.assemble(word, f": {verdict.reason}")
-    word = (ANOTHER[other.verdict.word], _COLORS[other.verdict.word])
+    instead = (WORDS[other.verdict.word], _COLORS[other.verdict.word])
     return Text.assemble(
-        word,
-        f": {_named(other)}: {other.verdict.reason}. Not {plan.setup.method}: {verdict.reason}",
-    )
+        word, f": {verdict.reason}. Another drafter, {_named(other)}: ", instead,
+        f": {other.verdict.reason}",
+    )  # fmt: skip
+
+
+def _last_line(plan: SpeculationPlan) -> str:
+    """The verdict again, below everything, with what to type next."""
+    verdict, other = plan.verdict, _left_for_another(plan)
+    if verdict.word == "plain":
+        return f"{WORDS[verdict.word]}: {verdict.reason}."
+    measure = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
+    command = measure if verdict.word == "measure" else ""
+    if other is not None:
+        command = f"the same with --method {other.method}"
+    return Verdict(word=WORDS[verdict.word], reason=verdict.reason, command=command).sentence
 
 
 def _named(other: InsteadOutlook) -> str:
@@ -563,8 +578,3 @@ def _command(plan: SpeculationPlan) -> Iterator[Text]:
         yield from _to_install(package_of(plan.setup))
     if verdict.speculates and (sampled := drawn_drafts(plan)):
         yield Text(sampled, style="yellow")
-    if verdict.word == "measure":
-        yield Text(
-            "measure: foretoken lab ab --baseline URL-without --candidate URL-with, then "
-            "foretoken lab decide"
-        )

@@ -7,7 +7,7 @@ which speculation is slower than plain decoding.
 
 
 Nothing here is measured, and every assumption of the roofline is a constant of this file;
-`foretoken.control.cost.RooflineCost` holds the formula. `foretoken lab fit` replaces it with a
+`foretoken.control.cost.RooflineCost` holds the formula. `lab decide --fit` replaces it with a
 server's own step times. Of times: waiting for a free place is not in them; where more requests are
 in flight than fit, the rest queues before.
 

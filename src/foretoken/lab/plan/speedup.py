@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import LineCost, StepShape, speculative_step
+from foretoken.lab.verdict import WORTH_IT
 
 MOST_K = 16
 
@@ -36,9 +37,6 @@ def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
     if most <= 1.0:
         return 0
     return next(k for k, found in enumerate(gains, start=1) if found > 1.0 and 1.01 * found >= most)
-
-
-WORTH_IT = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanContext
 from foretoken.lab.plan.predict import GainRange, LoadPrediction, PlannedLatency, show_seconds
+from foretoken.lab.verdict import EXIT_CODES, LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 
 LEAST_END_TO_END = 1.05
 """An answer that comes less than a twentieth sooner is not worth a second model."""
 WORDS = {
-    "use": "USE IT",
-    "measure": "MEASURE FIRST",
-    "leave_off": "LEAVE IT OFF",
+    "use": USE_IT,
+    "measure": MEASURE_MORE,
+    "leave_off": LEAVE_IT_OFF,
     "plain": "NO SPECULATION ASKED",
 }
-ANOTHER = {"use": "USE ANOTHER DRAFTER", "measure": "MEASURE ANOTHER DRAFTER"}
-"""Said in place of leaving it off where another drafter that can be had gets such a verdict."""
-EXIT_CODES = {"use": 0, "plain": 0, "leave_off": 1, "measure": 4}
-
-
 OF_SETTINGS = ("tp_symmetry",)
 """Checks whose errors are about settings: the same drafter may be right with others."""
 CLEARLY = 1.05
@@ -48,7 +44,7 @@ class PlanVerdict:
     @property
     def exit_code(self) -> int:
         """0: use it, or nothing was asked; 1: leave it off; 4: open until measured."""
-        return EXIT_CODES[self.word]
+        return EXIT_CODES.get(WORDS[self.word], 0)
 
 
 def judge(

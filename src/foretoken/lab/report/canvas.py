@@ -1,4 +1,4 @@
-"""Figures in the house style, as SVG for the page and as PNG for everything else.
+"""Figures in the house style, as SVG.
 
 Owns colours, fonts and sizes, and how a gain is drawn. In a page every colour is a CSS variable, so
 that a figure follows what is around it; in a file of its own there are a ground and rules for dark
@@ -7,11 +7,12 @@ schemes. Fixed salts make the output the same for the same data.
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.lab.records.results import ArmGain
+from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.verdict import WORTH_IT
 
 PALETTE = {
     "ink": ("#1f2a37", "#e6ebf2"),
@@ -102,16 +105,27 @@ def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-LIMITS = (1.0, 1.3)
-
-
-def limit_lines(axes: Axes) -> None:
-    """Upright lines at a gain of 1 and of 1.3, named above the axes."""
-    for limit, colour in zip(LIMITS, (BAD, GOOD), strict=True):
+def limit_lines(axes: Axes, limits: Iterable[tuple[float, str, str]]) -> None:
+    """Upright lines: where, in which colour, and what stands above the axes."""
+    for limit, colour, name in limits:
         axes.axvline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(f"{limit:.1f}x", (limit, 1.0), xycoords=("data", "axes fraction"),
+        axes.annotate(name, (limit, 1.0), xycoords=("data", "axes fraction"),
                       xytext=(0, 3), textcoords="offset points", color=colour, ha="center",
                       fontsize=9, annotation_clip=False)  # fmt: skip
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows of a chart, the first on top."""
+    axes.set_yticks(range(len(names)), list(reversed(names)))
+    axes.set_ylim(-0.6, len(names) - 0.3)
+    axes.grid(axis="y", visible=False)
+
+
+def band(axes: Axes, values: Sequence[float], ratios: Sequence[Interval], colour: str) -> None:
+    """The intervals along a line, where all are known."""
+    ends = np.array([[ratio.low, ratio.high] for ratio in ratios])
+    if np.isfinite(ends).all():
+        axes.fill_between(values, ends[:, 0], ends[:, 1], color=colour, alpha=0.14, linewidth=0)
 
 
 def draw_gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
@@ -150,10 +164,8 @@ def gain_rows(
         right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
     for row, (_, gain) in enumerate(reversed(rows)):
         draw_gain(axes, row, gain, right)
-    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
-    axes.set_ylim(-0.6, len(rows) - 0.3)
-    axes.grid(axis="y", visible=False)
-    limit_lines(axes)
+    name_rows(axes, [name for name, _ in rows])
+    limit_lines(axes, ((1.0, BAD, "1.0x"), (WORTH_IT, GOOD, f"{WORTH_IT:.1f}x")))
     axes.set_xlabel(label)
     return figure
 
@@ -170,11 +182,7 @@ def line_style(number: int) -> dict[str, Any]:
     """Colour, marker and dashes of a line by its number, from 0: no two have all three alike."""
     turn = number // len(SERIES)
     dashes = ("-", (0, (4, 2)), (0, (1, 2)))[turn % 3]
-    return {
-        "color": SERIES[number % len(SERIES)],
-        "marker": "osD^v"[turn % 5],
-        "linestyle": dashes,
-    }
+    return {"color": SERIES[number % len(SERIES)], "marker": "osD^v"[turn % 5], "linestyle": dashes}
 
 
 def variables(*, dark: bool) -> str:
@@ -222,11 +230,3 @@ def _transparent(figure: Figure, name: str) -> str:
     text = re.sub(rf'\bid="(?:{_IDS})[^"]*"', "", text)
     text = re.sub(r"'DejaVu Sans'(, sans-serif)?", _FONTS, text)
     return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
-
-
-def as_png(figure: Figure) -> bytes:
-    """The figure on white, at twice the page's size; laid out as it was last drawn."""
-    figure.set_layout_engine("none")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()

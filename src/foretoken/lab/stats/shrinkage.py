@@ -41,12 +41,7 @@ class _Fit(NamedTuple):
 
 
 def request_quantiles(
-    means_N: Floats,
-    steps_N: Floats,
-    within_N: Floats,
-    qs: tuple[float, ...],
-    *,
-    seed: int = 0,
+    means_N: Floats, steps_N: Floats, within_N: Floats, qs: tuple[float, ...], *, seed: int = 0
 ) -> tuple[Interval, ...]:
     """Quantiles over requests of their true means, with intervals that draw requests again.
 

@@ -7,13 +7,14 @@ is to leave speculation off.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.tune.search import (
     FEWEST_PAIRS,
+    MOST_PAIRS,
     Search,
     SearchState,
     best_setting,
@@ -25,8 +26,8 @@ from foretoken.lab.tune.search import (
 )
 from foretoken.lab.tune.settings import OFF, Question, Setting
 from foretoken.lab.tune.visits import Visit
+from foretoken.lab.verdict import FASTER, LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
-Verdict = Literal["use", "leave_off"]
 RESTLESS = 0.1
 """Starts that differ by so much are a machine's doing more than a server's."""
 WORTH_SAYING = 0.03
@@ -71,7 +72,8 @@ class SettingSeen:
 class TunedAnswer:
     """Everything that is said at the end."""
 
-    verdict: Verdict
+    verdict: str
+    """The word of `lab.verdict`."""
     sentence: str
     command: str
     """Of the server as it should be started."""
@@ -99,17 +101,19 @@ def make_answer(
     loads = search.question.loads
     gain = checked_gain(visits, search, now)
     pairs = len(pair_differences(visits, loads))
-    proven = gain.low > 1.0
-    chosen = now.chosen if proven else OFF
+    word, reason = _untried(search, visits) or _judged(
+        search, now, gain, pairs, {visit.setting.name for visit in visits}
+    )
+    command = line(now.chosen if word == USE_IT else OFF)
+    told = "" if word == MEASURE_MORE else command
     kinds = tuple(
         KindGain(kind=kind, gain=checked_gain(visits, search, now, kind)) for kind in _kinds(visits)
     )
     return TunedAnswer(
-        verdict="use" if proven else "leave_off",
-        sentence=_untried(search, visits)
-        or _sentence(search, now, gain, pairs, {visit.setting.name for visit in visits}),
-        command=line(chosen),
-        setting=chosen.name,
+        verdict=word,
+        sentence=Verdict(word=word, reason=reason, command=told).sentence,
+        command=command,
+        setting=now.chosen.name if word == USE_IT else OFF.name,
         candidate=now.chosen.name,
         gain=gain,
         pairs=pairs,
@@ -135,51 +139,47 @@ def _kinds(visits: Sequence[Visit]) -> list[str]:
     return sorted(found) if len(found) > 1 else []
 
 
-def _untried(search: Search, visits: Sequence[Visit]) -> str:
-    """What is said where the time was up before a setting was tried; empty where one was."""
+def _untried(search: Search, visits: Sequence[Visit]) -> tuple[str, str] | None:
+    """What is said where the time was up before a setting was tried; None where one was."""
     if any(not visit.setting.is_off for visit in visits) or not search.question.settings:
-        return ""
+        return None
     each_s = visit_s(search, visits)
     starts = len(search.question.settings) + 2 * FEWEST_PAIRS + 2
-    return (
-        f"Leave speculation off for now: one visit of this server takes {each_s / 60:.1f} minutes, "
+    return MEASURE_MORE, (
+        f"one visit of this server takes {each_s / 60:.1f} minutes, "
         f"so {search.budget_s / 60:g} minutes were too few to try anything; "
-        f"--minutes {math.ceil(each_s * starts / 60)} --resume goes on."
+        f"--minutes {math.ceil(each_s * starts / 60)} --resume goes on"
     )
 
 
-def _sentence(
+def _judged(
     search: Search, now: SearchState, gain: Interval, pairs: int, tried: Collection[str]
-) -> str:
+) -> tuple[str, str]:
+    """The word and its reason."""
     chosen = now.chosen
     if chosen.is_off:
         nearest = _nearest(now, tried)
         found = f"; the nearest, {nearest[0]}, is {nearest[1]:.2f}x" if nearest else ""
         count = len(search.question.settings)
-        seen = sum(setting.name in tried for setting in search.question.settings)
-        of_all = f" of the {seen} that were tried, out of {count}," if 0 < seen < count else ""
-        return f"Leave speculation off: no setting{of_all} makes answers sooner{found}."
+        known = sum(setting.name in tried for setting in search.question.settings)
+        of_all = f" of the {known} that were tried, out of {count}," if 0 < known < count else ""
+        return LEAVE_IT_OFF, f"no setting{of_all} makes answers sooner{found}"
+    name = _words(search.question, chosen)
     if not pairs:
-        return (
-            f"Leave speculation off: {_words(search.question, chosen)} looks best "
-            f"({math.exp(now.value):.2f}x expected), but there was no time to prove it; "
-            "give more --minutes and --resume."
+        return MEASURE_MORE, (
+            f"{name} looks best ({math.exp(now.value):.2f}x expected), but there was no time to "
+            "prove it; give more --minutes and --resume"
         )
     shown = f"{gain.estimate:.2f} times as fast as without ({gain.low:.2f} to {gain.high:.2f})"
     starts = f"{pairs} start{'s' if pairs > 1 else ''} of each"
-    if gain.low > 1.0:
-        return (
-            f"Use {_words(search.question, chosen)}: answers come {shown}, by a final A/B of "
-            f"{starts}."
-        )
-    if gain.high < 1.0:
-        why = "it is slower"
-    else:
-        why = "that is no proof"
-    return (
-        f"Leave speculation off: the best setting found, {_words(search.question, chosen)}, was "
-        f"{shown} in a final A/B of {starts}: {why}."
-    )
+    if gain.low > FASTER:
+        return USE_IT, f"{name}: answers come {shown}, by a final A/B of {starts}"
+    seen = f"the best setting found, {name}, was {shown} in a final A/B of {starts}"
+    if gain.high < FASTER:
+        return LEAVE_IT_OFF, f"{seen}: it is slower"
+    if pairs >= MOST_PAIRS:
+        return LEAVE_IT_OFF, f"{seen}: that is no proof, and more pairs would hardly be one"
+    return MEASURE_MORE, f"{seen}: that is no proof; give more --minutes and --resume"
 
 
 def _words(question: Question, chosen: Setting) -> str:

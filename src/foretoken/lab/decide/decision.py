@@ -1,16 +1,15 @@
 """From the rules' answers to one word, and how it is shown.
 
-INVALID if a rule says that the experiment cannot be right; DO NOT SHIP if one that has to pass or
-may not fail has failed; NOT YET if one that has to pass is open; else SHIP.
+MEASURE MORE if a rule says that the experiment cannot be right; LEAVE IT OFF if one that has to
+pass or may not fail has failed; MEASURE MORE if one that has to pass is open; else USE IT.
 """
 
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich import box
-from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -18,9 +17,8 @@ from foretoken.lab.analysis.whole_time import draft_share_of
 from foretoken.lab.decide.evidence import Evidence, RuleResult
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
-SHIP, DO_NOT_SHIP, NOT_YET, INVALID = "SHIP", "DO NOT SHIP", "NOT YET", "INVALID"
-EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 1, NOT_YET: 4, INVALID: 4}
 TAIL_RULES = ("tail_tpot", "ttft", "p99_tpot")
 
 
@@ -41,7 +39,14 @@ class Decision:
     load: float
     """Requests per second of the candidate."""
     verdict: str
+    valid: bool
+    """False: the numbers cannot be true, or something else made them; measure anew."""
     sentence: str
+    """All that speaks against it; else what is proven, what is not, and what that takes."""
+    reason: str
+    """The first of it, and how many more there are."""
+    command: str
+    """What to type next, where the run tells."""
     rules: tuple[Judged, ...]
     num_blocks: int
     look: int
@@ -56,6 +61,12 @@ class Decision:
     speed_up_low: float
     """Lower end of the speed-up, by which configurations are ranked."""
 
+    @property
+    def conclusion(self) -> Verdict:
+        """The verdict with one reason and the next command."""
+        more = f"; {measure_more(self)}" if self.needed_blocks is not None else ""
+        return Verdict(word=self.verdict, reason=self.reason + more, command=self.command)
+
 
 def decide(
     summary: AbSummary, policy: ShipPolicy, *, run: str = "", reference: ArmSummary | None = None
@@ -66,7 +77,7 @@ def decide(
         Judged(
             rule=rule.kind.name,
             weight=rule.weight,
-            result=rule.kind.judge(evidence, rule.parameters),
+            result=rule.kind.judge(evidence, **asdict(rule.parameters)),
         )
         for rule in policy.rules
     )
@@ -74,16 +85,20 @@ def decide(
     broken = [j for j in counted if j.result.outcome == "invalid"]
     failed = [j for j in counted if j.result.outcome == "fail"]
     still_open = [j for j in rules if j.weight == "must" and j.result.outcome == "inconclusive"]
-    verdict = NOT_YET if still_open else SHIP
-    if broken or failed:
-        verdict = INVALID if broken else DO_NOT_SHIP
-    needed = _needed(evidence, still_open) if verdict == NOT_YET else None
+    verdict = MEASURE_MORE if still_open or broken else USE_IT
+    if failed and not broken:
+        verdict = LEAVE_IT_OFF
+    needed = None if broken or failed else _needed(evidence, still_open)
+    sentence = _sentence(evidence, rules, broken or failed, still_open)
     limit = evidence.break_even
     return Decision(
         run=run,
         load=evidence.candidate.requests_per_s,
         verdict=verdict,
-        sentence=_sentence(evidence, rules, broken or failed, still_open),
+        valid=not broken,
+        sentence=sentence,
+        reason=sentence if verdict == USE_IT else _first(broken or failed or still_open),
+        command=_next(summary, verdict, needed),
         rules=rules,
         num_blocks=evidence.num_blocks,
         look=summary.look,
@@ -93,6 +108,23 @@ def decide(
         draft_share=draft_share_of(summary),
         speed_up_low=_speed_up_low(rules),
     )
+
+
+def _first(against: Sequence[Judged]) -> str:
+    more = len(against) - 1
+    return against[0].result.says + (f"; and {more} more of its rules" if more else "")
+
+
+def _next(summary: AbSummary, verdict: str, needed: int | None) -> str:
+    """The server's command that is right; or that of the measurement, which then goes on."""
+    if verdict != MEASURE_MORE:
+        side = "candidate" if verdict == USE_IT else "baseline"
+        settings = summary.config.get(side) or {}
+        return str(settings.get("command") or "").replace("{port}", "8000")
+    words = [str(word) for word in summary.environment.get("command_line") or ()]
+    if needed is None or words[1:3] != ["lab", "ab"]:
+        return ""
+    return f"{shlex.join(['foretoken', *words[1:]])} --blocks {needed} --resume"
 
 
 def _sentence(
@@ -122,17 +154,14 @@ def _takes(evidence: Evidence, judged: Judged) -> str:
     needed = _needed(evidence, [judged])
     if needed is None:
         return ""
-    per_block = evidence.candidate.num_requests / max(1, evidence.num_blocks)
-    return f", about {needed * per_block:,.0f} requests an arm would tell"
+    return f", about {needed * evidence.requests_per_block:,.0f} requests an arm would tell"
 
 
-def _needed(evidence: Evidence, still_open: list[Judged]) -> int | None:
+def _needed(evidence: Evidence, still_open: Sequence[Judged]) -> int | None:
     """The most blocks that an open rule asks for; requests are turned into blocks."""
-    wanted = [j.result.needed_blocks or 0 for j in still_open]
-    per_block = evidence.candidate.num_requests / max(1, evidence.num_blocks)
-    for judged in still_open:
-        if judged.result.needed_requests and per_block:
-            wanted.append(math.ceil(judged.result.needed_requests / per_block))
+    size, results = evidence.requests_per_block, [j.result for j in still_open]
+    wanted = [r.needed_blocks or 0 for r in results]
+    wanted += [math.ceil(r.needed_requests / size) for r in results if r.needed_requests and size]
     return max(wanted, default=0) or None
 
 
@@ -140,7 +169,7 @@ def _seconds(evidence: Evidence, needed: int | None) -> float | None:
     have = evidence.num_blocks
     if needed is None or not have:
         return None
-    spent = sum(arm.duration_s for arm in (evidence.baseline, evidence.candidate))
+    spent = evidence.baseline.duration_s + evidence.candidate.duration_s
     return spent / have * max(0, needed - have)
 
 
@@ -149,59 +178,32 @@ def _speed_up_low(rules: Sequence[Judged]) -> float:
     return values[0].low if values and math.isfinite(values[0].low) else 0.0
 
 
-COLOURS = {SHIP: "green", DO_NOT_SHIP: "red", NOT_YET: "yellow", INVALID: "magenta"}
 MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "bold magenta"}
-
-
-def print_decision(console: Console, decision: Decision, *, full: bool = True) -> None:
-    """The verdict's panel, and with `full` the rules below it."""
-    colour = COLOURS[decision.verdict]
-    body = Text(decision.sentence)
-    if decision.needed_blocks is not None:
-        body.append(f"\n{measure_more(decision)}", style="bold")
-    console.print(
-        Panel(body, title=f"[bold {colour}]{decision.verdict}[/] {decision.run}",
-              title_align="left", border_style=colour)
-    )  # fmt: skip
-    if full:
-        console.print(_rules(decision.rules))
 
 
 def measure_more(decision: Decision) -> str:
     """What is missing, in blocks and minutes."""
     needed = decision.needed_blocks or 0
+    minutes = (decision.more_seconds or 0.0) / 60
+    took = f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
+    took = took if decision.more_seconds else ""
     more = max(0, needed - decision.num_blocks)
-    return f"measure {more} more blocks ({needed} in all{_took(decision)}) and decide again"
+    return f"{more} more blocks would tell ({needed} in all{took})"
 
 
-def _took(decision: Decision) -> str:
-    if not decision.more_seconds:
-        return ""
-    minutes = decision.more_seconds / 60
-    return f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
-
-
-def _rules(rules: Sequence[Judged]) -> Table:
+def rules_table(rules: Sequence[Judged]) -> Table:
+    """Rule by rule: what was seen, and what would settle it."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("rule", "weight", "answer", "what was seen"):
         table.add_column(name, no_wrap=name != "what was seen", overflow="fold")
     for judged in rules:
-        result = judged.result
-        style = "dim" if judged.weight == "note" else MARKS[result.outcome]
-        text = Text(result.says, style="dim" if judged.weight == "note" else "")
-        missing = [
-            f"{n} {what} in all"
-            for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
-            if n
-        ]
-        if missing:
-            text.append(f"\n-> {', '.join(missing)}", style="italic")
-        if result.advice and result.outcome != "pass":
-            text.append(f"\n-> {result.advice}", style="italic")
-        table.add_row(
-            judged.rule,
-            judged.weight,
-            Text(result.outcome, style=style),
-            text,
-        )
+        result, dim = judged.result, "dim" if judged.weight == "note" else ""
+        text = Text(result.says, style=dim)
+        asked = ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
+        missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
+        advice = result.advice if result.outcome != "pass" else ""
+        for line in filter(None, (missing, advice)):
+            text.append(f"\n-> {line}", style="italic")
+        outcome = Text(result.outcome, style=dim or MARKS[result.outcome])
+        table.add_row(judged.rule, judged.weight, outcome, text)
     return table
