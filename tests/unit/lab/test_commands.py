@@ -26,8 +26,8 @@ def options(name: str) -> set[str]:
 
 def test_all_commands_are_here() -> None:
     assert set(COMMANDS) == {
-        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "fit", "decide", "verify",
-        "report", "tune", "audit", "export",
+        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "decide", "verify",
+        "tune", "audit", "export",
     }  # fmt: skip
 
 
