@@ -169,7 +169,8 @@ def lines_of(result: "CheckResult") -> list[str]:
         usual = f"; without speculation {result.plain_wrong + result.plain_differs} of "
         usual = usual + str(result.plain_answers) if result.plain_answers else ""
         verb = "are wrong" if result.wrong + result.plain_wrong else "differ"
-        found.append(f"{bad} of {result.answers} answers {verb}{usual}")
+        looked_at = "sets of parameters" if result.name == "sampling" else "answers"
+        found.append(f"{bad} of {result.answers} {looked_at} {verb}{usual}")
     if result.near_ties:
         found.append(f"{result.near_ties} of {result.answers} part at near-ties: rounding")
     if result.failed:

@@ -27,7 +27,7 @@ EPILOG = (
 def decide(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
+        typer.Argument(help="Folders of `lab ab`, grids too; several are judged together."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def fit(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several loads give a crossover."),
+        typer.Argument(help="Folders of `lab ab`, grids too; several loads give a crossover."),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the fit there as JSON.")] = None,
     as_json: JsonOption = False,

@@ -15,7 +15,7 @@ EPILOG = "Exit code: 0: written; 2: no A/B there, a wrong policy, or matplotlib 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
+        typer.Argument(help="Folders of `lab ab`, grids too; several are judged together."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; default: `report` in the first run.")

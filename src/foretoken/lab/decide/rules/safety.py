@@ -19,7 +19,7 @@ class Outputs:
 
     least_equal: float = 0.9
     """Share of deterministic requests with the same text. Near-ties may flip where the server is
-    not batch-invariant; `foretoken lab verify` tells those apart."""
+    not batch-invariant; `foretoken lab audit` tells those apart."""
 
 
 def outputs(evidence: Evidence, given: Outputs) -> RuleResult:
@@ -29,12 +29,12 @@ def outputs(evidence: Evidence, given: Outputs) -> RuleResult:
         return RuleResult(
             outcome="inconclusive",
             says="no deterministic requests to compare",
-            advice="foretoken lab verify tests losslessness on its own",
+            advice="foretoken lab audit tests losslessness on its own",
         )
     share = equality.share or share_interval(equality.num_equal, equality.num_compared)
     says = f"{equality.num_equal} of {equality.num_compared} deterministic answers are equal"
     if share.high < given.least_equal:
-        advice = "foretoken lab verify: is it near-ties, or wrong output?"
+        advice = "foretoken lab audit: is it near-ties, or wrong output?"
         return RuleResult(
             outcome="fail", says=says, value=share, threshold=given.least_equal, advice=advice
         )

@@ -183,7 +183,7 @@ def _quantized_target(context: PlanContext) -> Iterator[Finding]:
         level=level,
         message=f"{setup.quantization.name} changes what the target says, and with it what it "
         "accepts, most at 4 bits and when sampling; quantizing the draft costs only acceptance",
-        remedy="measure acceptance on the same prompts with `foretoken lab sweep`",
+        remedy="measure acceptance on the same prompts with `foretoken lab ab --grid`",
     )
 
 
