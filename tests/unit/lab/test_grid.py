@@ -32,11 +32,10 @@ from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, bucket, gain, with_candidate, with_gain
 
 MOCK = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 4 --restart-sd 0"
+DRAFTS = MOCK + " --k {k} --draft-ms 0.1 --alpha 0.7 --alpha-spread 0"
 CONFIG = AbConfig(
     baseline=ArmConfig(name="off", command=MOCK),
-    candidate=ArmConfig(
-        name="on", command=MOCK + " --k {k} --draft-ms 0.1 --alpha 0.7 --alpha-spread 0"
-    ),
+    candidate=ArmConfig(name="on", command=DRAFTS),
     workload=WorkloadConfig(file="x"),
 )
 
@@ -49,7 +48,7 @@ def test_a_grid_is_every_combination() -> None:
 
 def test_values_go_to_settings_and_placeholders() -> None:
     config = apply(CONFIG, {"k": 3, "temperature": 0.4, "load.concurrency": 8})
-    assert config.candidate.command is not None and "--k 3" in config.candidate.command
+    assert "--k 3" in str(config.candidate)
     assert config.workload.temperatures == (0.4,)
     assert config.load.concurrency == 8
     for wrong in ({"q": 1}, {"lod.rate": 1}, {"load.concurency": 1}):

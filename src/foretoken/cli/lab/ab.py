@@ -59,7 +59,6 @@ RestartOption = Annotated[
         help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
     ),
 ]
-PolicyOption = Annotated[Path | None, typer.Option(help="Rules of the verdict, as in `decide`.")]
 PageOption = Annotated[bool, typer.Option("--page/--no-page", help="Write the page of plots.")]
 DecidedOption = Annotated[bool, typer.Option("--until-decided", hidden=True)]
 MostOption = Annotated[float | None, typer.Option("--most-minutes", hidden=True)]
@@ -83,7 +82,7 @@ def ab(
     price: PriceOption = None,
     diagnose: DiagnoseOption = False,
     restart_command: RestartOption = None,
-    policy: PolicyOption = None,
+    policy: Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")] = None,
     setting: o.SetOption = None,
     out: o.OutOption = Path("lab-ab"),
     page: PageOption = True,
@@ -141,7 +140,7 @@ class _Order:
     as_json: bool
 
 
-class Verdict(NamedTuple):
+class _Outcome(NamedTuple):
     """What everything that was measured comes to."""
 
     word: str
@@ -200,7 +199,7 @@ def _settings(
         ConfigError: something in them is wrong, or there is one server where two are needed.
     """
     from foretoken.lab.decide.ship_policy import RULE_KINDS
-    from foretoken.lab.measure.experiment import SERVER, AbConfig, load_settings
+    from foretoken.lab.measure.experiment import AbConfig, load_settings
     from foretoken.lab.measure.grid import FORCED, apply, cells_of
 
     rules = [change for change in changes if change.split("=")[0].split(".")[0] in RULE_KINDS]
@@ -214,9 +213,8 @@ def _settings(
             raise
         allowed = "a file of prompts or a trace, or demo"
         raise ConfigError("--workload", None, allowed) from error
-    if not found.compared and (axes or rules or found.diagnose or found.price_per_hour):
-        missing = "--baseline" if found.baseline is None else "--candidate"
-        raise ConfigError(missing, None, f"a second server to compare with: {SERVER}")
+    if axes or rules:
+        found.require_two()
     if rules and FORCED in axes:
         raise ConfigError("--set", rules[0], "no rule: forced acceptance gets no verdict")
     for values in cells_of(axes) if axes else ():
@@ -442,7 +440,7 @@ def _said(decision: "Decision") -> str:
 
 def _verdict(
     runs: Sequence[Path], summaries: "Sequence[AbSummary]", policy: "ShipPolicy"
-) -> Verdict:
+) -> _Outcome:
     """What the runs come to by the policy: of one run its decision, of several all together."""
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.verdict import COLOURS, EXIT_CODES, decide
@@ -452,10 +450,10 @@ def _verdict(
     if len(pairs) > 1:
         best = judge_runs(pairs, policy)
         word, sentence = best.verdict, f"{best.verdict}: {best.sentence}"
-    return Verdict(word, sentence, EXIT_CODES[word], COLOURS[word])
+    return _Outcome(word, sentence, EXIT_CODES[word], COLOURS[word])
 
 
-def _document(found: Verdict) -> dict[str, Any]:
+def _document(found: _Outcome) -> dict[str, Any]:
     return {"verdict": found.word, "sentence": found.sentence, "exit_code": found.exit_code}
 
 

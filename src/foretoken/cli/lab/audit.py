@@ -28,33 +28,40 @@ _STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow
            "unasked": "dim"}  # fmt: skip
 
 
+ServerArgument = Annotated[
+    str,
+    typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+]
+PlainOption = Annotated[
+    str | None,
+    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+]
+SamplesOption = Annotated[
+    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
+]
+ParametersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JSON",
+        help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
+    ),
+]
+ChecksOption = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+]
+
+
 def audit(
-    candidate: Annotated[
-        str,
-        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
-    ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-    ] = None,
+    candidate: ServerArgument,
+    baseline: PlainOption = None,
     workload: WorkloadOption = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
     ] = None,
     max_tokens: TokensOption = None,
-    samples: Annotated[
-        int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
-    ] = None,
-    parameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="JSON",
-            help='A set of parameters for `sampling`, {"top_p": 0.9}; several times.',
-        ),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-    ] = None,
+    samples: SamplesOption = None,
+    parameters: ParametersOption = None,
+    only: ChecksOption = None,
     out: OutOption = Path("lab-audit"),
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,

@@ -137,9 +137,17 @@ class AbConfig:
             raise ConfigError("--candidate", None, SERVER)
         if len(set(names)) < len(names):
             raise ConfigError("candidate.name", names[1], "another than baseline.name")
+        if self.diagnose or self.price_per_hour:
+            self.require_two()
         for name in self.price_per_hour:
             if name not in names:
                 raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
+
+    def require_two(self) -> None:
+        """Raise a ConfigError if there is one server alone."""
+        if not self.compared:
+            missing = "--baseline" if self.baseline is None else "--candidate"
+            raise ConfigError(missing, None, f"a second server to compare with: {SERVER}")
 
     @property
     def arms(self) -> tuple[ArmConfig, ...]:
