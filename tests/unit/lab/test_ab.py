@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
+from typer.testing import CliRunner
 
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import key_headers
 from foretoken.lab.http.timed import HttpPool, now
@@ -403,6 +405,23 @@ def test_what_failed_is_counted_and_a_server_without_metrics_is_measured(
     assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
     kept = [json.loads(line) for line in (tmp_path / "out" / REQUESTS).read_text().splitlines()]
     assert sum(bool(row["error"]) for row in kept) == 3
+
+
+@pytest.mark.slow
+def test_a_server_that_answers_nothing_is_no_verdict(
+    tmp_path: Path, workload: WorkloadConfig
+) -> None:
+    """Its first request is answered, as the one that tells how long it will take."""
+    dead = MockServer(SLOW, faults=MockFaults(error_every=2))
+    options = ["--workload", workload.file, "--out", str(tmp_path / "out"), "--blocks", "1"]
+    options += ["--requests", "1", "--set", "sizes.warm_up=0", "--json"]
+    with mock_running(MockServer(SLOW)) as off, mock_running(dead) as on:
+        one = CliRunner().invoke(app, ["lab", "ab", "--candidate", on, *options])
+        options[3] = str(tmp_path / "two")
+        arms = ["--baseline", off, "--candidate", on]
+        two = CliRunner().invoke(app, ["lab", "ab", *arms, *options])
+    assert one.exit_code == 4 and "failed: 1 server" in one.stderr, one.output
+    assert two.exit_code == 4 and json.loads(two.stdout)["exit_code"] == 4, two.output
 
 
 @pytest.mark.slow
