@@ -105,7 +105,7 @@ def ab(
     or nothing was answered; 2: wrong settings; 5: no server.
     """
     _refuse_gone(until_decided, most_minutes)
-    if minutes is not None and (grid or force_acceptance or blocks):
+    if minutes is not None and not resume and (grid or force_acceptance or blocks):
         raise ConfigError("--minutes", minutes, "none beside --blocks, or with cells of a grid")
     short = o.Shortcuts(workload=workload, strict=strict, load=load, blocks=blocks,
                         requests=requests, max_tokens=max_tokens, temperatures=temperatures,
