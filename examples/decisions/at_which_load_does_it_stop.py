@@ -6,15 +6,15 @@ by machine and model: here the packaged pair with four drafts for every request,
 
 from typing import Any
 
-from commands import OFF, ON, QUICK, lab, new_folder, ratio, sizes, sorted_out
+from commands import OFF, ON, QUICK, measure, new_folder, ratio, sizes, sorted_out
 
 LOADS = (1, 4, 16)
 
 
 def main() -> None:
-    """A sweep over the requests in flight."""
+    """A grid over the requests in flight."""
     loads = LOADS[::2] if QUICK else LOADS
-    found = lab("sweep", "--workload", "demo", "--max-tokens", 64, "--grid",
+    found = measure("--workload", "demo", "--max-tokens", 64, "--grid",
                 f"concurrency={','.join(map(str, loads))}", *sizes(4, 48),
                 "--out", new_folder("at_which_load_does_it_stop"),
                 "--baseline", OFF, "--candidate", ON)  # fmt: skip

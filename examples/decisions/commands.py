@@ -42,6 +42,11 @@ def lab(*words: str | int | Path, allowed: Sequence[int] = (0,)) -> dict[str, An
     return document
 
 
+def measure(*words: str | int | Path) -> dict[str, Any]:
+    """The JSON of `lab ab`, whose exit codes 1 and 4 are verdicts, as are those of `lab decide`."""
+    return lab("ab", *words, "--no-page", allowed=(0, 1, 4))
+
+
 def plan(*words: str | int) -> dict[str, Any]:
     """The JSON of `lab plan`, whose exit codes 1 and 4 are answers: leave it off, measure more."""
     return lab("plan", *words, allowed=(0, 1, 4))

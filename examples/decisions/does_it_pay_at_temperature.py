@@ -7,15 +7,15 @@ judged by the gain, not by a fixed rate.
 
 from typing import Any
 
-from commands import OFF, ON, QUICK, lab, new_folder, ratio, sizes, sorted_out
+from commands import OFF, ON, QUICK, measure, new_folder, ratio, sizes, sorted_out
 
 TEMPERATURES = (0, 0.4, 0.8, 1)
 
 
 def main() -> None:
-    """A sweep over temperatures."""
+    """A grid over temperatures."""
     heats = TEMPERATURES[::3] if QUICK else TEMPERATURES
-    found = lab("sweep", "--workload", "demo", "--max-tokens", 64, "--grid",
+    found = measure("--workload", "demo", "--max-tokens", 64, "--grid",
                 f"temperature={','.join(map(str, heats))}", *sizes(4, 40),
                 "--out", new_folder("does_it_pay_at_temperature"),
                 "--baseline", OFF, "--candidate", ON)  # fmt: skip

@@ -4,15 +4,15 @@ Whole answers are timed, first token included, for that is what somebody waits f
 prompts with both servers, each started several times.
 """
 
-from commands import OFF, ON, QUICK, lab, new_folder, ratio, sizes, sorted_out
+from commands import OFF, ON, QUICK, measure, new_folder, ratio, sizes, sorted_out
 
 LENGTHS = (10, 50, 200)
 
 
 def main() -> None:
-    """A sweep over the length of the answer."""
+    """A grid over the length of the answer."""
     lengths = ",".join(map(str, LENGTHS[:2] if QUICK else LENGTHS))
-    found = lab("sweep", "--workload", "demo", "--grid", f"max_tokens={lengths}",
+    found = measure("--workload", "demo", "--grid", f"max_tokens={lengths}",
                 *sizes(4, 40), "--out", new_folder("does_it_pay_for_50_tokens"),
                 "--baseline", OFF, "--candidate", ON)  # fmt: skip
     gains = {str(one["values"]["max_tokens"]): one["gains"]["e2e_mean"] for one in found["cells"]}

@@ -4,7 +4,7 @@ One pair of runs cannot say: two starts of one build differ by 5 to 10 percent. 
 start anew for every block, in turns, and the rule asks for the whole interval.
 """
 
-from commands import OFF, ON, lab, new_folder, ratio, sizes
+from commands import OFF, ON, lab, measure, new_folder, ratio, sizes
 
 LEAST = 1.3
 
@@ -12,7 +12,7 @@ LEAST = 1.3
 def main() -> None:
     """An A/B, and what `lab decide` makes of the rule alone."""
     out = new_folder("is_it_1_3x")
-    lab("ab", "--workload", "demo", "--max-tokens", 64, *sizes(7, 60), "--out", out,
+    measure("--workload", "demo", "--max-tokens", 64, *sizes(7, 60), "--out", out,
         "--baseline", OFF, "--candidate", ON)  # fmt: skip
     # Tails and the first token take more requests than this: the policy leaves them out.
     found = lab("decide", out, "--set", f"speedup.least={LEAST}", "--set", "tail_tpot=null",

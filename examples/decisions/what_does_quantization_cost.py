@@ -7,7 +7,7 @@ with and without drafts: what a target gains by int4 it may lose again in reject
 from pathlib import Path
 from typing import Any
 
-from commands import OFF, ON, QUICK, lab, new_folder, ratio, sizes
+from commands import OFF, ON, QUICK, lab, measure, new_folder, ratio, sizes
 
 ROUNDED = {
     "int8 target": (f"{OFF} -q int8", f"{ON} -q int8"),
@@ -34,7 +34,7 @@ def main() -> None:
 
 def measured(run: Path, baseline: str, candidate: str) -> dict[str, Any]:
     """The A/B of a pair of models."""
-    return lab("ab", "--workload", "demo", "--max-tokens", 64, *sizes(3, 40), "--out", run,
+    return measure("--workload", "demo", "--max-tokens", 64, *sizes(3, 40), "--out", run,
                "--baseline", baseline, "--candidate", candidate)  # fmt: skip
 
 

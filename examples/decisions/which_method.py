@@ -4,7 +4,7 @@ First what is expected of a 70B target by kind of work, then what was measured o
 models with the methods that they come with.
 """
 
-from commands import OFF, QUICK, SERVE, lab, listed, new_folder, plan, ratio, sizes
+from commands import OFF, QUICK, SERVE, listed, measure, new_folder, plan, ratio, sizes
 
 DRAFTERS = {
     "--spec-method ngram": "n-gram",
@@ -16,10 +16,10 @@ DRAFTERS = {
 
 
 def main() -> None:
-    """A plan by work and a sweep over methods."""
+    """A plan by work and a grid over methods."""
     expected = by_work()
     drafters = list(DRAFTERS)[::2] if QUICK else list(DRAFTERS)
-    found = lab("sweep", "--workload", "demo", "--max-tokens", 64, "--grid",
+    found = measure("--workload", "demo", "--max-tokens", 64, "--grid",
                 f"drafter={','.join(drafters)}", *sizes(3, 40),
                 "--out", new_folder("which_method"), "--baseline", OFF, "--candidate",
                 f"{SERVE} --no-adaptive-speculation --spec-tokens 4 {{drafter}}")  # fmt: skip

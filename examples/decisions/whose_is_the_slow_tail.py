@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commands import OFF, ON, QUICK, lab, listed, new_folder, ratio, sizes
+from commands import OFF, ON, QUICK, lab, listed, measure, new_folder, ratio, sizes
 
 from foretoken.text.packaged import packaged_texts
 
@@ -20,7 +20,7 @@ def main() -> None:
     out = new_folder("whose_is_the_slow_tail")
     out.mkdir(parents=True)
     mix = write_mix(out / "mix.jsonl")
-    found = lab("ab", "--diagnose", "--workload", mix, "--load", "closed:4", *sizes(4, 60),
+    found = measure("--diagnose", "--workload", mix, "--load", "closed:4", *sizes(4, 60),
                 "--out", out / "ab", "--baseline", OFF, "--candidate", ON)  # fmt: skip
     gains = {one["metric"]: one["ratio"] for one in found["gains"]}
     enough = {one["metric"]: one["enough"] for one in found["gains"]}

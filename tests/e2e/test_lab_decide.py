@@ -34,8 +34,8 @@ def prompts(tmp_path: Path) -> Path:
 def measure(out: Path, prompts: Path, baseline: str, candidate: str) -> None:
     options = ["--baseline", baseline, "--candidate", candidate, "--workload", str(prompts)]
     options += ["--load", "closed:2", "--blocks", "3", "--requests", "8", "--max-tokens", "24"]
-    result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options])
-    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options, "--no-page"])
+    assert result.exit_code in (0, 1, 4), result.output
 
 
 def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_one_server_is_measured(tmp_path: Path, prompts: Path) -> None:
     options = ["--out", str(tmp_path), "--workload", str(prompts), "--load", "poisson:40"]
     options += ["--blocks", "1", "--requests", "10", "--slo", "ttft=5", "--json"]
     with mock_running(MockServer(FAST)) as url:
-        bench = CliRunner().invoke(app, ["lab", "bench", "--server", url, *options])
+        bench = CliRunner().invoke(app, ["lab", "ab", "--candidate", url, *options])
     assert bench.exit_code == 0, bench.output
     arm = json.loads(bench.stdout)["arm"]
     assert arm["num_requests"] == 10 and arm["attained"]["estimate"] == 1.0

@@ -21,8 +21,8 @@ from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab
 
 ARMS = "--baseline http://127.0.0.1:9 --candidate http://127.0.0.1:9 --workload prompts.txt"
-TURNED = "--baseline http://a --candidate 'x {port} {rate}' --workload prompts.txt"
-BENCH = "lab bench --server http://127.0.0.1:9 --workload prompts.txt"
+FORCED = "--baseline http://a --candidate 'x {port} {rate}' --workload prompts.txt"
+ONE = "lab ab --candidate http://127.0.0.1:9 --workload prompts.txt"
 CONFIG = """
 target = "demo"
 max_steps = 1
@@ -53,7 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "unfinished/requests.jsonl": "{}\n",
         "resumed/config.json": "{cut",
         "resumed/requests.jsonl": "{}\n",
-        "verified/verify.json": "{cut",
         "eagle.toml": CONFIG,
         "untargeted.toml": CONFIG.replace('target = "demo"', ""),
         "misspelled.toml": CONFIG.replace("max_steps", "max_step"),
@@ -97,34 +96,39 @@ def answer(command: str, exit_code: int) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("bench", "--server: got None; allowed: a URL such as http://"),
-        ("bench --server http://127.0.0.1:9", "--workload: got None; allowed: a file of prompts"),
-        ("bench --server u --wrkload x", "--workload"),
-        ("bench --server 127.0.0.1:9 --workload prompts.txt", "a URL such as http://127.0.0.1:8000"),
-        ("bench --server http://[::1 --workload prompts.txt", "a URL such as http://127.0.0.1"),
-        ("bench --server 'x {port} \"' --workload prompts.txt --out x1", "in a shell first"),
-        ("bench --server {} --workload prompts.txt", "one of the two: a URL"),
-        ("bench --server http://a --workload nowhere.txt", "--workload: got 'nowhere.txt'"),
-        ("bench --server http://a --workload empty.txt", "at least one request"),
-        ("bench --server http://a --workload broken.jsonl --strict", "line 2.*without --strict"),
-        ("bench --server http://a --workload chat.json", "no turn of a human"),
-        ("bench list.yaml", "CONFIG: got 'list.yaml'; allowed: .*keys and values"),
-        ("bench bad.yaml", r"CONFIG bad\.yaml: got .*; allowed: YAML"),
-        ("bench --read guidellm.json", "--read: .*; allowed: .*examples/read_load_generator.py"),
+        ("ab --workload prompts.txt", "--candidate: got None; allowed: a URL such as http://"),
+        ("ab --candidate http://127.0.0.1:9", "--workload: got None; allowed: a file of prompts"),
+        ("ab --candidate u --wrkload x", "--workload"),
+        ("ab --candidate 127.0.0.1:9 --workload prompts.txt", "a URL such as http://127.0.0.1:8000"),
+        ("ab --candidate http://[::1 --workload prompts.txt", "a URL such as http://127.0.0.1"),
+        ("ab --candidate 'x {port} \"' --workload prompts.txt --out x1", "in a shell first"),
+        ("ab --candidate {} --workload prompts.txt", "one of the two: a URL"),
+        ("ab --candidate http://a --workload nowhere.txt", "--workload: got 'nowhere.txt'"),
+        ("ab --candidate http://a --workload empty.txt", "at least one request"),
+        ("ab --candidate http://a --workload broken.jsonl --strict", "line 2.*without --strict"),
+        ("ab --candidate http://a --workload chat.json", "no turn of a human"),
+        ("ab list.yaml", "CONFIG: got 'list.yaml'; allowed: .*keys and values"),
+        ("ab bad.yaml", r"CONFIG bad\.yaml: got .*; allowed: YAML"),
         (f"ab {ARMS} --price of=2", "allowed: an arm's name: off, on; did you mean 'off'"),
         (f"ab {ARMS} --set candidate.name=off", "another than baseline.name"),
         (f"ab {ARMS} --out resumed", "--out: got 'resumed'; .*--resume, which goes on"),
         (f"ab {ARMS} --out resumed --resume", "another --out"),
-        (f"sweep {ARMS} --grid k", "--grid: got 'k'; allowed: .*k=1,3,5"),
-        (f"sweep {ARMS} --grid k=1", "--grid k: .*{k} in the candidate's command"),
-        (f"sweep {ARMS} --grid lod.rate=1", "--grid lod.rate: .*did you mean 'load'"),
-        (f"dial {ARMS}", "--candidate: got 'http://127.0.0.1:9'; allowed: .*{rate}"),
-        (f"dial {TURNED} --rates 2", "--rates: .*from 0 to 1"),
-        (f"dial {TURNED} --metric tpot", "--metric: .*did you mean 'tpot_p"),
-        (f"dial {TURNED} --at open", "--at: got 'open'; allowed: closed:N"),
-        (f"verify {ARMS} --out verified", "--out: got 'verified'; .*--resume"),
-        (f"verify {ARMS} --out verified --resume", "delete it to begin anew"),
-        (f"verify {ARMS} --out prompts.txt", "--out: got 'prompts.txt'; allowed: a folder"),
+        (f"ab {ARMS} --grid k", "--grid: got 'k'; allowed: .*k=1,3,5"),
+        (f"ab {ARMS} --grid k=1", "--grid k: .*{k} in the candidate's command"),
+        (f"ab {ARMS} --grid lod.rate=1", "--grid lod.rate: .*did you mean 'load'"),
+        (f"ab {ARMS} --force-acceptance 0.5",
+         "--candidate: got 'http://127.0.0.1:9'; allowed: .*{rate}"),
+        (f"ab {FORCED} --force-acceptance 2", "--force-acceptance: .*from 0 to 1"),
+        (f"ab {FORCED} --force-acceptance 0 --set speedup.least=2", "--set: .*gets no verdict"),
+        (f"ab {ARMS} --minutes 5 --blocks 3", "--minutes: got 5.0; allowed: none beside --blocks"),
+        (f"ab {ARMS} --until-decided", "--until-decided: .*measures until it knows; --blocks N"),
+        (f"ab {ARMS} --most-minutes 3", "--most-minutes: got 3.0; allowed: --minutes"),
+        ("ab --baseline http://a --workload prompts.txt --price 2",
+         "--candidate: got None; allowed: a second server"),
+        ("ab --candidate http://a --workload prompts.txt --grid temperature=0,1",
+         "--baseline: got None; allowed: a second server"),
+        ("audit http://a --baseline http://b --out prompts.txt",
+         "--out: got 'prompts.txt'; allowed: a folder"),
         ("decide", "RUNS: got None; .*`foretoken lab ab --out FOLDER`"),
         ("decide nowhere", "RUNS: got 'nowhere'; .*`foretoken lab ab --out FOLDER`"),
         ("decide unfinished", "to its end with --resume"),
@@ -151,6 +155,10 @@ def answer(command: str, exit_code: int) -> str:
         ("lint empty.txt", "INPUTS: got 'empty.txt'; .*vllm serve MODEL"),
         ("record http://a --out good", "--out: got 'good'; allowed: a file to append to"),
         ("record http://a --port 99999", "--port: .*or 0 for any"),
+        ("bench --server http://a", "allowed: `foretoken lab ab --candidate SERVER`"),
+        (f"sweep {ARMS}", "allowed: `foretoken lab ab --grid concurrency=1,8,32`"),
+        (f"dial {ARMS}", "allowed: `foretoken lab ab --force-acceptance 0,0.3,0.6,0.9`"),
+        (f"verify {ARMS}", "allowed: `foretoken lab audit SERVER --baseline SERVER`"),
         ("mock --port 99999", "COMMAND: got 'lab mock'; allowed: .*`foretoken serve demo`"),
         ("simulate demo", "COMMAND: got 'lab simulate'; allowed: .*`foretoken lab plan`"),
         ("watch http://a", "COMMAND: got 'lab watch'; allowed: .*deploy/foretoken-rules.yml"),
@@ -176,13 +184,13 @@ def test_mistakes_in_the_lab(command: str, words: str) -> None:
         ("--set load", "--set: got 'load'; allowed: KEY=VALUE"),
         ("--set load.kind=open --set load.kind.x=1", "--set load.kind.x: .*below kind"),
         ("--set load.concurency=8", "did you mean 'concurrency'"),
-        ("--set arm.api_key_env=NO_KEY --out x2", "api_key_env: .*export NO_KEY=KEY"),
+        ("--set candidate.api_key_env=NO_KEY --out x2", "api_key_env: .*export NO_KEY=KEY"),
         ("--set workload.category=x", "workload.category: .*no request has a class"),
         ("--load trace --out x3", "another --load: closed:8"),
     ],
 )
 def test_mistakes_in_the_options_of_a_measurement(option: str, words: str, mock: str) -> None:
-    assert _holds(answer(f"lab bench --server {mock} --workload prompts.txt {option}", 2), words)
+    assert _holds(answer(f"lab ab --candidate {mock} --workload prompts.txt {option}", 2), words)
 
 
 @pytest.fixture(scope="module")
@@ -194,12 +202,12 @@ def mock() -> Iterator[str]:
 @pytest.mark.slow
 def test_a_server_that_is_not_there(mock: str) -> None:
     """The folder that a try without a server leaves is no run: the next may use it."""
-    dead = answer(f"{BENCH} --out tried", 5)
+    dead = answer(f"{ONE} --out tried", 5)
     assert _holds(dead, "127.0.0.1:9.*start the server first, or give another URL")
-    again = f"lab bench --server {mock} --workload prompts.txt --out tried --blocks 1 --requests 1"
+    again = f"lab ab --candidate {mock} --workload prompts.txt --out tried --blocks 1 --requests 1"
     assert CliRunner().invoke(app, shlex.split(again)).exit_code == 0
     assert _holds(answer(again, 2), "--out: got 'tried'; .*--resume")
-    other = f"lab bench --server {mock} --workload prompts.txt --set arm.model=mok --out x4"
+    other = f"lab ab --candidate {mock} --workload prompts.txt --set candidate.model=mok --out x4"
     assert _holds(answer(other, 2), "model: got 'mok'; .*did you mean 'mock'")
 
 
@@ -245,7 +253,7 @@ def _holds(said: str, words: str) -> bool:
 @pytest.mark.parametrize(
     "line",
     ["generate x", "serve demo --port 0 --speculative-config none",
-     "lab bench --server http://127.0.0.1:9 --workload demo --dry-run"],
+     "lab ab --candidate http://127.0.0.1:9 --workload demo --dry-run"],
 )  # fmt: skip
 def test_a_machine_without_a_temporary_folder(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Whole comparisons against mock servers: the known speed-up comes back, runs can be resumed."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -9,32 +10,40 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
+from typer.testing import CliRunner
 
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import key_headers
-from foretoken.lab.http.timed import HttpPool
-from foretoken.lab.measure import servers
-from foretoken.lab.measure.ab import plan_ab, run_ab
-from foretoken.lab.measure.bench import load_items, run_bench
+from foretoken.lab.http.timed import HttpPool, now
+from foretoken.lab.measure import segments, servers
+from foretoken.lab.measure.ab import gather, plan_ab, run_ab, run_arms, summarize
 from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
-    RunConfig,
     ServiceLevels,
     Sizes,
     WorkloadConfig,
     load_settings,
 )
 from foretoken.lab.measure.loops import run_to_end
-from foretoken.lab.measure.segments import Segment
+from foretoken.lab.measure.segments import Segment, SegmentEnd
 from foretoken.lab.measure.servers import serving
+from foretoken.lab.measure.traces import load_items
 from foretoken.lab.measure.workload import Load
-from foretoken.lab.records.results import AbSummary, RequestRecord
-from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
+from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.records.run_files import (
+    REQUESTS,
+    LineWriter,
+    read_requests,
+    read_scrapes,
+    read_summary,
+)
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
@@ -64,6 +73,16 @@ def an_ab(urls: tuple[str, str], workload: WorkloadConfig, **changes: object) ->
         price_per_hour={"off": 2.0, "on": 2.0},
     )
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def measure_one(url: str, workload: WorkloadConfig, out: Path, **changes: Any) -> RunSummary:
+    """One server by itself: a block of nine requests."""
+    arm = ArmConfig(name="m", url=url, api_key_env=changes.pop("api_key_env", None))
+    sizes = Sizes(blocks=changes.pop("blocks", 1), requests_per_block=9, warm_up=0)
+    config = AbConfig(candidate=arm, workload=workload, sizes=sizes)
+    found = run_arms(config, out, **changes)
+    assert isinstance(found, RunSummary)
+    return found
 
 
 def true_tpots(server: MockServer) -> np.ndarray:
@@ -163,19 +182,19 @@ def test_more_blocks_are_another_look(tmp_path: Path, workload: WorkloadConfig) 
     assert second.gains[0].num_blocks == 4
 
 
+async def _serve(arm: ArmConfig, folder: Path) -> ServerInfo:
+    async with serving(arm, folder / "log") as client:
+        return client.info
+
+
 @pytest.mark.slow
 def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
     command = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 1"
     arm = ArmConfig(name="m", command=command, ready_timeout_s=200)
-
-    async def main() -> str:
-        async with serving(arm, tmp_path / "log") as client:
-            assert client.info.engine == "mock"
-            return client.info.url
-
-    url = asyncio.run(main())
+    info = asyncio.run(_serve(arm, tmp_path))
+    assert info.engine == "mock"
     with pytest.raises(EndpointError):
-        asyncio.run(_connect(url, tmp_path))
+        asyncio.run(_serve(ArmConfig(name="gone", url=info.url), tmp_path))
 
 
 RESTART = """
@@ -257,16 +276,6 @@ def test_a_restart_belongs_to_a_url() -> None:
         ArmConfig(name="m", command="serve --port {port}", restart_command="true")
 
 
-async def _serve(arm: ArmConfig, folder: Path) -> None:
-    async with serving(arm, folder / "log"):
-        pass
-
-
-async def _connect(url: str, tmp_path: Path) -> None:
-    async with serving(ArmConfig(name="gone", url=url), tmp_path / "log"):
-        pass
-
-
 @pytest.mark.parametrize("sigint", [signal.SIG_IGN, signal.default_int_handler])
 def test_sigterm_ends_a_run_at_an_await(sigint: signal.Handlers) -> None:
     """Not wherever it comes: around a fork an exception is lost, and so the server was kept."""
@@ -304,7 +313,7 @@ def test_sigterm_stops_the_servers_too(tmp_path: Path, sigint: signal.Handlers) 
     mock = f"{sys.executable} -m tests.mock_server --port {{port}} --step-ms 20"
     server = f"sh -c 'echo $$ > {pid_file}; exec {mock}'"
     files = ["--workload", str(prompts), "--out", str(tmp_path / "out"), "--requests", "200"]
-    command = [sys.executable, "-m", "foretoken", "lab", "bench", "--server", server, *files]
+    command = [sys.executable, "-m", "foretoken", "lab", "ab", "--candidate", server, *files]
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -341,11 +350,9 @@ def test_a_key_goes_with_every_request(
 ) -> None:
     """Whether a started server is ready is asked with it too, and it is written nowhere."""
     monkeypatch.setenv("THE_KEY", "sesame")
-    sizes = Sizes(blocks=1, requests_per_block=4, warm_up=0)
     with mock_running(Locked(SLOW)) as url:
-        arm = ArmConfig(name="m", url=url, api_key_env="THE_KEY")
         out = tmp_path / "out"
-        summary = run_bench(RunConfig(arm=arm, workload=workload, sizes=sizes), out)
+        summary = measure_one(url, workload, out, api_key_env="THE_KEY")
 
         async def ready() -> None:
             pool = HttpPool(url, headers=key_headers("sesame"))
@@ -362,61 +369,105 @@ def test_a_key_goes_with_every_request(
     assert not any("no /metrics" in note for note in summary.arm.notes)
     assert not any(b"sesame" in path.read_bytes() for path in out.rglob("*") if path.is_file())
     with pytest.raises(ConfigError, match="OTHER_KEY"):
-        run_bench(
-            RunConfig(arm=replace(arm, api_key_env="OTHER_KEY"), workload=workload, sizes=sizes),
-            tmp_path / "other",
-        )
+        measure_one(url, workload, tmp_path / "other", api_key_env="OTHER_KEY")
 
 
-def test_a_server_that_dies_is_told_with_its_log(tmp_path: Path) -> None:
-    code = "import sys; print('no such flag {port}', file=sys.stderr); sys.exit(3)"
-    arm = ArmConfig(name="m", command=f'{sys.executable} -c "{code}"')
-
-    async def main() -> None:
-        async with serving(arm, tmp_path / "log"):
-            pass
-
-    with pytest.raises(EndpointError, match=r"(?s)code 3.*no such flag"):
-        asyncio.run(main())
+DIES = "import sys; print('no such flag {port}', file=sys.stderr); sys.exit(3)"
+READS = "import os, sys; sys.exit(int(os.environ['OWN']))"
 
 
-def test_variables_before_a_command_are_set(tmp_path: Path) -> None:
-    """As one types them before `vllm serve`; `tune` took them and the others did not."""
-    code = "import os, sys; sys.exit(int(os.environ['OWN']))"
-    arm = ArmConfig(name="m", command=f'OWN=9 {sys.executable} -c "{code}" {{port}}')
-
-    async def main() -> None:
-        async with serving(arm, tmp_path / "log"):
-            pass
-
-    with pytest.raises(EndpointError, match="ended with code 9"):
-        asyncio.run(main())
-
-
-def test_a_command_without_a_port_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(ArmConfig(name="m", command="true"), tmp_path / "log"):
-            pass
-
-    with pytest.raises(ConfigError, match="port"):
-        asyncio.run(main())
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f'{sys.executable} -c "{DIES}"', r"(?s)code 3.*no such flag"),
+        # As one types variables before `vllm serve`.
+        (f'OWN=9 {sys.executable} -c "{READS}" {{port}}', "ended with code 9"),
+        ("true", "port"),
+    ],
+)
+def test_a_server_that_does_not_start_is_told_with_its_log(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises((EndpointError, ConfigError), match=said):
+        asyncio.run(_serve(ArmConfig(name="m", command=command), tmp_path))
 
 
 @pytest.mark.slow
-def test_bench_counts_what_failed(tmp_path: Path, workload: WorkloadConfig) -> None:
-    config = RunConfig(
-        arm=ArmConfig(name="m", url=""),
-        workload=workload,
-        sizes=Sizes(blocks=1, requests_per_block=9, warm_up=0),
-    )
+def test_what_failed_is_counted_and_a_server_without_metrics_is_measured(
+    tmp_path: Path, workload: WorkloadConfig
+) -> None:
     server = MockServer(SLOW, faults=MockFaults(truncate_every=3, no_metrics=True))
     with mock_running(server) as url:
-        config = replace(config, arm=ArmConfig(name="m", url=url))
-        summary = run_bench(config, tmp_path / "out")
+        summary = measure_one(url, workload, tmp_path / "out")
     assert summary.arm.errors == {"truncated": 3}
     assert summary.arm.num_requests == 9
     assert any("no /metrics" in note for note in summary.arm.notes)
     assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
+    kept = [json.loads(line) for line in (tmp_path / "out" / REQUESTS).read_text().splitlines()]
+    assert sum(bool(row["error"]) for row in kept) == 3
+
+
+@pytest.mark.slow
+def test_a_server_that_answers_nothing_is_no_verdict(
+    tmp_path: Path, workload: WorkloadConfig
+) -> None:
+    """Its first request is answered, as the one that tells how long it will take."""
+    dead = MockServer(SLOW, faults=MockFaults(error_every=2))
+    options = ["--workload", workload.file, "--out", str(tmp_path / "out"), "--blocks", "1"]
+    options += ["--requests", "1", "--set", "sizes.warm_up=0", "--json"]
+    with mock_running(MockServer(SLOW)) as off, mock_running(dead) as on:
+        one = CliRunner().invoke(app, ["lab", "ab", "--candidate", on, *options])
+        options[3] = str(tmp_path / "two")
+        arms = ["--baseline", off, "--candidate", on]
+        two = CliRunner().invoke(app, ["lab", "ab", *arms, *options])
+    assert one.exit_code == 4 and "failed: 1 server" in one.stderr, one.output
+    assert two.exit_code == 4 and json.loads(two.stdout)["exit_code"] == 4, two.output
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_and_what_was_written_can_go_on(
+    tmp_path: Path, workload: WorkloadConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = 0, LineWriter.write
+
+    def full(self: LineWriter, value: object) -> None:
+        nonlocal written
+        written += isinstance(value, RequestRecord)
+        if written > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, value)
+
+    with mock_running(MockServer(SLOW)) as url:
+        with monkeypatch.context() as patch:
+            patch.setattr(LineWriter, "write", full)
+            with pytest.raises(ConfigError, match="No space left.*--resume"):
+                measure_one(url, workload, tmp_path / "out", blocks=3)
+        assert len(read_requests(tmp_path / "out")) == 12
+        summary = measure_one(url, workload, tmp_path / "out", blocks=3, resume=True)
+    assert summary.complete and summary.arm.num_requests == 27
+
+
+def test_odd_things_are_noted(tmp_path: Path, workload: WorkloadConfig) -> None:
+    """Requests are timed by the monotonic clock; a jump of the wall clock is for whoever compares
+    logs."""
+    assert segments._jump(time.time() - now()) == 0.0
+    jumped = segments._jump(time.time() - now() - 3600)
+    assert jumped == pytest.approx(3600, abs=1)
+    server = ServerInfo(url="http://a", engine="vllm", version="0.32.0", model="one")
+    other = replace(server, version="0.33.0", model="two")
+    arms = (("on", 0, server), ("on", 1, other), ("off", 0, server), ("off", 1, server))
+    ends = [
+        SegmentEnd(arm=arm, block=block, seconds=1.0, server=info, clock_jump_s=jumped * block)
+        for arm, block, info in arms
+    ]
+    notes = gather("on", ends).notes
+    assert "mixed versions of the server: vllm 0.32.0, vllm 0.33.0" in notes
+    assert "mixed models: one, two" in notes
+    assert any("wall clock jumped (+3600.0 s in block 1)" in note for note in notes)
+    (tmp_path / REQUESTS).write_text("")
+    summary = summarize(an_ab(("http://a", "http://b"), workload), tmp_path, ends)
+    assert isinstance(summary, AbSummary)
+    assert "the arms run different versions: 0.32.0 and 0.33.0" in summary.notes
 
 
 def test_settings_come_from_yaml_and_overrides(tmp_path: Path) -> None:
@@ -440,3 +491,5 @@ def test_settings_come_from_yaml_and_overrides(tmp_path: Path) -> None:
             load_settings(AbConfig, path, [override])
     with pytest.raises(ConfigError, match="readable"):
         load_settings(AbConfig, tmp_path / "none.yaml", [])
+    with pytest.raises(ConfigError, match="--candidate"):
+        AbConfig(workload=WorkloadConfig(file="x"))

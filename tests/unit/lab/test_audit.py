@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.lab.audit.asking import Asker, cases_of
-from foretoken.lab.audit.checks import CHECKS
-from foretoken.lab.audit.checks.streams import misses
+from foretoken.lab.audit.asking import Asker, OneAtATime, cases_of
+from foretoken.lab.audit.checks import CHECKS, misses
 from foretoken.lab.audit.judging import CheckResult
-from foretoken.lab.audit.parting import part, same
 from foretoken.lab.audit.replies import Reply
-from foretoken.lab.audit.run import AuditPlan, audit, near_tie
-from foretoken.lab.audit.turns import Turns
+from foretoken.lab.audit.rounding import divergence, measure_near_tie, same
+from foretoken.lab.audit.run import AuditPlan, audit
 from foretoken.lab.http.timed import Answer
 from tests.marks import slow_but
 from tests.mock_server.faults import SHARES, MockFaults, faults_of
@@ -40,30 +38,35 @@ FINDS = {
 }
 
 
+QUICK = AuditPlan(samples=8, parameters=({"temperature": 1.0},))
+"""The usual one, with few draws."""
+
+
 def run(
     faults: MockFaults | None = None,
-    plan: AuditPlan | None = None,
+    plan: AuditPlan = QUICK,
     *,
     model: MockModel | None = None,
+    other: MockModel | None = None,
     ids: bool = True,
 ) -> dict[str, CheckResult]:
-    """Audit a mock with faults against one without."""
+    """Audit a mock with faults, or of an `other` model, against one without."""
     model = model or MockModel(rounding=0.004)
     own = {"return_token_ids": ids}
 
     async def main() -> tuple[CheckResult, ...]:
-        on, off = MockServer(AT_ONCE, model, faults), MockServer(AT_ONCE, model)
+        on, off = MockServer(AT_ONCE, other or model, faults), MockServer(AT_ONCE, model)
         off.count = 1 << 20  # luck of its own
         arm = Asker(InProcess(on), "mock", extra_body=own)
         plain = Asker(InProcess(off), "mock", extra_body=own)
-        return await audit(arm, plain, TEXTS, plan or AuditPlan(), same_seeds=False)
+        return await audit(arm, plain, TEXTS, plan, same_seeds=False)
 
     return {result.name: result for result in asyncio.run(main())}
 
 
 def test_every_fault_has_its_check() -> None:
     assert FINDS.keys() == set(SHARES)
-    assert set(FINDS.values()) | {"verification"} == {check.name for check in CHECKS}
+    assert set(FINDS.values()) | {"verification", "sampling"} == {check.name for check in CHECKS}
 
 
 @pytest.mark.parametrize("share", slow_but([1.0, 0.3, 0.1], 1.0))
@@ -77,7 +80,7 @@ def plan_for(fault: str, share: float) -> AuditPlan:
     """The usual plan; enough prompts of one check for a fault of one answer in ten: 32 answers
     miss it with a chance of 0.9**32 = 3 %. What every answer is read for needs no more."""
     if share > 0.1 or FINDS[fault] in ("placeholders", "usage"):
-        return AuditPlan()
+        return QUICK
     return AuditPlan(prompts=128, only=(FINDS[fault],))
 
 
@@ -90,6 +93,33 @@ def test_unverified_draws_are_caught(share: float) -> None:
         r"scores are -.* plain decoding's own .*: '.*' has a log-probability \d",
         found["verification"].why,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skew", [0.0, 0.9])
+def test_draws_of_another_model_are_caught(skew: float) -> None:
+    """And those of the same model are no evidence, whatever was drawn."""
+    plan = AuditPlan(samples=100, only=("sampling",))
+    found = run(plan=plan, model=MockModel(), other=MockModel(skew=skew))["sampling"]
+    assert (found.status, found.answers) == ("fault" if skew else "ok", 5), found
+    assert not skew or re.search(r"temperature 1.0: distance 0.\d+ \(chance", found.examples[0])
+
+
+def test_sampling_that_a_server_refuses_is_told_apart_from_a_fault() -> None:
+    sets = ({"temperature": 1.0}, {"temperature": 1.0, "min_p": 0.1})
+    plan = AuditPlan(samples=4, parameters=sets, only=("sampling",))
+    found = run(MockFaults(refuse=("min_p",)), plan)["sampling"]
+    assert found.status == "ok" and "min_p is not supported" in found.untested[0]
+
+
+def test_a_server_without_log_probabilities_is_compared_by_text() -> None:
+    """Texts are what is promised; that logprobs are refused is no reason not to look at them."""
+    mute = MockFaults(refuse=("logprobs",))
+    found = run(mute, AuditPlan(prompts=8, only=("greedy", "logprobs")))
+    assert (found["greedy"].status, found["greedy"].answers) == ("ok", 8)
+    assert found["logprobs"].status == "unasked"
+    other = run(mute, AuditPlan(only=("greedy",)), other=MockModel(skew=0.9))
+    assert other["greedy"].status == "fault"
 
 
 def test_what_a_stream_misses_is_told_apart() -> None:
@@ -107,7 +137,7 @@ def test_what_a_stream_misses_is_told_apart() -> None:
 @pytest.mark.slow
 def test_unscored_drafts_are_no_lost_tokens() -> None:
     """A server without token ids that scores no draft: its texts, streams and counts are right."""
-    found = run(faults_of(["unscored_drafts"]), AuditPlan(prompts=8), ids=False)
+    found = run(faults_of(["unscored_drafts"]), replace(QUICK, prompts=8), ids=False)
     assert {name for name, one in found.items() if one.status == "fault"} == {"logprobs"}, found
     assert "without the likeliest tokens: 0.000" in found["logprobs"].why
     assert found["streams"].status == found["usage"].status == "ok"
@@ -121,11 +151,11 @@ def test_texts_without_tokens_part_at_the_likeliest_tokens() -> None:
         logprobs=(0.0, -0.7, -0.1),
         tops=({"a": 0.0}, {" b": -0.7, " d": -0.71}, {" c": -0.1, " e": -3.0}),
     )
-    near = part(first, Reply(body={}, text="a d c"))
+    near = divergence(first, Reply(body={}, text="a d c"))
     assert near is not None and near.gap == pytest.approx(0.01)
-    far = part(first, Reply(body={}, text="a b e", tokens=("a",)))
+    far = divergence(first, Reply(body={}, text="a b e", tokens=("a",)))
     assert far is not None and far.gap == pytest.approx(2.9)
-    unknown = part(first, Reply(body={}, text="a x"))
+    unknown = divergence(first, Reply(body={}, text="a x"))
     assert unknown is not None and unknown.gap is None
 
 
@@ -163,7 +193,7 @@ def test_what_a_grid_of_logits_explains_is_a_near_tie(step: float, width: float,
 
     async def main() -> tuple[float, Reply, Reply]:
         arm, plain = (Asker(_Rounded(step, turned=turned), "m") for turned in (True, False))
-        tie = await near_tie(arm, plain, cases)
+        tie = await measure_near_tie(arm, plain, cases)
         return tie, await plain.greedy(cases[0]), await arm.greedy(cases[0])
 
     tie, expected, given = asyncio.run(main())
@@ -176,7 +206,7 @@ def test_servers_of_one_machine_are_asked_in_turns() -> None:
     running: set[str] = set()
     most: list[int] = []
 
-    async def request(turns: Turns, who: str) -> None:
+    async def request(turns: OneAtATime, who: str) -> None:
         async with turns.of(who):
             running.add(who)
             most.append(len(running))
@@ -184,7 +214,7 @@ def test_servers_of_one_machine_are_asked_in_turns() -> None:
             running.discard(who)
 
     async def main() -> None:
-        turns = Turns()
+        turns = OneAtATime()
         gone = asyncio.create_task(request(turns, "a"))
         asking = [request(turns, "ab"[i % 2]) for i in range(20)]
         asyncio.get_running_loop().call_later(0.0005, gone.cancel)
@@ -220,6 +250,8 @@ def test_false_alarms_are_rare() -> None:
     """300 right servers, each with a language and rounding of its own; 1% may be accused."""
     faulty = []
     for seed in range(300):
-        found = run(plan=AuditPlan(prompts=16), model=MockModel(seed, rounding=0.01 * (seed % 4)))
+        found = run(
+            plan=replace(QUICK, prompts=16), model=MockModel(seed, rounding=0.01 * (seed % 4))
+        )
         faulty += [result for result in found.values() if result.status != "ok"]
     assert len(faulty) <= 3, faulty

@@ -23,6 +23,7 @@ def run(tmp_path: Path, *options: str) -> Result:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"what is number {i} good for, if anything?\n" for i in range(12)))
     rest = ["--workload", str(prompts), "--prompts", "8", "--out", str(tmp_path / "out")]
+    rest += ["--samples", "4"]
     return CliRunner().invoke(app, ["lab", "audit", *rest, *options])
 
 
@@ -32,7 +33,7 @@ def test_a_right_server_and_a_faulty_one(tmp_path: Path) -> None:
     with mock_running(MockServer(FAST)) as off, mock_running(wrong) as on:
         found = run(tmp_path, on, "--baseline", off, "--json")
         right = run(tmp_path, off, "--baseline", off, "--only", "stops,usage")
-    assert found.exit_code == 4, found.output
+    assert found.exit_code == 1, found.output
     assert "FAULTY: stops" in found.stderr
     assert "the text goes on past the stop string" in found.stderr
     saved = json.loads((tmp_path / "out" / "audit.json").read_text())
@@ -74,10 +75,14 @@ def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:
     wrong = MockServer(FAST, faults=MockFaults(drop_grammar=1.0))
     with mock_running(wrong) as on:
         found = run(tmp_path, on)
-    assert found.exit_code == 4, found.output
+    assert found.exit_code == 1, found.output
     assert "FAULTY: grammars" in found.stderr
     assert "it needs a server without speculation: give --baseline" in found.stderr
     assert "compared with none" in found.stderr
+    with mock_running(MockServer(FAST)) as on:
+        found = run(tmp_path, on)
+    assert found.exit_code == 4, "texts were not compared"
+    assert "not enough compared: it needs a server without speculation" in found.stderr
 
 
 def test_what_both_do_is_blamed_on_nobody(tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_what_a_server_refuses_is_said(tmp_path: Path) -> None:
     faults = MockFaults(refuse=("tools", "logprobs"))
     with mock_running(MockServer(FAST, faults=faults)) as on:
         found = run(tmp_path, on, "--only", "tools,logprobs")
-    assert found.exit_code == 1, found.output
+    assert found.exit_code == 4, found.output
     assert "tools is not supported" in found.stderr
     assert "nothing could be asked" in found.stderr
 
@@ -101,6 +106,8 @@ def test_what_a_server_refuses_is_said(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--only", "stop")
     assert found.exit_code == 2 and "stops" in found.output
+    wrong = run(tmp_path, "http://127.0.0.1:9", "--parameters", "top_p=1")
+    assert wrong.exit_code == 2 and "--parameters: got 'top_p=1'" in wrong.output
     assert run(tmp_path, "http://127.0.0.1:9").exit_code == 5
     with pytest.raises(ConfigError, match="did you mean 'miss_stop'"):
         faults_of(["miss_stops"])
@@ -111,4 +118,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
     planned = json.loads(found.stdout)
-    assert len(planned["checks"]) == 11 and planned["requests"] > 100
+    assert len(planned["checks"]) == 12 and planned["requests"] > 100
+    assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"], "a dry run writes nothing"

@@ -16,7 +16,6 @@ from tests.unit.lab.summaries import ab, write_run
 GROUP = typer.main.get_command(lab_app)
 assert isinstance(GROUP, typer.core.TyperGroup)
 COMMANDS = GROUP.commands
-MEASURING = ("bench", "ab", "sweep", "dial", "verify")
 
 
 def options(name: str) -> set[str]:
@@ -26,8 +25,7 @@ def options(name: str) -> set[str]:
 
 def test_all_commands_are_here() -> None:
     assert set(COMMANDS) == {
-        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "decide", "verify",
-        "tune", "audit", "export",
+        "plan", "lint", "record", "ab", "decide", "tune", "audit", "export",
     }  # fmt: skip
 
 
@@ -38,9 +36,8 @@ def test_machines_can_use_it(name: str) -> None:
     assert "Exit code" in f"{command.help} {command.epilog}"
 
 
-@pytest.mark.parametrize("name", MEASURING)
-def test_what_measures_takes_a_file_and_goes_on(name: str) -> None:
-    assert {"config", "--set", "--dry-run", "--resume", "--out"} <= options(name)
+def test_what_measures_takes_a_file_and_goes_on() -> None:
+    assert {"config", "--set", "--dry-run", "--resume", "--out"} <= options("ab")
 
 
 @pytest.mark.slow
@@ -56,10 +53,11 @@ def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
         ["lint", "foretoken serve demo", str(tmp_path / "requests.json")],
         ["decide", str(tmp_path / "run")],
         ["report", str(tmp_path / "run")],
-        ["bench", "--server", "http://127.0.0.1:9", *demo],
-        *([name, *arms, *demo, "--dry-run"] for name in ("ab", "dial", "verify")),
-        ["sweep", *arms, *demo, "--grid", "k=1,3", "--dry-run"],
-        ["verify", *arms[:2], "--candidate", "http://127.0.0.1:9", *demo],
+        ["ab", "--candidate", "http://127.0.0.1:9", *demo],
+        ["ab", *arms, *demo, "--dry-run"],
+        ["ab", *arms, *demo, "--grid", "k=1,3", "--dry-run"],
+        ["ab", *arms, *demo, "--force-acceptance", "0,0.6", "--dry-run"],
+        ["audit", "http://127.0.0.1:9", *demo],
     ]
     code = (
         "import json, sys\n"
@@ -73,4 +71,4 @@ def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
     )
     codes, loaded = json.loads(done.stdout.splitlines()[-1])
     assert loaded == []
-    assert codes == [0, 4, 1, 0, 0, 5, 0, 0, 0, 0, 5], "each of them got to its work"
+    assert codes == [0, 4, 1, 0, 0, 5, 0, 0, 0, 5], "each of them got to its work"

@@ -233,6 +233,8 @@ def test_runs_at_two_loads_are_fitted_together(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["lab", "decide", *runs, "--fit"])
     assert found.exit_code == 2 and "acceptance" in found.output, "both are read"
     cells = [{"values": {"load": name}, "folder": name} for name in "ab"]
-    write_json(tmp_path / "sweep.json", {"kind": "sweep", "schema": 1, "cells": cells})
+    write_json(
+        tmp_path / "grid.json", {"kind": "grid", "schema": 1, "forced": False, "cells": cells}
+    )
     whole = CliRunner().invoke(app, ["lab", "decide", str(tmp_path), "--fit"])
-    assert whole.output == found.output, "a sweep's folder is its cells'"
+    assert whole.output == found.output, "a grid's folder is its cells'"

@@ -84,20 +84,20 @@ def test_ends_outside_of_what_was_measured_are_said() -> None:
     assert rising.at.estimate == pytest.approx(1.0)
 
 
-def a_sweep(folder: Path) -> Path:
-    """What `lab sweep` leaves behind."""
+def a_grid(folder: Path) -> Path:
+    """What `lab ab --grid` leaves behind."""
     cells = []
     for temperature, speedup in ((0.0, 1.8), (0.8, 0.9)):
         name = f"temperature-{temperature}"
         write_json(folder / name / "summary.json", measured(speedup, temperature=temperature))
         cells.append({"values": {"temperature": temperature}, "folder": name})
-    write_json(folder / "sweep.json", {"kind": "sweep", "schema": 1, "cells": cells})
+    write_json(folder / "grid.json", {"kind": "grid", "forced": False, "cells": cells})
     return folder
 
 
 @pytest.mark.slow
-def test_a_sweep_s_own_folder_is_judged(tmp_path: Path) -> None:
-    runner, out = CliRunner(), a_sweep(tmp_path / "sweep")
+def test_a_grid_s_own_folder_is_judged(tmp_path: Path) -> None:
+    runner, out = CliRunner(), a_grid(tmp_path / "grid")
     found = runner.invoke(app, ["lab", "decide", str(out), "--json"])
     assert found.exit_code == 1, found.output
     document = json.loads(found.stdout)
@@ -112,7 +112,8 @@ def test_a_sweep_s_own_folder_is_judged(tmp_path: Path) -> None:
     assert found.exit_code == 1 and "temperature" in page.read_text("utf-8")
 
 
-def test_a_dial_s_folder_is_refused_with_the_reason(tmp_path: Path) -> None:
-    write_json(tmp_path / "dial.json", {"kind": "dial"})
-    with pytest.raises(ConfigError, match="forces acceptance"):
+def test_forced_acceptance_is_refused_with_the_reason(tmp_path: Path) -> None:
+    cells = [{"values": {"forced_acceptance": 0.5}, "folder": "x"}]
+    write_json(tmp_path / "grid.json", {"kind": "grid", "forced": True, "cells": cells})
+    with pytest.raises(ConfigError, match="not those of a draft"):
         ab_folders([tmp_path])

@@ -1,6 +1,5 @@
 """Measuring until there is a verdict, and the options that all measuring commands have."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.cli.lab.ab import ab
-from foretoken.cli.lab.options import Shortcuts, parse_prices
-from foretoken.cli.lab.sweep import dial
+from foretoken.cli.lab.options import parse_prices
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
 from foretoken.lab.decide.decision import Decision, decide
@@ -119,8 +116,8 @@ def test_the_command_measures_until_it_knows(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--blocks", "3", "--out", str(tmp_path / "ab")]
-    options += ["--until-decided", "--policy", str(policy)]
+    options += ["--set", "sizes.blocks=3", "--out", str(tmp_path / "ab"), "--no-page"]
+    options += ["--policy", str(policy)]
     result = CliRunner().invoke(app, ["lab", "ab", *options])
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
@@ -144,8 +141,8 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(
 
     monkeypatch.setattr(until, "run_ab", run_ab)
     options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--blocks", "5", "--out", str(tmp_path / "ab"), "--most-minutes", "0", "--json"]
-    options += ["--until-decided", "--policy", str(policy)]
+    options += ["--blocks", "5", "--out", str(tmp_path / "ab"), "--no-page", "--json"]
+    options += ["--policy", str(policy)]
     result = CliRunner().invoke(app, ["lab", "ab", *options])
     assert result.exit_code == code, result.output
     last = result.stderr.strip().splitlines()[-1]
@@ -159,10 +156,8 @@ def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
     tmp_path: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--out", str(tmp_path / "ab"), "--set", "restarts.least_blocks=3"]
-    refused = CliRunner().invoke(app, ["lab", "ab", *options])
-    assert refused.exit_code == 2 and "--until-decided" in refused.output and not measured
-    result = CliRunner().invoke(app, ["lab", "ab", *options, "--until-decided"])
+    options += ["--out", str(tmp_path / "ab"), "--set", "restarts.least_blocks=3", "--no-page"]
+    result = CliRunner().invoke(app, ["lab", "ab", *options])
     assert result.exit_code == 0, result.output
     told = "9 blocks of 120 requests for each server take about 4.8 hours (off answers in 10 s"
     assert told in result.stderr, result.stderr
@@ -222,14 +217,6 @@ def test_defaults_of_a_command_are_below_everything(tmp_path: Path) -> None:
     assert (found.blocks, found.warm_up, found.requests_per_block) == (2, 3, 7)
     with pytest.raises(ConfigError, match="nothing"):
         load_settings(Sizes, None, [], {"nothing": 1})
-
-
-def test_shared_options_stand_behind_a_commands_own() -> None:
-    names = list(inspect.signature(ab).parameters)
-    assert names[0] == "config" and names.index("baseline") < names.index("out")
-    assert {"workload", "load", "resume", "dry_run", "as_json"} <= set(names)
-    assert not {"shared", "load", "slo"} & set(inspect.signature(dial).parameters)
-    assert Shortcuts(strict=True).overrides(Path()) == ["workload.strict=true"]
 
 
 def test_a_price_is_for_both_arms_or_one_each() -> None:

@@ -1,32 +1,61 @@
-"""`foretoken lab ab`: two arms under the same traffic."""
+"""`foretoken lab ab`: two servers under the same traffic, or one; a grid of them; and a verdict."""
 
 import json
-from dataclasses import replace
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.lab.options import (
-    BaselineOption,
-    CandidateOption,
-    Measuring,
-    arms_of,
-    measuring,
-    parse_prices,
-    show_plan,
-    tell_if_no_report,
-)
+from foretoken.cli.lab import options as o
 from foretoken.errors import ConfigError
+from foretoken.extras import EXTRA_OF
 
 if TYPE_CHECKING:
-    from foretoken.cli.lab.live_view import LiveView
     from foretoken.lab.decide.decision import Decision
+    from foretoken.lab.decide.overall import Overall
+    from foretoken.lab.decide.ship_policy import ShipPolicy
     from foretoken.lab.measure.experiment import AbConfig
+    from foretoken.lab.measure.grid import Cell
+    from foretoken.lab.measure.segments import Segment
     from foretoken.lab.records.results import AbSummary
+    from foretoken.lab.verdict import Verdict
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
-"""Unless told otherwise: starts enough to compare, and requests enough for a P95."""
+"""Of a comparison, unless told otherwise: starts enough to compare, requests enough for a P95."""
+MOST_MINUTES = 30.0
+"""After which no blocks are added, unless told otherwise."""
+EXIT_NOTHING = 4
+PAGE = "report.html"
+"""In the folder of the run."""
+GridOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUES",
+        help="Compare in every cell: temperature=0,0.8, concurrency=1,8, k=1,3,5; several times.",
+    ),
+]
+ForceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Chances of a draft token, such as 0,0.3,0.6,0.9: which acceptance breaks even?",
+    ),
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
+]
+DiagnoseOption = Annotated[
+    bool, typer.Option("--diagnose", help="Run every class alone too, to explain a P99 loss.")
+]
+PriceOption = Annotated[
+    str | None, typer.Option(help="Of an hour of a server: 2.5, or off=2.5,on=3; gives costs.")
+]
 RestartOption = Annotated[
     str | None,
     typer.Option(
@@ -34,109 +63,101 @@ RestartOption = Annotated[
         help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
     ),
 ]
-PolicyOption = Annotated[
-    Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
-]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
-]
+PageOption = Annotated[bool, typer.Option("--page/--no-page", help="Write the page of plots.")]
+DecidedOption = Annotated[bool, typer.Option("--until-decided", hidden=True)]
+MostOption = Annotated[float | None, typer.Option("--most-minutes", hidden=True)]
 
 
-@measuring("lab-ab")
 def ab(
-    shared: Measuring,
-    baseline: BaselineOption = None,
-    candidate: CandidateOption = None,
-    diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Run every class alone too, to explain a P99 loss.")
-    ] = False,
-    price: Annotated[
-        str | None,
-        typer.Option(help="Of an hour of a server: 2.5, or off=2.5,on=3; gives costs."),
-    ] = None,
-    until_decided: Annotated[
-        bool, typer.Option("--until-decided", help="Add blocks until `decide` knows.")
-    ] = False,
-    most_minutes: Annotated[
-        float, typer.Option(help="Of --until-decided; what is measured stays.", min=0)
-    ] = 30.0,
-    policy: PolicyOption = None,
-    restart_command: RestartOption = None,
+    config: o.ConfigArgument = None,
+    baseline: o.BaselineOption = None,
+    candidate: o.CandidateOption = None,
+    workload: o.WorkloadOption = None,
+    strict: o.StrictOption = False,
+    load: o.LoadOption = None,
+    grid: GridOption = None,
+    force_acceptance: ForceOption = None,
+    blocks: o.BlocksOption = None,
+    requests: o.RequestsOption = None,
     minutes: MinutesOption = None,
+    max_tokens: o.TokensOption = None,
+    temperatures: o.TemperatureOption = None,
+    slo: o.SloOption = None,
+    price: PriceOption = None,
+    diagnose: DiagnoseOption = False,
+    restart_command: RestartOption = None,
+    policy: Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")] = None,
+    setting: o.SetOption = None,
+    out: o.OutOption = Path("lab-ab"),
+    page: PageOption = True,
+    resume: o.ResumeOption = False,
+    dry_run: o.DryRunOption = False,
+    as_json: o.JsonOption = False,
+    until_decided: DecidedOption = False,
+    most_minutes: MostOption = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
     Blocks alternate; a server given as a command starts anew for each. One given as a URL is one
-    start, whose luck widens all intervals, unless --restart-command restarts it: such as 'docker
-    restart vllm-{arm}'. Unless told otherwise 9 blocks of 120 requests. Says how long it takes
-    before it begins. Judge the result with `foretoken lab decide`, whose --set RULE.KEY=VALUE
-    --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings;
-    5: no server. With --until-decided the last line is the verdict, and the exit code is that of
-    `decide`: 0: USE IT; 1: LEAVE IT OFF; 4: MEASURE MORE.
+    start, whose luck widens all intervals, unless --restart-command restarts it. 9 blocks of 120
+    requests, then more until the verdict is known or half an hour is over; --blocks takes exactly
+    so many. One server alone is measured without a verdict. A grid, and forced acceptance ({rate},
+    {rates:K}, {length:K} or {percent} in the candidate's command), take 8 blocks of 30 a cell.
+
+    Says how long it takes before it begins; the verdict is the last line, `lab decide` judges
+    again. Exit code 0: USE IT, or measured without a verdict; 1: LEAVE IT OFF; 4: MEASURE MORE, or
+    nothing was answered; 2: wrong settings; 5: no server.
     """
-    from foretoken.cli.lab.live_view import live_view
-    from foretoken.cli.lab.run_tables import console, print_ab
-    from foretoken.lab.measure.ab import plan_ab, run_ab
-    from foretoken.lab.measure.bench import load_items
-    from foretoken.lab.measure.experiment import AbConfig
-
-    changes = [*arms_of(baseline, candidate), *_more(price, diagnose=diagnose)]
-    changes += _restarts((baseline, candidate), restart_command)
-    shared, rules = split_rules(shared, until_decided=until_decided)
-    settings = shared.settings(AbConfig, changes, ENOUGH)
-    if shared.dry_run:
-        show_plan(plan_ab(settings, load_items(settings.workload)[0]), shared.as_json)
-        _say_time(settings, shared)
+    _refuse_gone(until_decided, most_minutes)
+    if minutes is not None and not resume and (grid or force_acceptance or blocks):
+        raise ConfigError("--minutes", minutes, "none beside --blocks, or with cells of a grid")
+    short = o.Shortcuts(workload=workload, strict=strict, load=load, blocks=blocks,
+                        requests=requests, max_tokens=max_tokens, temperatures=temperatures,
+                        slo=slo)  # fmt: skip
+    own = [*_own(price, diagnose), *_restarts((baseline, candidate), restart_command)]
+    changes = [*short.overrides(out, dry_run=dry_run), *o.arms_of(baseline, candidate), *own]
+    axes = _axes(grid or [], force_acceptance)
+    settings, rules = _settings(config, [*changes, *(setting or ())], axes)
+    order = _Order(settings=settings, axes=axes, policy=_policy(policy, rules), out=out,
+                   minutes=minutes, fixed=blocks is not None, page=page, resume=resume,
+                   as_json=as_json)  # fmt: skip
+    if dry_run:
+        _show_plan(order)
         return
-    tell_if_no_report()
-    settings = _timed(settings, shared, minutes)
-    with live_view() as watch:
-        decision = None
-        if until_decided:
-            summary, decision = _until_decided(
-                settings, shared, watch, (policy, most_minutes, rules)
-            )
-        else:
-            watch.expect(settings.sizes.blocks, shared.out, 2)
-            summary = run_ab(settings, shared.out, resume=shared.resume, watch=watch)
-    print_ab(console(), summary)
-    if shared.as_json:
-        print(json.dumps(_document(summary, decision)))
-    raise typer.Exit(_exit_code(summary, decision))
+    with _kept(out):
+        raise typer.Exit(_measure(order))
 
 
-def _document(summary: "AbSummary", decision: "Decision | None") -> dict[str, Any]:
-    """What --json prints: the measurement, and with --until-decided what was decided."""
-    from foretoken.lab.plain import to_plain
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What is measured, and what is made of it."""
 
-    found: dict[str, Any] = to_plain(summary)
-    if decision is None:
-        return found
-    found |= {"verdict": decision.verdict, "sentence": decision.sentence}
-    return {**found, "decision": to_plain(decision), "exit_code": decision.conclusion.exit_code}
-
-
-def _exit_code(summary: "AbSummary", decision: "Decision | None") -> int:
-    """That of the verdict, which is said last; without one, whether there is anything to judge."""
-    from foretoken.cli.lab.run_tables import console
-
-    if decision is None:
-        return int(any(arm.num_errors == arm.num_requests for arm in summary.arms))
-    found = decision.conclusion
-    console().print(found.sentence, style=f"bold {found.colour}", soft_wrap=True, markup=False)
-    return found.exit_code
+    settings: "AbConfig"
+    axes: Mapping[str, Sequence[Any]]
+    policy: "ShipPolicy"
+    out: Path
+    minutes: float | None
+    fixed: bool
+    """Whether the blocks are not to become more."""
+    page: bool
+    resume: bool
+    as_json: bool
 
 
-def _said(decision: "Decision") -> str:
-    return f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}"
+def _refuse_gone(until_decided: bool, most_minutes: float | None) -> None:
+    """Say what became of options of earlier versions."""
+    if until_decided:
+        allowed = "nothing: `ab` measures until it knows; --blocks N takes exactly so many"
+        raise ConfigError("--until-decided", "an option of an earlier version", allowed)
+    if most_minutes is not None:
+        raise ConfigError("--most-minutes", most_minutes, "--minutes, the most that all may take")
 
 
-def _more(price: str | None, *, diagnose: bool) -> list[str]:
+def _own(price: str | None, diagnose: bool) -> list[str]:
     """The command's own options as `--set` would say them."""
     changes = ["diagnose=true"] if diagnose else []
     if price is not None:
-        changes.append(f"price_per_hour={json.dumps(parse_prices(price))}")
+        changes.append(f"price_per_hour={json.dumps(o.parse_prices(price))}")
     return changes
 
 
@@ -156,80 +177,295 @@ def _restarts(arms: tuple[str | None, str | None], command: str | None) -> list[
     return [f"{name}.restart_command={json.dumps(command)}" for name in names]
 
 
-def split_rules(shared: Measuring, *, until_decided: bool) -> tuple[Measuring, tuple[str, ...]]:
-    """`--set` of the measurement, and those of the policy, told apart by the name of a rule.
+def _axes(grid: list[str], force: str | None) -> dict[str, list[Any]]:
+    """The axes of `--grid`, and that of forced acceptance, which turns fastest."""
+    from foretoken.lab.measure.grid import FORCED
+
+    axes = o.parse_grid(grid)
+    return axes if force is None else {**axes, FORCED: o.parse_numbers(force, "--force-acceptance")}
+
+
+def _settings(
+    file: Path | None, changes: list[str], axes: Mapping[str, Sequence[Any]]
+) -> "tuple[AbConfig, list[str]]":
+    """The settings of the measurement, and those of `--set` that are rules of the policy.
 
     Raises:
-        ConfigError: there are some of the policy, and nothing is decided.
+        ConfigError: something in them is wrong, or there is one server where two are needed.
     """
     from foretoken.lab.decide.rules import RULE_KINDS
+    from foretoken.lab.measure.experiment import AbConfig, load_settings
+    from foretoken.lab.measure.grid import FORCED, apply, cells_of
 
-    def is_rule(change: str) -> bool:
-        return change.split("=")[0].split(".")[0] in RULE_KINDS
-
-    rules = tuple(change for change in shared.setting if is_rule(change))
-    if rules and not until_decided:
-        allowed = "with --until-decided, or of `foretoken lab decide` after it"
-        raise ConfigError("--set", rules[0], f"a setting of the measurement; rules: {allowed}")
-    return replace(shared, setting=tuple(c for c in shared.setting if not is_rule(c))), rules
-
-
-def _timed(settings: "AbConfig", shared: Measuring, minutes: float | None) -> "AbConfig":
-    """Ask each server once, say how long it will take, and with `minutes` measure what fits."""
-    from foretoken.cli.lab.run_tables import console
-    from foretoken.lab.measure.bench import load_items
-    from foretoken.lab.measure.estimate import announce, fit_into, probe
-    from foretoken.lab.measure.segments import require_new
-
-    if shared.resume:
-        return settings
-    require_new(shared.out)
-    paces = probe(settings, load_items(settings.workload)[0], shared.out / "logs")
-    if minutes is not None:
-        settings = fit_into(settings, paces, 60 * minutes)
-    console().print(announce(settings, paces), soft_wrap=True)
-    return settings
+    rules = [change for change in changes if change.split("=")[0].split(".")[0] in RULE_KINDS]
+    changes = [change for change in changes if change not in rules]
+    try:
+        found = load_settings(AbConfig, file, changes, {} if axes else ENOUGH)
+        found = found if found.compared else load_settings(AbConfig, file, changes)
+    except ConfigError as error:
+        name = error.field.removeprefix("settings.").removesuffix(".file")
+        if name != "workload" or error.given is not None:
+            raise
+        allowed = "a file of prompts or a trace, or demo"
+        raise ConfigError("--workload", None, allowed) from error
+    if axes or rules:
+        found.require_two()
+    if rules and FORCED in axes:
+        raise ConfigError("--set", rules[0], "no rule: forced acceptance gets no verdict")
+    for values in cells_of(axes) if axes else ():
+        apply(found, values)
+    return found, rules
 
 
-def _say_time(settings: "AbConfig", shared: Measuring) -> None:
-    """The estimate of `--dry-run`: servers that run already are asked, none is started."""
-    from foretoken.cli.lab.run_tables import console
+def _policy(file: Path | None, rules: list[str]) -> "ShipPolicy":
+    from foretoken.lab.decide.ship_policy import load_policy
+
+    return load_policy(str(file) if file else None, tuple(rules))
+
+
+@contextmanager
+def _kept(out: Path) -> Iterator[None]:
+    """Say what is left where a run is stopped."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        typer.echo(f"stopped; what is measured is in {out}, --resume goes on", err=True)
+        raise typer.Exit(o.EXIT_STOPPED) from error
+
+
+def _show_plan(order: _Order) -> None:
+    """What `--dry-run` answers: servers that run already are asked, none is started."""
     from foretoken.errors import EndpointError
-    from foretoken.lab.measure.bench import load_items
+    from foretoken.lab.measure.ab import plan_ab
     from foretoken.lab.measure.estimate import announce, probe, without_asking
+    from foretoken.lab.measure.grid import apply, cells_of
+    from foretoken.lab.measure.traces import load_items
 
+    settings = order.settings
+    if order.axes:
+        cells = [apply(settings, values) for values in cells_of(order.axes)]
+        if order.as_json:
+            commands = [cell.candidate.command for cell in cells if cell.candidate is not None]
+            print(json.dumps({"cells": cells_of(order.axes), "candidates": commands}))
+        else:
+            _say_cells(order)
+        return
+    items = load_items(settings.workload)[0]
+    segments = plan_ab(settings, items)
+    if order.as_json:
+        print(json.dumps({"segments": [_row(segment) for segment in segments]}))
+    for s in () if order.as_json else segments:
+        typer.echo(
+            f"block {s.block + 1} {s.arm.name}: {len(s.warm_up)} + {len(s.items)} requests, "
+            f"{s.load}, {s.arm.url or s.arm.command}",
+            err=True,
+        )
     text = without_asking(settings)
-    if not (settings.baseline.starts_anew or settings.candidate.starts_anew):
+    if not any(arm.starts_anew for arm in settings.arms):
         try:
-            paces = probe(settings, load_items(settings.workload)[0], shared.out / "logs")
-            text = announce(settings, paces)
+            text = announce(settings, probe(settings, items, order.out / "logs"))
         except EndpointError as error:
             text += f" ({error})"
-    console().print(text, soft_wrap=True)
+    _say(text)
 
 
-def _until_decided(
-    settings: "AbConfig",
-    shared: Measuring,
-    watch: "LiveView",
-    given: tuple[Path | None, float, tuple[str, ...]],
-) -> "tuple[AbSummary, Decision]":
-    """What was measured, and the verdict on it; those before it are said as they come."""
-    from foretoken.lab.decide.decision import Decision
-    from foretoken.lab.decide.ship_policy import load_policy
+def _row(segment: "Segment") -> dict[str, Any]:
+    return {
+        "block": segment.block,
+        "arm": segment.arm.name,
+        "server": segment.arm.url or segment.arm.command,
+        "requests": len(segment.items),
+        "warm_up": len(segment.warm_up),
+        "load": str(segment.load),
+    }
+
+
+def _say(text: str, style: str = "") -> None:
+    from foretoken.cli.lab.run_tables import console
+
+    console().print(text, style=style, soft_wrap=True, markup=False)
+
+
+def _say_cells(order: _Order) -> None:
+    """What every cell of a grid will measure."""
+    from foretoken.lab.measure.estimate import sizes_of
+    from foretoken.lab.measure.grid import apply, cells_of
+
+    for values in cells_of(order.axes):
+        _say(f"{_named(values)}: {sizes_of(apply(order.settings, values))}")
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    """`k=1, concurrency=8`."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _measure(order: _Order) -> int:
+    """Measure and say what was found; the exit code."""
+    if order.page and order.settings.compared and find_spec("matplotlib") is None:
+        typer.echo(
+            "no page will be written, for want of matplotlib: "
+            f'pip install "foretoken[{EXTRA_OF["matplotlib"]}]" (the verdict does without)',
+            err=True,
+        )
+    if order.axes:
+        return _measure_grid(order)
+    order = _timed(order)
+    return _measure_two(order) if order.settings.compared else _measure_one(order)
+
+
+def _timed(order: _Order) -> _Order:
+    """Ask each server once, say how long it will take, and with `minutes` measure what fits."""
+    from foretoken.lab.measure.estimate import announce, fit_into, probe
+    from foretoken.lab.measure.segments import require_new
+    from foretoken.lab.measure.traces import load_items
+
+    settings = order.settings
+    if order.resume:
+        return order
+    require_new(order.out)
+    paces = probe(settings, load_items(settings.workload)[0], order.out / "logs")
+    if order.minutes is not None:
+        settings = fit_into(settings, paces, 60 * order.minutes)
+    _say(announce(settings, paces))
+    return replace(order, settings=settings)
+
+
+def _measure_one(order: _Order) -> int:
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, print_arms
+    from foretoken.lab.measure.ab import run_arms
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.records.results import RunSummary
+
+    with live_view() as watch:
+        watch.expect(order.settings.sizes.blocks, order.out, 1)
+        found = run_arms(order.settings, order.out, resume=order.resume, watch=watch)
+    assert isinstance(found, RunSummary), order.settings.arms
+    print_arms(console(), [found.arm])
+    if order.as_json:
+        print(json.dumps(to_plain(found)))
+    other = "--candidate" if order.settings.candidate is None else "--baseline"
+    _say(f"one server was measured; with {other} it is compared with another", "dim")
+    return EXIT_NOTHING if found.arm.num_errors == found.arm.num_requests else 0
+
+
+def _measure_two(order: _Order) -> int:
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, print_ab
     from foretoken.lab.decide.until import UntilLimits, run_until_decided
+    from foretoken.lab.plain import to_plain
 
-    policy = load_policy(str(given[0]) if given[0] else None, given[2])
     decisions: list[Decision] = []
+    with live_view() as watch:
 
-    def tell(blocks: int, decision: Decision | None) -> None:
-        if decisions:
-            watch.say(_said(decisions[-1]))
-        decisions.extend([decision] if decision is not None else [])
-        watch.expect(blocks, shared.out, 2)
+        def tell(blocks: int, decision: "Decision | None") -> None:
+            if decisions:
+                watch.say(_said(decisions[-1]))
+            decisions.extend([decision] if decision is not None else [])
+            watch.expect(blocks, order.out, 2)
 
-    limits = UntilLimits(most_s=60 * given[1], tell=tell)
-    summary = run_until_decided(
-        settings, shared.out, policy, limits, resume=shared.resume, watch=watch
-    )
-    return summary, decisions[-1]
+        most_s = 0.0 if order.fixed else 60 * (order.minutes or MOST_MINUTES)
+        summary = run_until_decided(
+            order.settings, order.out, order.policy, UntilLimits(most_s=most_s, tell=tell),
+            resume=order.resume, watch=watch,
+        )  # fmt: skip
+    print_ab(console(), summary)
+    decided, overall = _judged([order.out], [summary], order.policy)
+    found = decided[0].conclusion
+    _write_page([order.out], [summary], overall, order)
+    if order.as_json:
+        decision = to_plain(decided[0])
+        print(json.dumps({**to_plain(summary), **_document(found), "decision": decision}))
+    return _conclude(found)
+
+
+def _measure_grid(order: _Order) -> int:
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import cells_table, console
+    from foretoken.lab.analysis.crossover import crossings_of
+    from foretoken.lab.measure.grid import FORCED, folder_of, run_grid
+    from foretoken.lab.plain import to_plain
+
+    _say_cells(order)
+    with live_view() as watch:
+        cells = run_grid(order.settings, order.axes, order.out, resume=order.resume, watch=watch)
+    summaries = [cell.summary for cell in cells]
+    names = {name: [str(cell.values[name]) for cell in cells] for name in order.axes}
+    console().print(cells_table(names, summaries))
+    rows = [cell.row() for cell in cells]
+    if FORCED in order.axes:
+        return _say_break_evens(cells, rows, order)
+    crossings = crossings_of(summaries)
+    for crossing in crossings:
+        _say(crossing.says)
+    folders = [order.out / folder_of(cell.values) for cell in cells]
+    _, overall = _judged(folders, summaries, order.policy)
+    found = overall.conclusion
+    _write_page(folders, summaries, overall, order)
+    if order.as_json:
+        document = {"cells": rows, "crossings": to_plain(crossings), **_document(found)}
+        print(json.dumps(document))
+    return _conclude(found)
+
+
+def _say_break_evens(cells: "Sequence[Cell]", rows: list[dict[str, Any]], order: _Order) -> int:
+    """Forced acceptance has no verdict: its texts are garbage."""
+    from foretoken.cli.lab.run_tables import show_number
+    from foretoken.lab.measure.grid import break_evens
+    from foretoken.lab.plain import to_plain
+
+    found = break_evens(cells)
+    for row in found:
+        where = _named(row.values) or row.load
+        _say(f"{where}: breaks even at a draft acceptance rate of {show_number(row.rate)}")
+        for rate, gain in row.points:
+            _say(f"  at {rate:.2f}: {row.metric} {show_number(gain)}", "dim")
+    if order.as_json:
+        print(json.dumps({"cells": rows, "break_even": to_plain(found)}))
+    return 0 if all(row.points for row in found) else EXIT_NOTHING
+
+
+def _said(decision: "Decision") -> str:
+    return f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}"
+
+
+def _judged(
+    runs: Sequence[Path], summaries: "Sequence[AbSummary]", policy: "ShipPolicy"
+) -> "tuple[list[Decision], Overall]":
+    """What each run comes to by the policy, and all of them together."""
+    from foretoken.lab.decide.decision import decide
+    from foretoken.lab.decide.overall import judge_runs
+
+    pairs = [(s, decide(s, policy, run=str(run))) for run, s in zip(runs, summaries, strict=True)]
+    return [decision for _, decision in pairs], judge_runs(pairs, policy)
+
+
+def _conclude(found: "Verdict") -> int:
+    """Say the verdict, and give its exit code."""
+    _say(found.sentence, f"bold {found.colour}")
+    return found.exit_code
+
+
+def _document(found: "Verdict") -> dict[str, Any]:
+    return {"verdict": found.word, "sentence": found.sentence, "exit_code": found.exit_code}
+
+
+def _write_page(
+    runs: Sequence[Path], summaries: "Sequence[AbSummary]", overall: "Overall", order: _Order
+) -> None:
+    """The page of the runs, where there is something to draw and something to draw with."""
+    dead = any(arm.num_errors == arm.num_requests for s in summaries for arm in s.arms)
+    if not order.page or dead or find_spec("matplotlib") is None:
+        return
+    from datetime import UTC, datetime
+
+    import foretoken
+    from foretoken.lab.report.page import Stamp, write_page
+    from foretoken.lab.report.runs import read_runs
+
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = Stamp(version=foretoken.__version__, when=when, policy=order.policy.name)
+    file = order.out / PAGE
+    write_page(file, read_runs(runs, order.policy), overall, stamp)
+    typer.echo(f"{file}", file=sys.stderr)

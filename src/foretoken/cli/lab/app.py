@@ -12,9 +12,7 @@ from typer.core import TyperGroup
 
 from foretoken.cli.help import write_commands
 from foretoken.cli.lab.ab import ab
-from foretoken.cli.lab.answers.audit import audit
-from foretoken.cli.lab.answers.verify import verify
-from foretoken.cli.lab.bench import bench
+from foretoken.cli.lab.audit import audit
 from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
 from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.export import EPILOG as EXPORT_EPILOG
@@ -24,16 +22,19 @@ from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
 from foretoken.cli.lab.record import record
-from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.tune import EPILOG as TUNE_EPILOG
 from foretoken.cli.lab.tune import tune
 from foretoken.errors import ConfigError
 
 GONE = {
+    "bench": "`foretoken lab ab --candidate SERVER`, which measures one server alone",
+    "dial": "`foretoken lab ab --force-acceptance 0,0.3,0.6,0.9`; loads: --grid concurrency=1,8",
     "fit": "`foretoken lab decide RUN... --fit`",
     "mock": "a packaged model, `foretoken serve demo`; in the sources tests/mock_server",
     "report": "`foretoken lab decide RUN... --html FILE`, and --csv DIR for its numbers",
     "simulate": "`foretoken lab plan`, or in the sources `python -m benchmarks.simulate`",
+    "sweep": "`foretoken lab ab --grid concurrency=1,8,32`",
+    "verify": "`foretoken lab audit SERVER --baseline SERVER`: its checks greedy, seeds, sampling",
     "watch": "a monitor of the server's metrics: Prometheus with deploy/foretoken-rules.yml",
     "whatif": "`foretoken lab decide RUN --k 1,2,4`, or measure it: `foretoken lab tune SERVER`",
 }
@@ -77,9 +78,8 @@ def main() -> None:
 lab_app.command(epilog=PLAN_EPILOG)(plan)
 lab_app.command(epilog=LINT_EPILOG)(lint)
 lab_app.command(epilog=TUNE_EPILOG)(tune)
-lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=EXPORT_EPILOG)(export)
-for command in (sweep, dial, verify, audit, record):
+for command in (audit, record):
     lab_app.command()(command)

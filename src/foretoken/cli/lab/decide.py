@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
 RunsArgument = Annotated[
     list[Path] | None,
-    typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
+    typer.Argument(help="Folders of `lab ab`, grids too; several are judged together."),
 ]
 ChangesOption = Annotated[
     list[str] | None,

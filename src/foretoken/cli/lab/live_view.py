@@ -3,7 +3,7 @@
 Writes to stderr only, so that --json stays alone on stdout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -15,8 +15,6 @@ from foretoken.lab.records.results import RequestRecord
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-
-    from foretoken.lab.measure.lossless import Verified, VerifyFollower
 
 
 class LiveView:
@@ -81,31 +79,6 @@ class LiveView:
         errors = f", {self._errors} errors" if self._errors else ""
         left = self._estimate()
         return f"block {segment.block + 1} {segment.arm.name}{pace}{errors}{left}"
-
-
-@contextmanager
-def answers_view(told: "Callable[[Verified], str]") -> "Iterator[VerifyFollower]":
-    """For as long as `verify` asks: a bar per check, and what `told` makes of each that ends."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from foretoken.lab.measure.lossless import VerifyFollower
-
-    console = Console(stderr=True, highlight=False)
-    terminal = console.is_terminal
-    with Progress(console=console, transient=True, disable=not terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def began(name: str, answers: int) -> None:
-            if not terminal:
-                console.print(f"{name}: {answers} answers", soft_wrap=True, markup=False)
-            progress.reset(task, description=name, total=answers)
-
-        yield VerifyFollower(
-            began=began,
-            answered=lambda: progress.advance(task),
-            checked=lambda found: console.print(told(found), soft_wrap=True, markup=False),
-        )
 
 
 @contextmanager

@@ -1,36 +1,34 @@
-"""Options that the lab's measuring commands share, and how they become settings.
+"""Options of the lab's commands, and how they become settings.
 
-Command-line options override the YAML file; `--set` reaches every field. `measuring` puts them
-behind a command's own options and hands them over as one value; which of them a command leaves out,
-and where its results go by default, is all that it says about them.
+Command-line options override the YAML file; `--set` reaches every field.
 """
 
 import atexit
-import functools
-import importlib.util
-import inspect
 import json
 import math
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.extras import EXTRA_OF
 
+EXIT_STOPPED = 130
 ConfigArgument = Annotated[
     Path | None, typer.Argument(help="Settings as YAML; options override them.")
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder of the results.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as load.concurrency=8."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting, such as load.concurrency=8, or rule, such as speedup.least=1.15.",
+    ),
 ]
 WorkloadOption = Annotated[
     str | None,
@@ -48,7 +46,9 @@ LoadOption = Annotated[
         "B = 1; trace[:SPEED].",
     ),
 ]
-BlocksOption = Annotated[int | None, typer.Option(help="Starts of each server.", min=1)]
+BlocksOption = Annotated[
+    int | None, typer.Option(help="Exactly so many starts of each server.", min=1)
+]
 RequestsOption = Annotated[
     int | None, typer.Option("--requests", help="Requests per block.", min=1)
 ]
@@ -76,7 +76,10 @@ BaselineOption = Annotated[
     str | None, typer.Option(help="A URL, or a command with {port}; speculation off.")
 ]
 CandidateOption = Annotated[
-    str | None, typer.Option(help="A URL, or a command with {port}; speculation on.")
+    str | None,
+    typer.Option(
+        help="As the baseline, with speculation on; may have {k}, {method} ... of the grid."
+    ),
 ]
 
 
@@ -238,144 +241,22 @@ def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
     return str(path)
 
 
-def tell_if_no_report() -> None:
-    """Say before hours of measuring, not after, that the report lacks a package."""
-    if importlib.util.find_spec("matplotlib") is None:
-        package, extra = "matplotlib", EXTRA_OF["matplotlib"]
-        typer.echo(
-            f"`foretoken lab decide --html` will need {package}, which is not installed: "
-            f'pip install "foretoken[{extra}]" (the measurement and its verdict do without)',
-            err=True,
-        )
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Names and values of `--grid`; values are YAML between commas, or a YAML list.
 
+    Raises:
+        ConfigError: a text has no `=`.
+    """
+    from foretoken.lab.measure.experiment import parse_yaml
 
-def show_plan(segments: Sequence[Any], as_json: bool) -> None:
-    """What `--dry-run` answers."""
-    rows = [
-        {
-            "block": s.block,
-            "arm": s.arm.name,
-            "server": s.arm.url or s.arm.command,
-            "requests": len(s.items),
-            "warm_up": len(s.warm_up),
-            "load": str(s.load),
-        }
-        for s in segments
-    ]
-    if as_json:
-        print(json.dumps({"segments": rows}))
-        return
-    for row in rows:
-        print(
-            f"block {row['block'] + 1} {row['arm']}: {row['warm_up']} + {row['requests']} "
-            f"requests, {row['load']}, {row['server']}",
-            file=sys.stderr,
-        )
-
-
-T = TypeVar("T")
-EXIT_STOPPED = 130
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measuring:
-    """What the shared options were given."""
-
-    config: Path | None
-    out: Path
-    short: Shortcuts
-    setting: tuple[str, ...]
-    resume: bool
-    dry_run: bool
-    as_json: bool
-
-    def settings(
-        self, kind: type[T], arms: Sequence[str] = (), defaults: dict[str, Any] | None = None
-    ) -> T:
-        """Settings of `kind`: defaults, the file, the short options, `arms`, then `--set`.
-
-        Raises:
-            ConfigError: something in them is wrong.
-        """
-        from foretoken.lab.measure.experiment import SERVER, load_settings
-
-        overrides = [*self.short.overrides(self.out, dry_run=self.dry_run), *arms, *self.setting]
-        try:
-            return load_settings(kind, self.config, overrides, defaults)
-        except ConfigError as error:
-            name = error.field.removeprefix("settings.").removesuffix(".file")
-            if name not in _NEEDED or error.given is not None:
-                raise
-            allowed = SERVER if name != "workload" else "a file of prompts or a trace, or demo"
-            raise ConfigError(_NEEDED[name], None, allowed) from error
-
-
-_NEEDED = {name: f"--{name}" for name in ("workload", "baseline", "candidate")} | {
-    "arm": "--server"
-}
-"""Settings without a default, and the options that give them."""
-
-
-_FIRST: dict[str, Any] = {"config": ConfigArgument}
-_LAST: dict[str, Any] = {
-    "out": OutOption,
-    "workload": WorkloadOption,
-    "strict": StrictOption,
-    "load": LoadOption,
-    "blocks": BlocksOption,
-    "requests": RequestsOption,
-    "max_tokens": TokensOption,
-    "temperatures": TemperatureOption,
-    "slo": SloOption,
-    "setting": SetOption,
-    "resume": ResumeOption,
-    "dry_run": DryRunOption,
-    "as_json": JsonOption,
-}
-_SWITCHES = ("strict", "resume", "dry_run", "as_json")
-
-
-def measuring(out: str, *without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, whose first parameter takes a Measuring, the shared options."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        defaults: dict[str, Any] = {"out": Path(out), **dict.fromkeys(_SWITCHES, False)}
-
-        def parameter(name: str, kind: Any) -> inspect.Parameter:
-            where = inspect.Parameter.POSITIONAL_OR_KEYWORD
-            return inspect.Parameter(name, where, default=defaults.get(name), annotation=kind)
-
-        own = list(inspect.signature(command).parameters.values())[1:]
-        first = [parameter(name, kind) for name, kind in _FIRST.items()]
-        last = [parameter(name, kind) for name, kind in _LAST.items() if name not in without]
-        shared = {p.name for p in (*first, *last)}
-
-        @functools.wraps(command)
-        def wrapper(**given: Any) -> None:
-            taken = {name: given.pop(name) for name in shared}
-            try:
-                command(_gather(taken), **given)
-            except KeyboardInterrupt as error:
-                said = f"stopped; what is measured is in {taken['out']}, --resume goes on"
-                typer.echo(said, err=True)
-                raise typer.Exit(EXIT_STOPPED) from error
-
-        parameters = [*first, *own, *last]
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapper
-
-    return decorate
-
-
-def _gather(taken: dict[str, Any]) -> Measuring:
-    short = {name: value for name, value in taken.items() if name in Shortcuts.__slots__}
-    return Measuring(
-        config=taken["config"],
-        out=taken["out"],
-        short=Shortcuts(**short),
-        setting=tuple(taken["setting"] or ()),
-        resume=taken["resume"],
-        dry_run=taken.get("dry_run", False),
-        as_json=taken["as_json"],
-    )
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            allowed = "NAME=VALUES, such as temperature=0,0.8, concurrency=1,8 or k=1,3,5"
+            raise ConfigError("--grid", text, allowed)
+        whole = parse_yaml(values, f"--grid {name}") if values.startswith("[") else None
+        axes[name] = whole if isinstance(whole, list) else [
+            parse_yaml(value, f"--grid {name}") for value in values.split(",")
+        ]  # fmt: skip
+    return axes

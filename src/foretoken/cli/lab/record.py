@@ -23,7 +23,7 @@ def record(
         bool, typer.Option("--json", help="At the end what was recorded, as JSON to stdout.")
     ] = False,
 ) -> None:
-    """Pass requests on to a server and write down what `bench` and `ab` need to replay them.
+    """Pass requests on to a server and write down what `ab` needs to replay them.
 
     Streams are passed on as they come. Headers x-class, x-tenant and x-conversation-id tag
     requests. With hashed prompts a replay has the lengths and repetitions, not the texts. It goes

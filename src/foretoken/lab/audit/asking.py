@@ -1,18 +1,20 @@
 """Requests to one server, and everything that it answered; prompts to ask it about.
 
-An `Asker` sends one body at a time within a limit of open requests and keeps every reply, for
-checks that only read. Answers that several checks want are asked for once.
+An `Asker` sends bodies within a limit of open requests and keeps every reply, for checks that only
+read. Answers that several checks want are asked for once. `OneAtATime` lets one server of a machine
+compute at a time: servers whose threads wait by spinning take the cores from each other, and two
+that were asked at once on two cores answered a hundredth as fast as either alone.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from foretoken.lab.audit.replies import Reply, read_reply
-from foretoken.lab.audit.turns import Turns
 from foretoken.lab.http.timed import Answer, TransportError
 
 _PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
@@ -46,6 +48,52 @@ def cases_of(texts: Sequence[str], count: int, max_tokens: int, start: int = 0) 
     return found
 
 
+@final
+class OneAtATime:
+    """Lets any number of requests of one asker through, and never of two."""
+
+    def __init__(self) -> None:
+        """It is nobody's turn."""
+        self._holder: object | None = None
+        self._open = 0
+        self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, who: object) -> AsyncIterator[None]:
+        """A request of `who`, which begins when it is its turn."""
+        # Whoever comes while others wait is not let through: their turn would never come.
+        if self._open and (self._holder is not who or self._waiting):
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((who, mine))
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():
+                    self._end()
+                raise
+        else:
+            self._holder = who
+            self._open += 1
+        try:
+            yield
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._open -= 1
+        if self._open:
+            return
+        waiting = [(who, one) for who, one in self._waiting if not one.done()]
+        self._waiting.clear()
+        self._holder = waiting[0][0] if waiting else None
+        for who, one in waiting:
+            if who is self._holder:
+                self._open += 1
+                one.set_result(None)
+            else:
+                self._waiting.append((who, one))
+
+
 class Asker:
     """One server, or one manner of asking it."""
 
@@ -57,7 +105,7 @@ class Asker:
         extra_body: Mapping[str, Any] | None = None,
         concurrency: int = 8,
         timeout_s: float = 300.0,
-        turns: Turns | None = None,
+        turns: OneAtATime | None = None,
     ) -> None:
         """Ask `pool` for `model`, with `extra_body` in every request; only when it is its turn."""
         self.replies: list[Reply] = []
@@ -90,14 +138,14 @@ class Asker:
         return reply
 
     async def greedy(self, case: Case, again: bool = False, stream: bool = False) -> Reply:
-        """The likeliest continuation of a case with log-probabilities; `again`: asked anew."""
+        """The likeliest continuation of a case; `again`: asked anew."""
         key = (case.number, again, stream)
         if key not in self._greedy:
-            body = {
-                "prompt": case.prompt,
-                "max_tokens": case.max_tokens,
-                "temperature": 0.0,
-                "logprobs": TOPS,
-            }
-            self._greedy[key] = asyncio.create_task(self.ask(body, stream=stream))
+            self._greedy[key] = asyncio.create_task(self._ask_greedy(case, stream))
         return await self._greedy[key]
+
+    async def _ask_greedy(self, case: Case, stream: bool) -> Reply:
+        """With log-probabilities, if the server takes such a request."""
+        body = {"prompt": case.prompt, "max_tokens": case.max_tokens, "temperature": 0.0}
+        reply = await self.ask({**body, "logprobs": TOPS}, stream=stream)
+        return reply if reply.refused is None else await self.ask(body, stream=stream)

@@ -1,4 +1,8 @@
-"""What looks at a server come to, beside the same looks at plain decoding. Pure.
+"""What a check is, and what its looks at a server come to beside the same looks at plain decoding.
+
+A look at a server's answers to a case ends in one of few ways. `wrong`: no right server answers so.
+`differs`: another answer was expected, which rounding may explain. `fine`. `unasked`: the server
+cannot be asked. `failed`: no answer came.
 
 A thing that no right server does is a fault at its first sight, unless plain decoding does it too.
 What rounding may explain is compared in number (Fisher's exact test), scores in their mean (a
@@ -6,20 +10,111 @@ permutation test). What is only suspicious is looked at again with other prompts
 many: a false alarm must be unlucky in numbers that nobody has seen before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from foretoken.lab.audit.check import AuditCheck, Look
+from foretoken.lab.audit.asking import Asker, Case
+from foretoken.lab.audit.replies import Reply
 
 ERROR = 0.0002
 """Chance of a false alarm of one comparison; a run makes fewer than forty."""
 _SUSPICIOUS = 0.3
 """Comparisons this unlikely are made again; of right servers' not many are."""
 _PERMUTATIONS = 20_000
+
+Sort = Literal["fine", "differs", "wrong", "unasked", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How one look ended."""
+
+    sort: Sort
+    why: str = ""
+    """What was seen, where it is not fine."""
+    score: float | None = None
+    """A number whose mean is to be the same with and without speculation."""
+
+
+FINE = Look(sort="fine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Who is looked at, and what it is compared with."""
+
+    arm: Asker
+    plain: Asker | None
+    """Without speculation; None: nobody gave one. The arm itself, where plain decoding is compared
+    with itself."""
+    tie: float
+    """Log-probabilities this close may turn with rounding."""
+    same_seeds: bool = False
+    """Whether seeded answers are promised to be those of plain decoding."""
+    samples: int = 200
+    """Draws of each prompt, server and set of sampling parameters."""
+    parameters: tuple[Mapping[str, Any], ...] = ()
+    """Sets of sampling parameters."""
+
+    @property
+    def control(self) -> bool:
+        """Whether plain decoding is compared with itself."""
+        return self.arm is self.plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCheck:
+    """One thing that is looked at."""
+
+    name: str
+    sentence: str
+    look: Callable[[Sides, Case], Awaitable[Look]] | None = None
+    """Asks about a case."""
+    compare: Callable[[Sides, Sequence[Case]], Awaitable[list[Look]]] | None = None
+    """Compares both servers by itself: `wrong` is what no chance explains."""
+    read: Callable[[Reply], Look] | None = None
+    """Reads any reply that other checks got."""
+    answers: int = 1
+    """Answers that a look asks each server for, about."""
+    each: float = 1.0
+    """What one of them takes, in greedy answers; measured on the packaged server."""
+    reads_greedy: bool = False
+    """Whether it looks at greedy answers, which are asked for once for all that do."""
+
+
+class EndedLook(Exception):
+    """A look that cannot go on, for want of an answer or of plain decoding."""
+
+    def __init__(self, look: Look) -> None:
+        """How it ended."""
+        self.look = look
+        super().__init__(look.why)
+
+
+def answered(*replies: Reply) -> None:
+    """End the look if one of the replies is no answer."""
+    for reply in replies:
+        if reply.refused is not None:
+            raise EndedLook(unasked(reply.refused))
+        if reply.error is not None:
+            raise EndedLook(Look(sort="failed", why=reply.error))
+
+
+def unasked(why: str) -> Look:
+    """What the server cannot be asked."""
+    return Look(sort="unasked", why=why)
+
+
+def plain_of(sides: Sides) -> Asker:
+    """Plain decoding; without it the look ends."""
+    if sides.plain is None:
+        raise EndedLook(unasked("it needs a server without speculation: give --baseline"))
+    return sides.plain
+
 
 Status = Literal["ok", "fault", "both", "open", "unasked"]
 
@@ -45,6 +140,8 @@ class CheckResult:
     p_value: float | None = None
     """The least likely of the comparisons with plain decoding."""
     examples: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
+    """Parts of a comparison that the server cannot be asked."""
     suspicious: bool = False
     """Worth another look, with more prompts."""
 
@@ -66,6 +163,7 @@ def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None
         near_ties=sum(look.why == "near-tie" for look in seen),
         failed=_count(looks, "failed"),
         examples=tuple(look.why for look in seen if look.sort in ("wrong", "differs"))[:3],
+        untested=tuple(look.why for look in looks if check.compare and look.sort == "unasked"),
     )
     if not seen:
         why = next((look.why for look in looks if look.why), "nothing was answered")

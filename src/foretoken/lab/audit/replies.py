@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from foretoken.lab.http.read_answer import parse_events
+from foretoken.lab.http.read_answer import error_text, parse_events
 from foretoken.lab.http.timed import Answer
 
 _BUSY = (408, 429)
@@ -75,7 +75,10 @@ class Reply:
 def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
     """What `answer` says to `body`."""
     if (400 <= answer.status < 500 and answer.status not in _BUSY) or answer.status == 501:
-        return Reply(body=body, refused=f"HTTP {answer.status}: {_said(answer.body)}")
+        return Reply(
+            body=body,
+            refused=f"HTTP {answer.status}: {' '.join(error_text(answer.body).split())[:160]}",
+        )
     if answer.status >= 500 or answer.broken is not None:
         return Reply(body=body, error=str(answer.broken or f"HTTP {answer.status}"))
     try:
@@ -86,17 +89,6 @@ def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
         return _read(body, events)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Reply(body=body, error=f"not what an OpenAI-style server sends ({error!r})")
-
-
-def _said(body: bytes) -> str:
-    text = body.decode("utf-8", "replace")
-    try:
-        found = json.loads(text)
-        found = found.get("error", found)
-        text = str(found.get("message", found)) if isinstance(found, dict) else str(found)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(text.split())[:160]
 
 
 def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply:

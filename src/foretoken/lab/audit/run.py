@@ -1,35 +1,48 @@
-"""Makes the checks of two servers one after another, and looks again where one is suspicious.
+"""An audit of running or started servers: the checks one after another, and their result file.
 
-Knows no files and starts no servers. Plain decoding gets every look that the server gets, so that
-what it does by itself is blamed on nobody.
+Speculation off is a server of its own, or, where the server knows it, a field of the request. Plain
+decoding gets every look that the server gets, so that what it does by itself is blamed on nobody. A
+check that is suspicious looks again. The folder gets audit.json and the servers' logs.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from foretoken.config.reader import at_least, check_fields
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.audit.asking import Asker, Case, cases_of
-from foretoken.lab.audit.check import AuditCheck, Look, Sides
-from foretoken.lab.audit.checks import CHECKS
-from foretoken.lab.audit.checks.greedy import GREEDY
-from foretoken.lab.audit.checks.logprobs import LOGPROBS
-from foretoken.lab.audit.checks.verification import VERIFICATION
-from foretoken.lab.audit.judging import CheckResult, judge
-from foretoken.lab.audit.parting import common
-from foretoken.lab.measure import rounding
+from foretoken.lab.audit.asking import Asker, Case, OneAtATime, cases_of
+from foretoken.lab.audit.checks import CHECKS, GREEDY, OF_TEXTS, SAMPLED_PROMPTS
+from foretoken.lab.audit.judging import AuditCheck, CheckResult, EndedLook, Look, Sides, judge
+from foretoken.lab.audit.rounding import measure_near_tie
+from foretoken.lab.http.client import EXTRAS, Client
+from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
+from foretoken.lab.measure.loops import run_to_end
+from foretoken.lab.measure.servers import serving
+from foretoken.lab.measure.traces import load_items
+from foretoken.lab.records.run_files import describe_client, make_folder, write_json
 
+RESULT = "audit.json"
+OFF_BY_REQUEST: dict[str, dict[str, Any]] = {"foretoken": {"speculation": {"enabled": False}}}
+"""Engines that leave speculation out of a request with these fields."""
+SAME_SEEDS = ("foretoken", "mock")
+"""Engines that promise the same seeded answers with and without speculation."""
 MORE = 6
 """How many times as many prompts a second look takes."""
-_MOST_MEASURED = 0.25
-"""Of a near tie's width, as far as it rests on answers: a few wrong ones may be among them."""
-_TIMES_ROUNDING = 4.0
 _ROUNDING_CASES = 8
-_OF_TEXTS = (GREEDY.name, VERIFICATION.name, LOGPROBS.name)
-"""Checks of what is written, whatever is asked for."""
+SETS: tuple[Mapping[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+)
+"""Sets of sampling parameters that are drawn with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,9 @@ class AuditPlan:
     prompts: Annotated[int, at_least(1)] = 32
     """Prompts of each check."""
     max_tokens: Annotated[int, at_least(4)] = 48
+    samples: Annotated[int, at_least(1)] = 200
+    """Draws of each of two prompts, by server and set of sampling parameters."""
+    parameters: tuple[Mapping[str, Any], ...] = SETS
     concurrency: Annotated[int, at_least(1)] = 8
     """Requests in flight at each server."""
     only: tuple[str, ...] = ()
@@ -60,9 +76,8 @@ class AuditPlan:
     def requests(self, compared: bool) -> int:
         """About how many requests it takes, if nothing is looked at twice."""
         sides = 2 if compared else 1
-        return self.prompts * (
-            self._greedy(compared) + sum(sides * check.answers for check in self.checks)
-        )
+        looks = sum(sides * check.answers for check in self.checks)
+        return self.prompts * (self._greedy(compared) + looks) + self._sampled(compared)
 
     def greedy_answers(self, compared: bool) -> tuple[float, float]:
         """How many greedy answers would take as long as all of it, and what is added where the
@@ -73,13 +88,19 @@ class AuditPlan:
             work + (self._greedy(compared) if check.reads_greedy else 0)
             for work, check in zip(own, self.checks, strict=True)
         ]
-        once = self.prompts * (self._greedy(compared) + sum(own))
+        drawn = sum(check.each for check in self.checks if check.compare) * self._sampled(compared)
+        once = self.prompts * (self._greedy(compared) + sum(own)) + drawn
         return once, MORE * self.prompts * max(again, default=0.0)
 
     def _greedy(self, compared: bool) -> int:
         """Greedy answers to each prompt, which several checks read."""
         asked = 3 if compared else 1
         return asked if any(check.reads_greedy for check in self.checks) else 0
+
+    def _sampled(self, compared: bool) -> int:
+        """Draws, which are few tokens each."""
+        drawn = compared and any(check.compare for check in self.checks)
+        return 2 * self.samples * SAMPLED_PROMPTS * len(self.parameters) if drawn else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +128,16 @@ async def audit(
     told = follow or AuditFollower()
     cases = cases_of(texts, plan.prompts, plan.max_tokens)
     began = time.monotonic()
-    tie = await near_tie(arm, plain, cases[:_ROUNDING_CASES])
+    tie = await measure_near_tie(arm, plain, cases[:_ROUNDING_CASES])
     told.expects(*_expected(arm, plain, plan, time.monotonic() - began))
-    sides = Sides(arm=arm, plain=plain, tie=tie, same_seeds=same_seeds)
+    sides = Sides(
+        arm=arm,
+        plain=plain,
+        tie=tie,
+        same_seeds=same_seeds,
+        samples=plan.samples,
+        parameters=plan.parameters,
+    )
     found: list[CheckResult] = []
     for check in plan.checks:
         result = await _make(check, sides, cases, plan.concurrency)
@@ -117,17 +145,17 @@ async def audit(
             told.again(check.name)
             more = cases_of(texts, MORE * plan.prompts, plan.max_tokens, plan.prompts)
             result = await _make(check, sides, more, plan.concurrency)
-        result = followed_from(result, found)
+        result = _followed_from(result, found)
         told.ended(result)
         found.append(result)
     return tuple(found)
 
 
-def followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckResult:
+def _followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckResult:
     """The result, which is open where other texts were seen and the server writes other texts
     anyhow: what stops or streams have to do with it cannot be told then."""
-    faulty = [one.name for one in before if one.status == "fault" and one.name in _OF_TEXTS]
-    if result.status != "fault" or result.wrong or result.name in _OF_TEXTS or not faulty:
+    faulty = [one.name for one in before if one.status == "fault" and one.name in OF_TEXTS]
+    if result.status != "fault" or result.wrong or result.name in OF_TEXTS or not faulty:
         return result
     return replace(result, status="open", why=f"may be a consequence of {', '.join(faulty)}")
 
@@ -146,61 +174,157 @@ def _expected(
 async def _make(
     check: AuditCheck, sides: Sides, cases: Sequence[Case], concurrency: int
 ) -> CheckResult:
-    if check.look is None:
-        return _read(check, sides, cases)
-    control = None if sides.plain is None else _against_itself(sides, sides.plain)
+    arms = [sides, None if sides.plain is None else replace(sides, arm=sides.plain)]
+    if check.compare is not None:
+        return judge(check, await _compare(check, sides, cases), None)
+    if check.read is not None:  # of replies that are there already
+        replies = [side.arm.replies if side is not None else None for side in arms]
+        ours, plain = (
+            None if own is None else [check.read(reply) for reply in own if reply.ok]
+            for own in replies
+        )
+        return judge(check, ours or (), plain)
     # Looks, not only requests, are limited: what one look asks for in turn stays close together,
     # and a prompt is not out of the cache again before it is asked to go on.
     every = []
-    for side in (sides, control):
+    for side in arms:
         gate = asyncio.Semaphore(concurrency)
         every += [_look(check, side, case, gate) for case in cases if side is not None]
     looks = await asyncio.gather(*every)
-    plain = looks[len(cases) :] if control is not None else None
-    return judge(check, looks[: len(cases)], plain)
-
-
-def _against_itself(sides: Sides, plain: Asker) -> Sides:
-    return Sides(arm=plain, plain=plain, tie=sides.tie, same_seeds=sides.same_seeds)
+    return judge(check, looks[: len(cases)], looks[len(cases) :] or None)
 
 
 async def _look(check: AuditCheck, sides: Sides, case: Case, gate: asyncio.Semaphore) -> Look:
     assert check.look is not None, check.name
     async with gate:
-        return await check.look(sides, case)
+        try:
+            return await check.look(sides, case)
+        except EndedLook as end:
+            return end.look
 
 
-def _read(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult:
-    """A check of replies that are there already."""
-    assert check.read is not None, check.name
-    plain = None
-    if sides.plain is not None:
-        plain = [check.read(reply) for reply in sides.plain.replies if reply.ok]
-    return judge(check, [check.read(reply) for reply in sides.arm.replies if reply.ok], plain)
+async def _compare(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> list[Look]:
+    assert check.compare is not None, check.name
+    try:
+        return await check.compare(sides, cases)
+    except EndedLook as end:
+        return [end.look]
 
 
-async def near_tie(arm: Asker, plain: Asker | None, cases: Sequence[Case]) -> float:
-    """How close two tokens may be to change places: as `measure.rounding` reads it off the grid
-    that log-probabilities stand on, or from how much they differ when the same is asked again.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """`foretoken lab audit`."""
 
-    The latter is the middle over prompts of the largest differences, so that a few answers with
-    wrong numbers do not excuse what is to be found.
+    candidate: ArmConfig
+    baseline: ArmConfig | None
+    workload: WorkloadConfig
+    plan: AuditPlan = AuditPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """What an audit found, and of whom."""
+
+    candidate: str
+    baseline: str
+    """What plain decoding was: a server, a field of the request, or nothing."""
+    requests: int
+    seconds: float
+    checks: tuple[CheckResult, ...]
+
+    @property
+    def faults(self) -> list[str]:
+        """Checks that found one."""
+        return [check.name for check in self.checks if check.status == "fault"]
+
+    @property
+    def num_asked(self) -> int:
+        """Checks that could be made."""
+        return sum(check.status != "unasked" for check in self.checks)
+
+    @property
+    def missing(self) -> str:
+        """Why too little could be compared to say that there is no fault; empty: enough was."""
+        if not self.num_asked:
+            return "nothing could be asked"
+        texts = [check for check in self.checks if check.name == GREEDY.name]
+        return next((check.why for check in texts if check.status == "unasked"), "")
+
+
+def run_audit(config: AuditConfig, out: Path, follow: AuditFollower | None = None) -> Audited:
+    """Make the checks and save what they found.
+
+    Raises:
+        ConfigError: wrong settings. EndpointError: a server is not there.
     """
-    other = plain if plain is not None else arm
-    once = await asyncio.gather(*(other.greedy(case) for case in cases))
-    more = [await asyncio.gather(*(other.greedy(case, again=True) for case in cases))]
-    more.append(await asyncio.gather(*(arm.greedy(case) for case in cases)))
-    widest = []
-    for again in more:
-        apart = []
-        for one, two in zip(once, again, strict=True):
-            if one.tokens is None or two.tokens is None:
-                continue
-            length = common(one.tokens, two.tokens)
-            # A row without likeliest tokens may stand for a token that nobody scored.
-            scored = [at for at in range(length) if bool(one.tops[at]) == bool(two.tops[at])]
-            pairs = ((one.logprobs[at], two.logprobs[at]) for at in scored)
-            apart.append(max((abs(x - y) for x, y in pairs), default=0.0))
-        widest.append(sorted(apart)[len(apart) // 2] if apart else 0.0)
-    by_grid = rounding.near_tie([list(tops.values()) for reply in once for tops in reply.tops])
-    return max(by_grid, min(_MOST_MEASURED, _TIMES_ROUNDING * max(widest)))
+    items = load_items(config.workload)[0]
+    asked = [item.prompt or str((item.messages or [{}])[-1].get("content", "")) for item in items]
+    texts = [text for text in asked if text.strip()]
+    make_folder(out)
+    found = run_to_end(_run(config, texts, out, follow))
+    value = {"kind": "audit", "schema": 1, "config": asdict(config), "found": asdict(found),
+             "environment": describe_client()}  # fmt: skip
+    write_json(out / RESULT, value)
+    return found
+
+
+async def _run(
+    config: AuditConfig, texts: list[str], out: Path, follow: AuditFollower | None
+) -> Audited:
+    began = time.monotonic()
+    async with serving(config.candidate, out / "logs" / "on.log") as on:
+        async with _plain(config.baseline, on, out / "logs" / "off.log") as (off, fields, said):
+            turns = None if off is None else _turns_of(on, off)
+            arm = _asker(on, config.plan, turns)
+            plain = None if off is None else _asker(off, config.plan, turns, fields)
+            same_seeds = off is not None and on.info.engine == off.info.engine in SAME_SEEDS
+            checks = await audit(
+                arm, plain, texts, config.plan, same_seeds=same_seeds, follow=follow
+            )
+    return Audited(
+        candidate=f"{on.info.engine} at {on.info.url}",
+        baseline=said,
+        requests=arm.num_asked + (0 if plain is None else plain.num_asked),
+        seconds=time.monotonic() - began,
+        checks=checks,
+    )
+
+
+@asynccontextmanager
+async def _plain(
+    baseline: ArmConfig | None, on: Client, log: Path
+) -> AsyncIterator[tuple[Client | None, dict[str, Any], str]]:
+    """Whom to ask without speculation, with which fields, and how that is said."""
+    if baseline is not None:
+        async with serving(baseline, log) as off:
+            yield off, {}, f"{off.info.engine} at {off.info.url}"
+        return
+    fields = OFF_BY_REQUEST.get(on.info.engine)
+    if fields is None:
+        yield None, {}, "none"
+        return
+    yield on, fields, "the same server, speculation off in the request"
+
+
+def _turns_of(on: Client, off: Client) -> OneAtATime | None:
+    """Servers of one machine are asked in turns: both at once would starve each other."""
+    same_machine = urlsplit(on.info.url).hostname == urlsplit(off.info.url).hostname
+    return OneAtATime() if same_machine and on.info.url != off.info.url else None
+
+
+def _asker(
+    client: Client,
+    plan: AuditPlan,
+    turns: OneAtATime | None,
+    fields: dict[str, Any] | None = None,
+) -> Asker:
+    """Token ids are asked for where the server knows the word."""
+    known = {k: v for k, v in EXTRAS.get(client.info.engine, {}).items() if k == "return_token_ids"}
+    return Asker(
+        client.pool,
+        client.info.model,
+        extra_body={**known, **client.config.extra_body, **(fields or {})},
+        concurrency=plan.concurrency,
+        timeout_s=client.config.timeout_s,
+        turns=turns,
+    )

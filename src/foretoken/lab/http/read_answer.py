@@ -250,7 +250,7 @@ def read_answer(record: RequestRecord, answer: Answer, options: ReadingOptions) 
     error = None
     if answer.status >= 400:
         kind = "refused" if answer.status < 500 else "server"
-        error = f"{kind}: HTTP {answer.status}: {_error_text(answer.body)}"
+        error = f"{kind}: HTTP {answer.status}: {error_text(answer.body)}"
     else:
         error = _read_body(reading, answer) or reading.error
     error = error or _completeness(reading)
@@ -335,7 +335,8 @@ def _sum(tokens: list[int]) -> int | None:
     return sum(tokens) if tokens else None
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
+    """What a server says in an answer that is an error."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,10 +1,12 @@
-"""Two arms under the same arrivals, prompts and seeds, in blocks whose order turns (ABBA).
+"""One server, or two under the same arrivals, prompts and seeds, in blocks in turns (ABBA).
 
-Each block starts both servers anew where the lab has their commands, since starts of one build
+Each block starts its servers anew where the lab has their commands, since starts of one build
 differ more than most effects that are looked for. Gains are above 1 where the candidate is better.
+What a resumed run has finished is left out.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,22 +17,15 @@ from foretoken.lab.analysis.gains import (
     cost_of,
     gains_by_class,
 )
-from foretoken.lab.analysis.summary import summarize_arm
+from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
-from foretoken.lab.measure.bench import (
-    Watch,
-    gather,
-    kept,
-    load_items,
-    measure_blocks,
-    segment_of,
-    silent,
-)
-from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig
 from foretoken.lab.measure.loops import run_to_end
-from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share
-from foretoken.lab.measure.workload import Item
-from foretoken.lab.records.results import AbSummary
+from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share, measure
+from foretoken.lab.measure.traces import load_items
+from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary
 from foretoken.lab.records.run_files import (
     SUMMARY,
     describe_client,
@@ -40,35 +35,54 @@ from foretoken.lab.records.run_files import (
 )
 from foretoken.lab.stats.repeats import in_turn
 
+Watch = Callable[[Segment, RequestRecord | None], None]
+"""Told of every segment that begins (None) and of every request that ends."""
+
+
+def silent(segment: Segment, record: RequestRecord | None) -> None:
+    """A Watch that shows nothing."""
+
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
     """Segments in the order they are measured: A B, B A, A B, ..."""
-    segments = []
-    for block in range(config.sizes.blocks):
-        arms = (config.baseline, config.candidate)
-        for arm in in_turn(arms, block):
-            segments.append(segment_of(arm, as_run(config, arm), items, block))
-    return segments
+    blocks = range(config.sizes.blocks)
+    return [
+        _segment(arm, config, items, block)
+        for block in blocks
+        for arm in in_turn(config.arms, block)
+    ]
 
 
-def as_run(config: AbConfig, arm: ArmConfig) -> RunConfig:
-    """The settings of one arm by itself."""
-    return RunConfig(
+def _segment(arm: ArmConfig, config: AbConfig, items: Sequence[Item], block: int) -> Segment:
+    """One block of one arm. Blocks take the workload in turn, so that their prompts differ as long
+    as it lasts; other prompts warm the server up, where there are any."""
+    count, warm = config.sizes.requests_per_block, config.sizes.warm_up
+    return Segment(
         arm=arm,
-        workload=config.workload,
+        block=block,
+        items=tuple(take(items, count, block * count)),
+        warm_up=tuple(take(items, warm, len(items) - warm % len(items))),
         load=config.load,
-        sizes=config.sizes,
-        slo=config.slo,
-        seed=config.seed,
+        arrival_seed=config.seed * 100_003 + block,
         keep_text=config.keep_text,
         scrape_every_s=config.scrape_every_s,
     )
 
 
-def run_ab(
+async def _measure_blocks(segments: Sequence[Segment], folder: RunFolder, watch: Watch) -> None:
+    """Measure what is not measured yet, in order."""
+    start_s = now()
+    for segment in segments:
+        if folder.is_finished(segment):
+            continue
+        watch(segment, None)
+        await measure(segment, folder, start_s, lambda record, s=segment: watch(s, record))  # type: ignore[misc]
+
+
+def run_arms(
     config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
-) -> AbSummary:
-    """Measure both arms; what is measured is saved and summarized whatever happens.
+) -> AbSummary | RunSummary:
+    """Measure the arms; what is measured is saved and summarized whatever happens.
 
     Raises:
         ConfigError: wrong settings. EndpointError: a server is not there.
@@ -77,20 +91,32 @@ def run_ab(
     before = finished_ab(out) if resume else None
     look = before.look + 1 if before else 1
     folder = RunFolder(out, config, resume=resume)
-    summary = None
+    found = None
     try:
-        run_to_end(measure_blocks(plan_ab(config, items), folder, watch))
-        summary = summarize_ab(config, out, folder.finished, notes)
+        run_to_end(_measure_blocks(plan_ab(config, items), folder, watch))
+        found = _looked(summarize(config, out, folder.finished, notes), look)
     finally:
         folder.close()
-        if summary is None and len({end.arm for end in folder.finished}) == 2:
-            partial = summarize_ab(config, out, folder.finished, notes)
-            write_json(out / SUMMARY, replace(partial, look=look, complete=False))
-    summary = replace(summary, look=look)
-    if config.diagnose:
-        summary = diagnose(config, summary, items, out, watch, resume=resume)
-    write_json(out / SUMMARY, summary)
-    return summary
+        if found is None and len({end.arm for end in folder.finished}) == len(config.arms):
+            partial = _looked(summarize(config, out, folder.finished, notes), look)
+            write_json(out / SUMMARY, replace(partial, complete=False))
+    if config.diagnose and isinstance(found, AbSummary):
+        found = _diagnose(config, found, items, out, watch, resume=resume)
+    write_json(out / SUMMARY, found)
+    return found
+
+
+def _looked(summary: AbSummary | RunSummary, look: int) -> AbSummary | RunSummary:
+    return replace(summary, look=look) if isinstance(summary, AbSummary) else summary
+
+
+def run_ab(
+    config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
+) -> AbSummary:
+    """`run_arms` of two arms."""
+    found = run_arms(config, out, resume=resume, watch=watch)
+    assert isinstance(found, AbSummary), config.arms
+    return found
 
 
 def run_or_read(config: AbConfig, out: Path, *, resume: bool, watch: Watch) -> AbSummary:
@@ -99,39 +125,87 @@ def run_or_read(config: AbConfig, out: Path, *, resume: bool, watch: Watch) -> A
     return found or run_ab(config, out, resume=resume, watch=watch)
 
 
-def summarize_ab(
+def summarize(
     config: AbConfig, out: Path, finished: Sequence[SegmentEnd], notes: tuple[str, ...] = ()
-) -> AbSummary:
-    """The summary of the blocks that both arms have finished."""
-    names = (config.baseline.name, config.candidate.name)
-    blocks = [{end.block for end in finished if end.arm == name} for name in names]
-    common = blocks[0] & blocks[1]
+) -> AbSummary | RunSummary:
+    """The summary of the blocks that all arms have finished."""
+    names = [arm.name for arm in config.arms]
+    common = set.intersection(*({e.block for e in finished if e.arm == name} for name in names))
     whole = [end for end in finished if end.block in common]
-    settled = without_start(kept(read_requests(out), whole))
-    records = settled.records
-    data = [settled.shorten(gather(name, whole, load=config.load)) for name in names]
-    base, other = (summarize_arm(records, d, config.slo) for d in data)
-    gains = compute_gains(records, (data[0], data[1]), config.slo, config.price_per_hour)
+    keys = {(end.arm, end.block) for end in whole}
+    settled = without_start([r for r in read_requests(out) if (r.arm, r.block) in keys])
+    notes = (*notes, *settled.notes)
+    data = [
+        settled.shorten(gather(name, whole, notes if len(names) == 1 else (), config.load))
+        for name in names
+    ]
+    arms = [summarize_arm(settled.records, own, config.slo) for own in data]
+    complete = len(common) >= config.sizes.blocks
+    environment = {**describe_client(), "host_busy": busy_share(whole)}
+    if len(arms) == 1:
+        return RunSummary(
+            complete=complete, config=asdict(config), environment=environment, arm=arms[0]
+        )
+    versions = [arm.server.version for arm in arms]
+    if versions[0] != versions[1]:
+        notes += (f"the arms run different versions: {versions[0]} and {versions[1]}",)
+    pair, prices = (data[0], data[1]), config.price_per_hour
     return AbSummary(
-        complete=len(common) >= config.sizes.blocks,
+        complete=complete,
         config=asdict(config),
-        environment={**describe_client(), "host_busy": busy_share(whole)},
+        environment=environment,
         baseline=names[0],
         candidate=names[1],
-        arms=(base, other),
-        gains=gains,
-        equality=compare_texts(records, names),
-        classes=gains_by_class(records, (data[0], data[1])),
-        cost_per_million_tokens=cost_of((base, other), config.price_per_hour),
-        notes=(*notes, *settled.notes, *_differences(base.server.version, other.server.version)),
+        arms=tuple(arms),
+        gains=compute_gains(settled.records, pair, config.slo, prices),
+        equality=compare_texts(settled.records, (names[0], names[1])),
+        classes=gains_by_class(settled.records, pair),
+        cost_per_million_tokens=cost_of((arms[0], arms[1]), prices),
+        notes=notes,
     )
 
 
-def _differences(one: str | None, other: str | None) -> tuple[str, ...]:
-    return () if one == other else (f"the arms run different versions: {one} and {other}",)
+def gather(
+    arm: str,
+    finished: Sequence[SegmentEnd],
+    notes: tuple[str, ...] = (),
+    load: Load | None = None,
+) -> ArmData:
+    """What the segments of an arm add up to, with a note on everything odd."""
+    own = [end for end in finished if end.arm == arm]
+    counters: Counter[str] = Counter()
+    gauges: dict[str, float] = {}
+    for end in own:
+        counters.update(end.counters)
+        gauges |= {n: max(v, gauges.get(n, 0.0)) for n, v in end.gauges.items()}
+    return ArmData(
+        arm=arm,
+        server=own[-1].server,
+        seconds_of_block={end.block: end.seconds for end in own},
+        counters=dict(counters),
+        gauges=gauges,
+        in_flight=load.concurrency if load is not None and load.kind == "closed" else 0,
+        notes=(*notes, *_oddities(own)),
+    )
 
 
-def diagnose(
+def _oddities(own: Sequence[SegmentEnd]) -> list[str]:
+    notes = []
+    versions = sorted({f"{end.server.engine} {end.server.version}" for end in own})
+    if len(versions) > 1:
+        notes.append(f"mixed versions of the server: {', '.join(versions)}")
+    models = sorted({str(end.server.model) for end in own})
+    if len(models) > 1:
+        notes.append(f"mixed models: {', '.join(models)}")
+    jumps = [f"{end.clock_jump_s:+.1f} s in block {end.block}" for end in own if end.clock_jump_s]
+    if jumps:
+        notes.append(f"the wall clock jumped ({'; '.join(jumps)}); all times here are monotonic")
+    if not all(end.has_metrics for end in own):
+        notes.append("the server has no /metrics: no counters, no KV usage, no queue")
+    return notes
+
+
+def _diagnose(
     config: AbConfig,
     summary: AbSummary,
     items: Sequence[Item],
@@ -143,9 +217,8 @@ def diagnose(
     """Every class alone under the same load: is a P99 loss the mix's or speculation's?"""
     found = []
     for category in sorted({item.category for item in items if item.category}):
-        alone = replace(
-            config, workload=replace(config.workload, category=category), diagnose=False
-        )
+        workload = replace(config.workload, category=category)
+        alone = replace(config, workload=workload, diagnose=False)
         result = run_ab(alone, out / f"alone-{category}", resume=resume, watch=watch)
         found.append(alone_gains(category, result))
     return replace(summary, diagnosis=tuple(found))

@@ -1,6 +1,6 @@
 """How long an A/B will take, told before it begins, and how much of one fits into given minutes.
 
-Both servers are asked one request first. A server that is given as a command is started for it, as
+Every server is asked one request first. A server that is given as a command is started for it, as
 it will be for every block, and one that is to be restarted is restarted, so a command that does not
 work is found here.
 """
@@ -31,13 +31,12 @@ class Pace:
 
 
 def probe(config: AbConfig, items: Sequence[Item], logs: Path) -> dict[str, Pace]:
-    """The pace of both arms, from one request each.
+    """The pace of every arm, from one request each.
 
     Raises:
         EndpointError: a server does not start, or does not answer.
     """
-    arms = (config.baseline, config.candidate)
-    return {arm.name: run_to_end(_pace(arm, items[0], logs)) for arm in arms}
+    return {arm.name: run_to_end(_pace(arm, items[0], logs)) for arm in config.arms}
 
 
 async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
@@ -60,7 +59,7 @@ def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
 
 
 def _before_block(config: AbConfig, paces: Mapping[str, Pace]) -> float:
-    """Seconds of both servers' start and warm-up, whose requests are sent together."""
+    """Seconds of the servers' starts and warm-ups, whose requests are sent together."""
     warm = bool(config.sizes.warm_up)
     return sum(own.start_s + warm * own.request_s for own in paces.values())
 
@@ -123,9 +122,7 @@ def sizes_of(config: AbConfig) -> str:
 
 def without_asking(config: AbConfig) -> str:
     """What can be said of the time before a server was started."""
-    unit = seconds_of(config, {n: Pace(0.0, 1.0) for n in ("off", "on")})
-    starts = config.sizes.blocks * sum(
-        arm.starts_anew for arm in (config.baseline, config.candidate)
-    )
+    unit = seconds_of(config, {arm.name: Pace(0.0, 1.0) for arm in config.arms})
+    starts = config.sizes.blocks * sum(arm.starts_anew for arm in config.arms)
     more = f", and {starts} starts of a server" if starts else ""
     return f"{show_time(unit)} for every second that a request takes{more}"

@@ -113,25 +113,11 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """`foretoken lab bench`."""
-
-    arm: ArmConfig
-    workload: WorkloadConfig
-    load: Load = field(default_factory=Load)
-    sizes: Sizes = field(default_factory=Sizes)
-    slo: ServiceLevels = field(default_factory=ServiceLevels)
-    seed: int = 0
-    keep_text: bool = False
-    scrape_every_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbConfig:
-    """`foretoken lab ab`."""
+    """`foretoken lab ab`: two servers, or one that is measured by itself."""
 
-    baseline: ArmConfig
-    candidate: ArmConfig
+    baseline: ArmConfig | None = None
+    candidate: ArmConfig | None = None
     workload: WorkloadConfig
     load: Load = field(default_factory=Load)
     sizes: Sizes = field(default_factory=Sizes)
@@ -145,13 +131,33 @@ class AbConfig:
     scrape_every_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError if the arms cannot be told apart."""
-        if self.baseline.name == self.candidate.name:
-            raise ConfigError("candidate.name", self.candidate.name, "another than baseline.name")
-        names = (self.baseline.name, self.candidate.name)
+        """Raise a ConfigError if there is no arm, or if the arms cannot be told apart."""
+        names = [arm.name for arm in self.arms]
+        if not names:
+            raise ConfigError("--candidate", None, SERVER)
+        if len(set(names)) < len(names):
+            raise ConfigError("candidate.name", names[1], "another than baseline.name")
+        if self.diagnose or self.price_per_hour:
+            self.require_two()
         for name in self.price_per_hour:
             if name not in names:
                 raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
+
+    def require_two(self) -> None:
+        """Raise a ConfigError if there is one server alone."""
+        if not self.compared:
+            missing = "--baseline" if self.baseline is None else "--candidate"
+            raise ConfigError(missing, None, f"a second server to compare with: {SERVER}")
+
+    @property
+    def arms(self) -> tuple[ArmConfig, ...]:
+        """Those that there are, the baseline first."""
+        return tuple(arm for arm in (self.baseline, self.candidate) if arm is not None)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are two."""
+        return len(self.arms) == 2
 
 
 def load_settings(

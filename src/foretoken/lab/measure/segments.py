@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,9 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             start_s=start_s,
             keep_text=segment.keep_text,
         )
-        await _warm_up(client, segment, load_run, folder)
+        at_once = Load(concurrency=max(1, len(segment.warm_up)))
+        quiet = replace(load_run, warm_up=True, load=at_once)
+        await drive(client, segment.warm_up, quiet, folder.add)
         before = await scrape(client.pool)
         wall = time.time() - now()
         gauges: dict[str, float] = {}
@@ -279,13 +281,6 @@ def _cpu_seconds() -> tuple[float, float] | None:
 def _jump(wall_before: float) -> float:
     jump = time.time() - now() - wall_before
     return jump if abs(jump) > _JUMP_S else 0.0
-
-
-async def _warm_up(client: Client, segment: Segment, load_run: LoadRun, folder: RunFolder) -> None:
-    from dataclasses import replace
-
-    quiet = replace(load_run, warm_up=True, load=Load(concurrency=max(1, len(segment.warm_up))))
-    await drive(client, segment.warm_up, quiet, folder.add)
 
 
 async def _watch(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.measure.workload import Item
+from foretoken.lab.measure.experiment import WorkloadConfig
+from foretoken.lab.measure.workload import Item, with_settings, with_temperatures
 
 FORMATS = ("jsonl", "lines", "sharegpt", "spec-bench", "mooncake", "azure", "burstgpt")
 _KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",
@@ -37,6 +38,27 @@ class Loaded:
     format: str
     skipped: int
     first_problem: str = ""
+
+
+def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
+    """The items of a workload as they are to be sent, and notes on what was left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or has nothing of the class.
+    """
+    loaded = load_workload(Path(config.file), format=config.format, strict=config.strict)
+    items = with_temperatures(loaded.items, config.temperatures)
+    items = with_settings(
+        items, max_tokens=config.max_tokens, seed=config.seed, parameters=config.parameters
+    )
+    if config.category is not None:
+        have = sorted({item.category for item in items if item.category})
+        items = [item for item in items if item.category == config.category]
+        if not items:
+            allowed = one_of(config.category, have) if have else "none: no request has a class"
+            raise ConfigError("workload.category", config.category, allowed)
+    said = f"{loaded.skipped} broken lines were skipped: {loaded.first_problem}"
+    return items, (said,) if loaded.skipped else ()
 
 
 def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> Loaded:

@@ -78,11 +78,6 @@ def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
     ]
 
 
-def only(items: Sequence[Item], category: str) -> list[Item]:
-    """The items of one class."""
-    return [item for item in items if item.category == category]
-
-
 def parameters_seen(items: Sequence[Item]) -> dict[str, int]:
     """How many items set each sampling parameter."""
     seen: Counter[str] = Counter()

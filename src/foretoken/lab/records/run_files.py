@@ -26,8 +26,7 @@ from foretoken.lab.records.secrets import redact_word
 REQUESTS = "requests.jsonl"
 SCRAPES = "scrapes.jsonl"
 SUMMARY = "summary.json"
-SWEEP = "sweep.json"
-DIAL = "dial.json"
+GRID = "grid.json"
 
 
 class LineWriter:
@@ -155,7 +154,7 @@ def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
     except (OSError, ValueError) as error:
         raise ConfigError(field, str(path), f"a whole summary ({error}); {again}") from error
     if not isinstance(value, dict) or value.get("kind") not in ("ab", "run"):
-        raise ConfigError(field, str(path), "a summary that `foretoken lab ab` or `bench` wrote")
+        raise ConfigError(field, str(path), "a summary that `foretoken lab ab` wrote")
     if value.get("schema") != SCHEMA:
         given = f"{path} of schema {value.get('schema')}"
         allowed = f"schema {SCHEMA}, of this version of Foretoken; measure again"
@@ -189,36 +188,31 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
 
 
 def ab_folders(folders: Sequence[Path], field: str = "RUNS") -> list[Path]:
-    """The folders of A/Bs: as given, and every finished cell of what `lab sweep` wrote.
+    """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote.
 
     Raises:
-        ConfigError: a sweep without cells, or what `lab dial` wrote.
+        ConfigError: a grid without cells, or one with forced acceptance.
     """
     found: list[Path] = []
     for folder in folders:
-        if (folder / DIAL).is_file() and not (folder / SUMMARY).is_file():
-            allowed = "folders of `lab ab` or `lab sweep`; a dial forces acceptance, so its gains "
-            allowed += "are not those of a draft: it answers with its break-even alone"
-            raise ConfigError(field, str(folder), allowed)
-        if (folder / SWEEP).is_file() and not (folder / SUMMARY).is_file():
-            found += _cells(folder, field)
-        else:
-            found.append(folder)
+        is_grid = (folder / GRID).is_file() and not (folder / SUMMARY).is_file()
+        found += _cells(folder, field) if is_grid else [folder]
     return found
 
 
 def _cells(folder: Path, field: str) -> list[Path]:
-    path = folder / SWEEP
+    path = folder / GRID
     try:
-        cells = [
-            folder / str(cell["folder"]) for cell in json.loads(path.read_text("utf-8"))["cells"]
-        ]
+        value = json.loads(path.read_text("utf-8"))
+        cells, forced = [folder / str(cell["folder"]) for cell in value["cells"]], value["forced"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        allowed = "what `foretoken lab sweep` wrote; with --resume it writes it anew"
+        allowed = "what `foretoken lab ab --grid` wrote; with --resume it writes it anew"
         raise ConfigError(field, str(path), allowed) from error
-    if not cells:
-        allowed = "a sweep with a finished cell; `foretoken lab sweep --resume` goes on with it"
-        raise ConfigError(field, str(path), allowed)
+    if forced or not cells:
+        allowed = "a grid with a finished cell; `foretoken lab ab --resume` goes on with it"
+        if forced:
+            allowed = "a run without --force-acceptance: its gains are not those of a draft"
+        raise ConfigError(field, str(folder), allowed)
     return cells
 
 

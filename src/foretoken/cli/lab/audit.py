@@ -18,51 +18,67 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.lab.audit.judging import CheckResult
-    from foretoken.lab.audit.run import AuditFollower, AuditPlan
-    from foretoken.lab.audit.servers import Audited
+    from foretoken.lab.audit.run import Audited, AuditFollower, AuditPlan
     from foretoken.lab.measure.experiment import ArmConfig
 
-EXIT_NOTHING, EXIT_FAULT = 1, 4
+EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
 _WORDS = {"ok": "ok", "fault": "FAULT", "both": "not by speculation", "open": "open",
           "unasked": "not asked"}  # fmt: skip
 _STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow",
            "unasked": "dim"}  # fmt: skip
 
 
+ServerArgument = Annotated[
+    str,
+    typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+]
+PlainOption = Annotated[
+    str | None,
+    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+]
+SamplesOption = Annotated[
+    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
+]
+ParametersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JSON",
+        help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
+    ),
+]
+ChecksOption = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+]
+
+
 def audit(
-    candidate: Annotated[
-        str,
-        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
-    ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-    ] = None,
+    candidate: ServerArgument,
+    baseline: PlainOption = None,
     workload: WorkloadOption = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
     ] = None,
     max_tokens: TokensOption = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-    ] = None,
+    samples: SamplesOption = None,
+    parameters: ParametersOption = None,
+    only: ChecksOption = None,
     out: OutOption = Path("lab-audit"),
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a server's answers: is what speculation makes of them right?
+    """Check a server's answers: does speculation leave them as they are?
 
-    Eleven checks: greedy texts, unverified drafts, log-probabilities, seeds, streams, stop strings,
-    grammars, tool calls, prefix hits, usage, placeholders. Each is made of the server without
-    speculation too, and what rounding explains is no fault. Exit code 0: no fault; 4: a fault; 1:
-    nothing could be asked; 2: wrong settings; 5: no server.
+    Twelve checks: greedy texts, unverified drafts, draws by set of parameters, log-probabilities,
+    seeds, streams, stop strings, grammars, tool calls, prefix hits, usage, placeholders. Each is
+    made of the server without speculation too, and what rounding explains is no fault. Exit code 0:
+    no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
-    from foretoken.lab.audit.run import AuditPlan
-    from foretoken.lab.audit.servers import AuditConfig, run_audit
+    from foretoken.lab.audit.run import AuditConfig, AuditPlan, run_audit
     from foretoken.lab.measure.experiment import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
-    given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens}
+    given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
+    given["parameters"] = tuple(map(_parameters, parameters)) if parameters else None
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
     config = AuditConfig(
@@ -78,9 +94,22 @@ def audit(
     _show_end(found, out)
     if as_json:
         print(json.dumps(to_plain(found)))
-    if not found.num_asked:
-        raise typer.Exit(EXIT_NOTHING)
-    raise typer.Exit(EXIT_FAULT if found.num_faults else 0)
+    if found.faults:
+        raise typer.Exit(EXIT_FAULT)
+    raise typer.Exit(EXIT_TOO_LITTLE if found.missing else 0)
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """A set of sampling parameters.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        allowed = 'a JSON object, such as {"temperature": 0.7, "top_p": 0.9}'
+        raise ConfigError("--parameters", text, allowed) from error
 
 
 def _arm(text: str, name: str, option: str) -> "ArmConfig":
@@ -147,11 +176,13 @@ def lines_of(result: "CheckResult") -> list[str]:
         usual = f"; without speculation {result.plain_wrong + result.plain_differs} of "
         usual = usual + str(result.plain_answers) if result.plain_answers else ""
         verb = "are wrong" if result.wrong + result.plain_wrong else "differ"
-        found.append(f"{bad} of {result.answers} answers {verb}{usual}")
+        looked_at = "sets of parameters" if result.name == "sampling" else "answers"
+        found.append(f"{bad} of {result.answers} {looked_at} {verb}{usual}")
     if result.near_ties:
         found.append(f"{result.near_ties} of {result.answers} part at near-ties: rounding")
     if result.failed:
         found.append(f"{result.failed} requests failed")
+    found += [f"not asked: {why}" for why in result.untested]
     if result.status != "ok":
         found += [f"such as: {example}" for example in result.examples]
         found += [result.why] if result.why not in result.examples else []
@@ -162,13 +193,13 @@ def _show_end(found: "Audited", out: Path) -> None:
     from foretoken.cli.lab.run_tables import console
 
     show = console()
-    faulty = [check.name for check in found.checks if check.status == "fault"]
     took = f"{found.requests} requests in {found.seconds:.0f} s; {out}/audit.json"
     show.print(f"{found.candidate}, compared with {found.baseline}: {took}", markup=False,
                soft_wrap=True)  # fmt: skip
-    if not found.num_asked:
-        show.print("nothing could be asked", style="bold red")
-    elif faulty:
-        show.print(f"FAULTY: {', '.join(faulty)}", style="bold red")
+    if found.faults:
+        show.print(f"FAULTY: {', '.join(found.faults)}", style="bold red")
+    elif found.missing:
+        said = f"not enough compared: {found.missing}"
+        show.print(said, style="bold yellow", soft_wrap=True, markup=False)
     else:
         show.print(f"no fault in {found.num_asked} checks", style="bold green")

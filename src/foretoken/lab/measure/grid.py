@@ -1,40 +1,43 @@
-"""Many A/Bs, each in its own folder: a grid of settings, or acceptance forced level by level.
+"""Many A/Bs, each in its own folder: a grid of settings, and acceptance forced level by level.
 
 A grid maps settings (dotted names, or `{placeholders}` of the arms' commands) to values, such as
 temperatures, draft lengths, methods, loads and quantizations. Every cell is measured by itself:
 nothing is read from gauges that a server has summed up since it started.
 
-The dial is the break-even of a system, measured before there is a draft. vLLM and Foretoken
+Forced acceptance tells the break-even of a system before there is a draft. vLLM and Foretoken
 (`rejection_sample_method` synthetic) and llama.cpp (`--spec-synth-*`) can be told what share of
-drafts to accept; elsewhere drafts of known agreement can stand in. At each load the gain over plain
-decoding is measured at some levels; where it crosses 1 is the acceptance that a draft has to reach.
+drafts to accept; elsewhere drafts of known agreement can stand in. Where the gain over plain
+decoding crosses 1 is the acceptance that a draft has to reach, in every other cell of the grid.
 """
 
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.analysis.gains import GAINS
 from foretoken.lab.analysis.summary import enough_drafts, num_verifications
-from foretoken.lab.measure.ab import run_or_read
-from foretoken.lab.measure.bench import Watch, silent
+from foretoken.lab.measure.ab import Watch, run_or_read, silent
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig
+from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import AbSummary, AcceptanceBucket
-from foretoken.lab.records.run_files import DIAL, SWEEP, write_json
+from foretoken.lab.records.run_files import GRID, write_json
 from foretoken.lab.stats.intervals import Floats, Interval, unknown
 from foretoken.lab.stats.lines import quotient
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
+FORCED = "forced_acceptance"
+"""The axis whose values are chances of a draft token."""
+METRIC = "tpot_mean"
+"""The gain that has to reach 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,54 +47,31 @@ class Cell:
     values: Values
     summary: AbSummary
 
-    def gain(self, metric: str) -> Interval:
-        """A gain of the cell; unknown if it has none."""
-        found = self.summary.gain(metric)
-        return found.ratio if found is not None else unknown()
-
-    @property
-    def drafts(self) -> AcceptanceBucket | None:
-        """The candidate's acceptance over all its requests."""
-        return self.summary.arm(self.summary.candidate).all_drafts
-
-    @property
-    def acceptance(self) -> Interval:
-        """Acceptance rate of the candidate in this cell."""
-        return self.drafts.rate if self.drafts is not None else unknown()
-
-    @property
-    def p10(self) -> Interval:
-        """P10 of requests' rates, the sampling noise taken out."""
-        return self.drafts.p10 if self.drafts is not None else unknown()
-
-    @property
-    def num_steps(self) -> int:
-        """Verifications of the candidate."""
-        return num_verifications(self.summary.arm(self.summary.candidate))
-
-    @property
-    def enough(self) -> bool:
-        """Whether there are steps enough for the acceptance to mean something."""
-        return enough_drafts(self.summary.arm(self.summary.candidate))
-
     @property
     def dead(self) -> bool:
         """Whether an arm answered nothing."""
         return any(a.num_errors == a.num_requests for a in self.summary.arms)
 
+    def row(self) -> dict[str, Any]:
+        """As plain values."""
+        names = ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_mean", "tokens_per_s",
+                 "goodput")  # fmt: skip
+        gains = {name: self.summary.gain(name) for name in names}
+        arm = self.summary.arm(self.summary.candidate)
+        return {
+            "values": self.values,
+            "folder": folder_of(self.values),
+            "gains": {name: to_plain(gain.ratio) for name, gain in gains.items() if gain},
+            "num_steps": num_verifications(arm),
+            "enough_steps": enough_drafts(arm),
+            "acceptance": [to_plain(b) for b in (*arm.buckets("all"), *arm.buckets("temperature"))],
+        }
+
 
 def cells_of(grid: Grid) -> list[Values]:
-    """Every combination, the last name turning fastest.
-
-    Raises:
-        ConfigError: a name has no values.
-    """
-    for name, values in grid.items():
-        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise ConfigError(f"--grid {name}", values, f"a list of values, such as {name}=0,1")
-    names = list(grid)
-    rows = itertools.product(*(grid[name] for name in names))
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    """Every combination, the last name turning fastest."""
+    rows = itertools.product(*grid.values())
+    return [dict(zip(grid, row, strict=True)) for row in rows]
 
 
 SHORT = {
@@ -110,23 +90,21 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
     Raises:
         ConfigError: a value has neither a setting nor a placeholder to go to.
     """
+    if FORCED in values:
+        config = with_forced(config, values[FORCED])
     plain: dict[str, Any] = to_plain(config)
     for name, value in values.items():
-        if _fill(plain, name, value):
+        if name == FORCED or _fill(plain, name, value):
             continue
         if name not in SHORT and "." not in name:
             raise ConfigError(f"--grid {name}", value, _what_to_type(name, value))
         _set(plain, SHORT.get(name, name), [value] if name == "temperature" else value)
-        _agree(plain["load"], name)
+        # Requests in flight mean a closed loop, and a rate an open one.
+        if name == "concurrency":
+            plain["load"]["kind"] = "closed"
+        elif name == "rate" and plain["load"]["kind"] not in ("constant", "poisson", "gamma"):
+            plain["load"]["kind"] = "poisson"
     return from_plain(AbConfig, plain, "settings")
-
-
-def _agree(load: dict[str, Any], name: str) -> None:
-    """Requests in flight mean a closed loop, and a rate an open one."""
-    if name == "concurrency":
-        load["kind"] = "closed"
-    elif name == "rate" and load["kind"] not in ("constant", "poisson", "gamma"):
-        load["kind"] = "poisson"
 
 
 def _what_to_type(name: str, value: Any) -> str:
@@ -151,13 +129,12 @@ def _set(plain: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
-    """Put a value where `{name}` stands in either arm's command or body."""
+    """Put a value where `{name}` stands in an arm's command."""
     found = False
     text = value if isinstance(value, str) else json.dumps(value)
-    for arm in ("baseline", "candidate"):
-        command = plain[arm]["command"]
-        if command is not None and f"{{{name}}}" in command:
-            plain[arm]["command"] = command.replace(f"{{{name}}}", text)
+    for arm in (plain["baseline"], plain["candidate"]):
+        if f"{{{name}}}" in (arm["command"] or ""):
+            arm["command"] = arm["command"].replace(f"{{{name}}}", text)
             found = True
     return found
 
@@ -168,7 +145,7 @@ def folder_of(values: Values) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in words)[:120] or "cell"
 
 
-def run_sweep(
+def run_grid(
     config: AbConfig, grid: Grid, out: Path, *, resume: bool = False, watch: Watch = silent
 ) -> list[Cell]:
     """Measure every cell; with `resume`, finished ones are read instead.
@@ -177,104 +154,30 @@ def run_sweep(
         ConfigError: the grid does not fit the settings. EndpointError: no server.
     """
     todo = [(values, apply(config, values)) for values in cells_of(grid)]
-    cells = []
+    cells: list[Cell] = []
     for values, settings in todo:
         summary = run_or_read(settings, out / folder_of(values), resume=resume, watch=watch)
         cells.append(Cell(values=values, summary=summary))
-        write_json(out / SWEEP, {"kind": "sweep", "schema": 1,
-                                 "cells": [describe(cell) for cell in cells]})  # fmt: skip
+        rows = [cell.row() for cell in cells]
+        write_json(out / GRID, {"kind": "grid", "schema": 1, "forced": FORCED in grid,
+                                "cells": rows})  # fmt: skip
     return cells
 
 
-def describe(cell: Cell) -> dict[str, Any]:
-    """A cell as one row."""
-    names = ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_mean", "tokens_per_s", "goodput")
-    gains = {name: to_plain(cell.gain(name)) for name in names if cell.summary.gain(name)}
-    arm = cell.summary.arm(cell.summary.candidate)
-    return {
-        "values": cell.values,
-        "folder": folder_of(cell.values),
-        "gains": gains,
-        "num_steps": cell.num_steps,
-        "enough_steps": cell.enough,
-        "acceptance": [
-            to_plain(asdict(b)) for b in (*arm.buckets("all"), *arm.buckets("temperature"))
-        ],
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
-    """The acceptance a system needs at one load."""
-
-    load: str
-    metric: str
-    rate: Interval
-    """Draft acceptance rate at which the gain is 1; 0: it always pays, infinite: never."""
-    points: tuple[tuple[float, Interval], ...]
-    """(Rate, gain) as measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DialPlan:
-    """What is forced, and under which loads."""
-
-    rates: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
-    """Chances of each draft token."""
-    loads: tuple[Mapping[str, Any], ...] = ({"kind": "closed", "concurrency": 1},)
-    metric: str = "tpot_mean"
-
-
-def dial_config(config: AbConfig) -> AbConfig:
-    """With forced acceptance texts are garbage, so lengths are fixed."""
-    workload = config.workload
-    parameters = {"ignore_eos": True, **workload.parameters}
-    return replace(config, workload=replace(workload, parameters=parameters))
-
-
-def run_dial(
-    config: AbConfig,
-    plan: "DialPlan",
-    out: Path,
-    *,
-    resume: bool = False,
-    watch: Watch = silent,
-) -> list[BreakEven]:
-    """Break-even acceptance at every load; `{rate}` or `{rates}` in the candidate's command.
+def with_forced(config: AbConfig, rate: float) -> AbConfig:
+    """The settings with the candidate's acceptance set. Texts are garbage then, so lengths are
+    fixed.
 
     Raises:
-        ConfigError: the candidate has nothing to turn.
+        ConfigError: it is no chance, or the candidate has nothing to turn.
     """
-    found = []
-    for number, levels in enumerate(levels_of(config, plan)):
-        points = [
-            (rate, run_or_read(settings, out / f"load-{number}_rate-{rate:g}",
-                               resume=resume, watch=watch))
-            for rate, settings in levels
-        ]  # fmt: skip
-        found.append(find_break_even(str(levels[0][1].load), points, plan.metric))
-        write_json(out / DIAL, {"kind": "dial", "schema": 1, "break_even": found})
-    return found
-
-
-def levels_of(config: AbConfig, plan: "DialPlan") -> list[list[tuple[float, AbConfig]]]:
-    """Every level with its A/B, per load.
-
-    Raises:
-        ConfigError: the candidate has nothing to turn, or there is no level.
-    """
-    if not plan.rates or not all(0 <= rate <= 1 for rate in plan.rates):
+    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
         allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
-        raise ConfigError("--rates", plan.rates, allowed)
-    if plan.metric not in GAINS:
-        raise ConfigError("--metric", plan.metric, one_of(plan.metric, GAINS))
-    found = []
-    for load in plan.loads:
-        own = from_plain(AbConfig, {**to_plain(dial_config(config)), "load": dict(load)}, "dial")
-        found.append(
-            [(rate, replace(own, candidate=turned(own.candidate, rate))) for rate in plan.rates]
-        )
-    return found
+        raise ConfigError("--force-acceptance", rate, allowed)
+    assert config.candidate is not None, "two arms are compared"
+    parameters = {"ignore_eos": True, **config.workload.parameters}
+    workload = replace(config.workload, parameters=parameters)
+    return replace(config, workload=workload, candidate=turned(config.candidate, rate))
 
 
 def turned(arm: ArmConfig, rate: float) -> ArmConfig:
@@ -296,7 +199,38 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
     return replace(arm, command=command)
 
 
-def find_break_even(load: str, points: Sequence[tuple[float, AbSummary]], metric: str) -> BreakEven:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """The acceptance a system needs."""
+
+    values: Values
+    """Of the other axes of the grid."""
+    load: str
+    metric: str
+    rate: Interval
+    """Draft acceptance rate at which the gain is 1; 0: it always pays, infinite: never."""
+    points: tuple[tuple[float, Interval], ...]
+    """(Rate, gain) as measured."""
+
+
+def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
+    """Of every combination of the other axes."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(json.dumps(_others(cell)), []).append(cell)
+    return [
+        find_break_even([(cell.values[FORCED], cell.summary) for cell in own], _others(own[0]))
+        for own in found.values()
+    ]
+
+
+def _others(cell: Cell) -> Values:
+    return {name: value for name, value in cell.values.items() if name != FORCED}
+
+
+def find_break_even(
+    points: Sequence[tuple[float, AbSummary]], values: Values | None = None
+) -> BreakEven:
     """The acceptance rate at which the gain is 1, from the gains at some levels.
 
     A verification yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the
@@ -306,14 +240,18 @@ def find_break_even(load: str, points: Sequence[tuple[float, AbSummary]], metric
     levels: list[_Level] = []
     pairs: list[tuple[float, Interval]] = []
     for rate, summary in points:
-        gain = summary.gain(metric)
+        gain = summary.gain(METRIC)
         if gain is None or not gain.ratio_by_block:
             continue
         found = summary.arm(summary.candidate).all_drafts
         own = found.rate.estimate if found is not None else rate
         pairs.append((own, gain.ratio))
         levels.append(_Level(own, _drafts(found, summary), np.log(np.array(gain.ratio_by_block))))
-    return BreakEven(load=load, metric=metric, rate=_crossing(levels), points=tuple(pairs))
+    settings = points[0][1].config.get("load")
+    load = str(from_plain(Load, settings)) if settings else ""
+    return BreakEven(
+        values=values or {}, load=load, metric=METRIC, rate=_crossing(levels), points=tuple(pairs)
+    )
 
 
 @dataclass(frozen=True, slots=True)

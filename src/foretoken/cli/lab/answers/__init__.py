@@ -1,1 +1,0 @@
-"""Commands that ask whether what a server answers is right."""

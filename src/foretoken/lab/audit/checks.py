@@ -1,0 +1,530 @@
+"""The checks, in the order in which they are made: each is one sentence and one look.
+
+`greedy` and `sampling` ask what speculation promises: the tokens of plain decoding. The others ask
+for what engines have broken on the way to it. A look raises `EndedLook` where an answer is missing.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.lab.audit.asking import Asker, Case
+from foretoken.lab.audit.judging import (
+    FINE,
+    AuditCheck,
+    EndedLook,
+    Look,
+    Sides,
+    answered,
+    plain_of,
+    unasked,
+)
+from foretoken.lab.audit.replies import Reply
+from foretoken.lab.audit.rounding import common, same, same_or_near
+from foretoken.lab.stats.permutation import compare_samples, holm_rejects
+
+NO_LOGPROBS = "completions come without log-probabilities"
+
+
+async def _greedy(sides: Sides, case: Case) -> Look:
+    """Verification at temperature 0 lets only the likeliest token through, so the texts are the
+    same, or part where the two likeliest tokens are nearly tied."""
+    expected = await plain_of(sides).greedy(case)
+    # Plain decoding is asked anew where it is held against itself: its own reply would always fit.
+    given = await sides.arm.greedy(case, again=sides.control)
+    answered(expected, given)
+    return same(expected, given, sides.tie)
+
+
+SCORED_TOKENS = 12
+"""Tokens of an answer that are scored; each is a request of one token."""
+_SCORED_TOPS = 20
+_BEYOND = 1.0
+"""How much less likely than the last of the likeliest a token counts that is none of them."""
+
+
+async def _verification(sides: Sides, case: Case) -> Look:
+    """Drafts that were accepted unverified: drawn tokens that plain decoding finds too likely or
+    too unlikely.
+
+    One draw cannot be compared with another, but its log-probability under plain decoding can:
+    token by token it is, on average, what plain decoding expects of its own draws. The server
+    without speculation scores the answers of both servers, and the scores are compared.
+    """
+    plain = plain_of(sides)
+    tokens = min(SCORED_TOKENS, case.max_tokens)
+    body = {"prompt": case.prompt, "max_tokens": tokens, "temperature": 1.0, "logprobs": 1}
+    drawn = await sides.arm.ask(body)
+    answered(drawn)
+    if drawn.tokens is None:
+        return unasked(NO_LOGPROBS)
+    told = []
+    # The first token is the prompt's, which no draft stands for.
+    for number in range(1, len(drawn.tokens)):
+        reply = await _ask_next(plain, case, drawn, number)
+        answered(reply)
+        if not reply.tops:
+            return unasked("the likeliest tokens are not told")
+        told.append((surprise(drawn.tokens[number], reply.tops[0]), drawn.tokens[number]))
+    value, token = min(told, default=(0.0, ""))
+    why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
+    return Look(sort="fine", score=sum(one for one, _ in told), why=why if told else "")
+
+
+async def _ask_next(plain: Asker, case: Case, drawn: Reply, number: int) -> Reply:
+    """What plain decoding expects as token `number` of the answer."""
+    assert drawn.tokens is not None, "just seen"
+    body = {"max_tokens": 1, "temperature": 1.0, "logprobs": _SCORED_TOPS}
+    if drawn.prompt_ids is not None and drawn.token_ids is not None:
+        return await plain.ask({**body, "prompt": [*drawn.prompt_ids, *drawn.token_ids[:number]]})
+    return await plain.ask({**body, "prompt": case.prompt + "".join(drawn.tokens[:number])})
+
+
+def surprise(token: str, top: Mapping[str, float]) -> float:
+    """Log-probability of a token less what is expected of a draw from the likeliest ones."""
+    chances = {name: math.exp(value) for name, value in top.items()}
+    expected = sum(chances[name] * top[name] for name in top) / sum(chances.values())
+    return top.get(token, min(top.values()) - _BEYOND) - expected
+
+
+SAMPLED_TOKENS, SAMPLED_PROMPTS = 3, 2
+_SAMPLING_ERROR = 0.01
+"""Chance of a false alarm over all sets of parameters, which another look has to confirm."""
+
+
+async def _sampling(sides: Sides, cases: Sequence[Case]) -> list[Look]:
+    """Many short draws of a prompt from both servers, for each set of sampling parameters: their
+    counts differ by no more than chance (a permutation test). What differs is drawn again."""
+    tested = [await _draw(sides, cases, given) for given in sides.parameters]
+    p_values = [look.score for look in tested if look.score is not None]
+    rejected = iter(holm_rejects(p_values, _SAMPLING_ERROR))
+    found = []
+    for given, look in zip(sides.parameters, tested, strict=True):
+        if look.score is not None and next(rejected):
+            again = await _draw(sides, cases, given)
+            by_chance = again.score is None or again.score >= _SAMPLING_ERROR
+            look = FINE if by_chance else Look(sort="wrong", why=again.why)
+        found.append(Look(sort=look.sort, why=look.why))
+    return found
+
+
+async def _draw(sides: Sides, cases: Sequence[Case], given: Mapping[str, Any]) -> Look:
+    """One set of parameters; the score is the chance of such a difference among equal servers."""
+    name = ", ".join(f"{key} {value}" for key, value in given.items())
+    body = {"temperature": 1.0, **given, "max_tokens": SAMPLED_TOKENS}
+    prompts = [case.prompt for case in cases[:SAMPLED_PROMPTS]]
+    texts = []
+    for prompt in prompts:
+        pair = []
+        for asker in (plain_of(sides), sides.arm):
+            asked = [asker.ask({**body, "prompt": prompt}) for _ in range(sides.samples)]
+            replies = await asyncio.gather(*asked)
+            missing = next((r for r in replies if r.refused), None)
+            if missing is not None or not any(reply.ok for reply in replies):
+                try:
+                    answered(missing or replies[0])
+                except EndedLook as end:
+                    return Look(sort=end.look.sort, why=f"{name}: {end.look.why}")
+            pair.append([reply.text for reply in replies if reply.ok])
+        texts.append(pair)
+    distance, expected, p_value = compare_samples(texts)
+    why = f"{name}: distance {distance:.3f} (chance {expected:.3f}), p {p_value:.4f}"
+    return Look(sort="fine", score=p_value, why=why)
+
+
+_MOST_APART = 0.3
+"""Difference that no rounding makes for a token as likely as those of greedy answers."""
+
+
+async def _logprobs(sides: Sides, case: Case) -> Look:
+    """They are the target's and no draft's: up to where the texts part they are those of plain
+    decoding, none is above 0, and no token comes without, whole or streamed. Tokens that a server
+    verified as drafts and did not score are told by the likeliest tokens, of which such a row has
+    none."""
+    given = await sides.arm.greedy(case, again=sides.control)
+    answered(given)
+    if given.tokens is None:
+        return unasked(NO_LOGPROBS)
+    if any(value > 1e-3 for value in given.logprobs):
+        return Look(sort="wrong", why=f"a log-probability of {max(given.logprobs):.3f}")
+    untold = unscored(given, await sides.arm.greedy(case, stream=True))
+    if untold is not None:
+        return untold
+    expected = await plain_of(sides).greedy(case)
+    answered(expected)
+    if expected.tokens is None:
+        return unasked("the baseline tells no log-probabilities")
+    for at in range(common(expected.tokens, given.tokens)):
+        ours, theirs = expected.logprobs[at], given.logprobs[at]
+        if not abs(ours - theirs) <= _MOST_APART and not (math.isnan(ours) and math.isnan(theirs)):
+            why = f"token {at + 1} has {theirs:.3f}, plain decoding says {ours:.3f}"
+            return Look(sort="differs", why=why)
+    return FINE
+
+
+def unscored(whole: Reply, streamed: Reply) -> Look | None:
+    """What is said of tokens without log-probabilities; None: all have theirs.
+
+    Where no row has likeliest tokens, the server does not tell them to anybody.
+    """
+    rows = len(whole.tokens or ())
+    empty = [at for at, top in enumerate(whole.tops) if not top]
+    if empty and len(empty) < rows:
+        why = (
+            f"{len(empty)} of {rows} tokens come without the likeliest tokens: "
+            f"{whole.logprobs[empty[0]]:.3f} stands at token {empty[0] + 1}"
+        )
+        return Look(sort="wrong", why=why)
+    if not streamed.ok or not whole.tells_all or whole.text != streamed.text:
+        return None
+    came = len(streamed.tokens or ())
+    if came < rows and streamed.tokens is not None and not streamed.tells_all:
+        why = f"a stream has log-probabilities for {came} of {rows} tokens"
+        return Look(sort="wrong", why=why)
+    return None
+
+
+_SEEDED_TOKENS = 10
+"""Few, since rounding turns one draw or another in long texts."""
+
+
+async def _seeds(sides: Sides, case: Case) -> Look:
+    """Whatever a server makes of a seed, it makes the same of it again. Where seeded answers are
+    promised to be those of plain decoding, they are compared with those too."""
+    tokens, seed = min(_SEEDED_TOKENS, case.max_tokens), 1000 + case.number
+    body = {"prompt": case.prompt, "max_tokens": tokens, "temperature": 0.8, "seed": seed}
+    first, second = await sides.arm.ask(body), await sides.arm.ask(body)
+    answered(first, second)
+    if first.text != second.text:
+        return Look(sort="differs", why=f"seed {seed} gave two texts")
+    if sides.same_seeds and sides.plain is not None:
+        expected = await sides.plain.ask(body)
+        answered(expected)
+        if expected.text != first.text:
+            return Look(sort="differs", why=f"seed {seed} gives another text without speculation")
+    return FINE
+
+
+async def _streams(sides: Sides, case: Case) -> Look:
+    """A step with several tokens is several tokens of the stream: nothing is lost, nothing comes
+    twice, and nothing comes after the end."""
+    whole = await sides.arm.greedy(case)
+    streamed = await sides.arm.greedy(case, stream=True)
+    answered(whole, streamed)
+    if len(streamed.finish_reasons) != 1:
+        return Look(sort="wrong", why=f"{len(streamed.finish_reasons)} finish reasons in a stream")
+    if streamed.text_after_end:
+        return Look(sort="wrong", why="text after the finish reason")
+    found = misses(whole, streamed)
+    if found is not None:
+        return found
+    plain = None if sides.plain is None else await sides.plain.greedy(case)
+    return same_or_near(whole, streamed, plain, sides.tie)
+
+
+def misses(whole: Reply, streamed: Reply) -> Look | None:
+    """What of a stream did not come, if both answers are as long as was asked for: rounding may
+    change their tokens and not their number. None: nothing is missing."""
+    long, came = whole.num_tokens, streamed.num_tokens
+    if not whole.finish_reason == streamed.finish_reason == "length":
+        return None
+    if long is None or came is None or long == came:
+        return None
+    why = f"{came} tokens in the stream, {long} in the whole answer"
+    if whole.text == streamed.text:
+        why = f"the text is whole, but the stream tells {came} of {long} tokens"
+    return Look(sort="wrong", why=why)
+
+
+async def _stops(sides: Sides, case: Case) -> Look:
+    """The stop string is cut out of the greedy answer, from the end of one token and the beginning
+    of the next, where it first occurs. Asked again with it, the answer ends just before."""
+    whole = await sides.arm.greedy(case)
+    answered(whole)
+    stop = stop_within(whole)
+    if stop is None:
+        return unasked("the answers only repeat themselves")
+    given = await sides.arm.ask({**whole.body, "stop": [stop]})
+    answered(given)
+    if stop in given.text:
+        return Look(sort="wrong", why=f"the text goes on past the stop string {stop!r}")
+    if given.text == whole.text[: whole.text.find(stop)]:
+        said = f"finish_reason {given.finish_reason!r} after a stop string"
+        return FINE if given.finish_reason == "stop" else Look(sort="wrong", why=said)
+    plain = None if sides.plain is None else await sides.plain.greedy(case)
+    found = same_or_near(whole, given, plain, sides.tie)
+    other = f"another text than before with the stop string {stop!r}"
+    return Look(sort="fine", why="near-tie") if found.sort == "fine" else Look(
+        sort="differs", why=other
+    )  # fmt: skip
+
+
+def stop_within(whole: Reply) -> str | None:
+    """The last string of two tokens' ends that the answer does not have before."""
+    if whole.tokens is None or not whole.tells_all:
+        middle = len(whole.text) // 2
+        found = whole.text[middle : middle + 5]
+        return found if len(found) == 5 and whole.text.find(found) == middle else None
+    place = len(whole.text)
+    for before, after in zip(whole.tokens[-2::-1], whole.tokens[:0:-1], strict=True):
+        place -= len(after)
+        end = before[-2:]
+        stop = end + after[:3]
+        if len(stop) >= 3 and stop.strip() and whole.text.find(stop) == place - len(end):
+            return stop
+    return None
+
+
+def _choices(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+def _record(**properties: Any) -> dict[str, Any]:
+    """A JSON schema without free text: an answer cannot become long."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+SCHEMA = _record(
+    language=_choices("Python", "C", "Rust", "none of these"),
+    tested={"type": "boolean"},
+    priority=_choices("low", "middle", "high"),
+    colour=_choices("red", "green", "blue", "violet"),
+    done={"type": "boolean"},
+)
+PARAMETERS = _record(
+    unit=_choices("celsius", "fahrenheit", "kelvin"),
+    city=_choices("Berlin", "Lagos", "Lima", "Osaka", "Pune"),
+    forecast={"type": "boolean"},
+)
+_FUNCTION = {"name": "weather", "description": "The weather.", "parameters": PARAMETERS}
+
+
+async def _grammars(sides: Sides, case: Case) -> Look:
+    """Every draft is held to the grammar as every other token is, so what comes is JSON of the
+    schema."""
+    form = {"name": "facts", "schema": SCHEMA, "strict": True}
+    body = {
+        "max_tokens": 160,
+        "temperature": 0.8,
+        "response_format": {"type": "json_schema", "json_schema": form},
+    }
+    asked = f"Answer in JSON: what is this?\n{case.prompt}"
+    messages = [{"role": "user", "content": asked}]
+    reply = await sides.arm.ask({**body, "messages": messages}, chat=True)
+    if reply.refused is not None:  # no chat template, perhaps
+        reply = await sides.arm.ask({**body, "prompt": case.prompt})
+    answered(reply)
+    return _judge_json(reply, reply.text.strip(), SCHEMA, "the answer") or FINE
+
+
+def _judge_json(reply: Reply, text: str, schema: Mapping[str, Any], name: str) -> Look | None:
+    """What is wrong with a JSON text; None: nothing. One cut short by its length cannot be told."""
+    try:
+        wrong = misfit(json.loads(text), schema, name)
+    except ValueError:
+        if reply.finish_reason == "length":
+            return Look(sort="fine", why="cut short")
+        wrong = f"no JSON: {text[:30]!r} ... {text[-30:]!r}"
+    return None if wrong is None else Look(sort="wrong", why=wrong)
+
+
+_KINDS: dict[str, type[Any]] = {"object": dict, "boolean": bool, "string": str}
+
+
+def misfit(value: Any, schema: Mapping[str, Any], where: str) -> str | None:
+    """What about a value is not of a schema of objects, enums and booleans; None: nothing."""
+    kind = schema["type"]
+    if not isinstance(value, _KINDS[kind]):
+        return f"{where}: no {kind}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{where}: {str(value)[:30]!r}"
+    if not isinstance(value, dict):
+        return None
+    properties = schema["properties"]
+    odd = set(value) ^ set(properties)
+    if odd:
+        return f"{where} has or lacks {', '.join(sorted(odd))[:60]}"
+    parts = (misfit(value[name], part, f"{where}, {name}") for name, part in properties.items())
+    return next((found for found in parts if found is not None), None)
+
+
+async def _tools(sides: Sides, case: Case) -> Look:
+    """A function call that must be made: its arguments are JSON of the function's parameters, and a
+    stream brings the same call."""
+    name = str(_FUNCTION["name"])
+    body = {
+        "messages": [{"role": "user", "content": f"How warm is it? {case.prompt}"}],
+        "max_tokens": 120,
+        "temperature": 0.0,
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": name}},
+    }
+    calls = []
+    for stream in (False, True):
+        reply = await sides.arm.ask(body, chat=True, stream=stream)
+        answered(reply)
+        if [call.name for call in reply.calls] != [name]:
+            names = ", ".join(call.name for call in reply.calls) or "no function"
+            return Look(sort="wrong", why=f"{names} called instead of {name}")
+        found = _judge_json(reply, reply.calls[0].arguments, PARAMETERS, "the arguments")
+        if found is not None:
+            return found
+        calls.append(reply.calls)
+    other = Look(sort="differs", why="another call in the stream than in the whole answer")
+    return FINE if calls[0] == calls[1] else other
+
+
+_SHARED_CHARACTERS = 1600
+"""Of the shared beginning: many blocks of any server."""
+_UNTOLD = (
+    "usage has no prompt_tokens_details.cached_tokens; vLLM tells it with "
+    "--enable-prompt-tokens-details"
+)
+
+
+async def _prefixes(sides: Sides, case: Case) -> Look:
+    """Drafts that were refused must not cost the pages that were computed: with speculation as much
+    of a prompt that goes on is found in the cache as without."""
+    # Of its own for each case and side: no other request may have it in the cache already. Both
+    # numbers have as many digits, so that both sides ask for as much.
+    head = f"# {2 * case.number + sides.control}\n"
+    prompt = head + (case.prompt + "\n") * (1 + _SHARED_CHARACTERS // (1 + len(case.prompt)))
+    prompt = prompt[:_SHARED_CHARACTERS]
+    body = {"max_tokens": 16, "temperature": 0.0}
+    first = await sides.arm.ask({**body, "prompt": prompt})
+    answered(first)
+    second = await sides.arm.ask({**body, "prompt": prompt + first.text + "\n#"})
+    answered(second)
+    asked = (second.usage or {}).get("prompt_tokens")
+    if second.cached_tokens is None or not asked:
+        return unasked(_UNTOLD)
+    share = second.cached_tokens / asked
+    found = f"{second.cached_tokens} of {asked} tokens of a prompt came from the cache"
+    return Look(sort="fine" if share >= 0.5 else "differs", why=found, score=share)
+
+
+def _usage(reply: Reply) -> Look:
+    """Drafts are not output: completion_tokens are the tokens that came."""
+    if reply.usage is None:
+        return unasked("answers have no usage")
+    counted, asked = reply.usage.get("completion_tokens"), reply.body.get("max_tokens")
+    if counted is None:
+        return unasked("usage has no completion_tokens")
+    if asked is not None and counted > asked:
+        return Look(sort="wrong", why=f"{counted} completion_tokens with max_tokens {asked}")
+    # The token that ended the answer may be left out of either.
+    allowed = 1 if reply.finish_reason == "stop" else 0
+    if reply.num_tokens is None or abs(counted - reply.num_tokens) <= allowed:
+        return FINE
+    return Look(sort="wrong", why=f"{counted} completion_tokens, and {reply.num_tokens} came")
+
+
+_MARKS = re.compile(r"<\|?(?:placeholder|draft|mask|pad|unk)[\w ]*\|?>", re.IGNORECASE)
+
+
+def _placeholders(reply: Reply) -> Look:
+    """Engines give drafts that are not there yet a number that no token has, or a token of their
+    own."""
+    odd = [number for number in reply.token_ids or () if number < 0]
+    if odd:
+        return Look(sort="wrong", why=f"token id {odd[0]} in an answer")
+    found = _MARKS.search(reply.text)
+    if found is not None and found[0] not in str(reply.body.get("prompt")):
+        return Look(sort="wrong", why=f"{found[0]} in the text")
+    return FINE
+
+
+GREEDY = AuditCheck(
+    name="greedy",
+    sentence="at temperature 0 the text is that of plain decoding",
+    look=_greedy,
+    reads_greedy=True,
+)
+VERIFICATION = AuditCheck(
+    name="verification",
+    sentence="drawn tokens are as likely as plain decoding's own, so every draft was verified",
+    look=_verification,
+    answers=SCORED_TOKENS,
+    each=0.1,
+)
+SAMPLING = AuditCheck(
+    name="sampling",
+    sentence="drawn texts are as often there as plain decoding's, for every set of parameters",
+    compare=_sampling,
+    answers=0,
+    each=0.1,
+)
+LOGPROBS = AuditCheck(
+    name="logprobs",
+    sentence="log-probabilities are those of plain decoding, not a draft's",
+    look=_logprobs,
+    answers=0,
+    reads_greedy=True,
+)
+CHECKS: tuple[AuditCheck, ...] = (
+    GREEDY,
+    VERIFICATION,
+    SAMPLING,
+    LOGPROBS,
+    AuditCheck(
+        name="seeds",
+        sentence="the same seed gives the same text again",
+        look=_seeds,
+        answers=2,
+        each=0.25,
+    ),
+    AuditCheck(
+        name="streams",
+        sentence="a stream's text is the whole answer's, with one end",
+        look=_streams,
+        reads_greedy=True,
+    ),
+    AuditCheck(
+        name="stops",
+        sentence="an answer ends just before its stop string",
+        look=_stops,
+        each=0.6,
+        reads_greedy=True,
+    ),
+    AuditCheck(
+        name="grammars",
+        sentence="an answer with a JSON schema is JSON of that schema",
+        look=_grammars,
+    ),
+    AuditCheck(
+        name="tools",
+        sentence="a function call has whole arguments, streamed or not",
+        look=_tools,
+        answers=2,
+        each=0.6,
+    ),
+    AuditCheck(
+        name="prefixes",
+        sentence="prompts that go on from an earlier one find it in the cache",
+        look=_prefixes,
+        answers=2,
+        each=1.1,
+    ),
+    AuditCheck(
+        name="usage",
+        sentence="usage counts the tokens that came, no draft, and no more than max_tokens",
+        read=_usage,
+        answers=0,
+    ),
+    AuditCheck(
+        name="placeholders",
+        sentence="no answer has a placeholder where a draft was to be",
+        read=_placeholders,
+        answers=0,
+    ),
+)
+OF_TEXTS = (GREEDY.name, VERIFICATION.name, SAMPLING.name, LOGPROBS.name)
+"""Checks of what is written, whatever is asked for."""
