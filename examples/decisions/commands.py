@@ -14,6 +14,7 @@ from typing import Any
 
 QUICK = "--quick" in sys.argv[1:]
 """One start of each server and few requests: shows that it runs, and proves nothing."""
+SOURCES = Path(__file__).resolve().parents[2]
 SERVE = "foretoken serve demo --port {port} --per-request-spec-decode-metrics detailed"
 OFF = f"{SERVE} --speculative-config none"
 ON = f"{SERVE} --no-adaptive-speculation --spec-model demo-draft --spec-tokens 4"
@@ -25,15 +26,30 @@ def lab(*words: str | int | Path, allowed: Sequence[int] = (0,)) -> dict[str, An
 
     Ends the program with the command's exit code if that is not an allowed one.
     """
-    told = [str(word) for word in words]
-    print("$ foretoken lab", shlex.join(told), flush=True)
+    return _document(("foretoken", "lab", *words), ("foretoken", "lab"), allowed)
+
+
+def simulate(*words: str | int) -> dict[str, Any]:
+    """The JSON document of the simulator, which lies beside the package in its sources."""
+    return _document(
+        ("python", "-m", "benchmarks.simulate", *words), ("benchmarks.simulate",), (0,)
+    )
+
+
+def _document(
+    shown: Sequence[str | int | Path], module: Sequence[str], allowed: Sequence[int]
+) -> dict[str, Any]:
+    told = [str(word) for word in shown]
+    print("$", shlex.join(told), flush=True)
     # Servers are started by name: the `foretoken` beside this Python is meant.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    known = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(SOURCES)]))
+    rest = told[told.index(module[-1]) + 1 :]
     done = subprocess.run(
-        [sys.executable, "-m", "foretoken", "lab", *told, "--json"],
+        [sys.executable, "-m", *module, *rest, "--json"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "PYTHONPATH": known},
         check=False,
     )
     if done.returncode not in allowed:

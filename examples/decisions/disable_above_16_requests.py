@@ -8,7 +8,7 @@ by what it learns.
 import json
 from typing import Any
 
-from commands import QUICK, lab, listed
+from commands import QUICK, listed, simulate
 
 CUT = 16
 MOST = 5
@@ -19,9 +19,9 @@ def main() -> None:
     """A simulation of each at several loads."""
     loads = LOADS[::2] if QUICK else LOADS
     cut_off = json.dumps([[1, CUT, MOST], [CUT + 1, 4096, 0]])
-    found = lab("simulate", "llama-3.1-70b", "--draft", "llama-3.1-8b", "--quantization", "fp8",
-                "--device", "h100-sxm", "--count", 2, "-k", MOST, "--schedule", cut_off,
-                "--clients", ",".join(map(str, loads)))  # fmt: skip
+    found = simulate("llama-3.1-70b", "--draft", "llama-3.1-8b", "--quantization", "fp8",
+                     "--device", "h100-sxm", "--count", 2, "-k", MOST, "--schedule", cut_off,
+                     "--clients", ",".join(map(str, loads)))  # fmt: skip
     runs: dict[int, dict[str, float]] = {}
     for one in found["runs"]:
         runs.setdefault(one["clients"], {})[one["arm"]] = one["throughput"]

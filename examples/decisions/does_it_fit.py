@@ -19,17 +19,25 @@ def main() -> None:
 
 
 def table(device: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows by quantization of target and draft."""
-    found = plan("llama-3.1-70b", "--draft", "llama-3.1-8b", "--engine", "vllm",
-                 "--device", device, "--count", 2, "--context", CONTEXT)  # fmt: skip
-    print(f"\n{DEVICES[device]}   weights  left on paper  may be used  tokens  without the draft")
-    for row in found["nominal"]:
-        pair = f"{row['target_quantization']} + {row['draft_quantization']}"
-        left, budget = f"{row['left_gb']:.0f} GB", f"{row['budget_gb']:.0f} GB"
-        print(f"{pair:>13} {row['weights_gb']:5.0f} GB {left:>14} {budget:>12} "
-              f"{row['tokens']:8,} {row['tokens_plain']:12,}")  # fmt: skip
-    print()
-    return {(r["target_quantization"], r["draft_quantization"]): r for r in found["nominal"]}
+    """What each pair of quantizations, of target and draft, leaves for keys and values."""
+    print(f"\n{DEVICES[device]}   weights  tokens  without the draft")
+    rows = {}
+    for own, other in (WIDE, USUAL):
+        found = plan("llama-3.1-70b", "--draft", "llama-3.1-8b", "--engine", "vllm",
+                     "--device", device, "--count", 2, "--context", CONTEXT,
+                     "--quantization", own, "--draft-quantization", other)  # fmt: skip
+        plain, both = found["plain"], found["speculating"]
+        pool = max(both["kv_pool_bytes"], 0.0)
+        row = {
+            "weights_gb": (both["weight_bytes"] + both["draft_weight_bytes"]) / 1e9,
+            "tokens": both["tokens"],
+            "tokens_plain": plain["tokens"],
+            "tokens_one_for_one": pool / plain["kv_bytes_per_token"],
+        }
+        rows[own, other] = row
+        print(f"{own} + {other} {row['weights_gb']:5.0f} GB {row['tokens']:8,} "
+              f"{row['tokens_plain']:12,}")  # fmt: skip
+    return rows
 
 
 def answer(fits: dict[str, dict[tuple[str, str], dict[str, Any]]]) -> str:
