@@ -15,6 +15,7 @@ from foretoken.cli.app import app
 from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 from foretoken.config import EngineConfig
 from tests.guards.test_public_face import without_extras
+from tests.unit.lab.summaries import ab, write_run
 
 PROMPT = "def add(a, b):\n"
 
@@ -333,13 +334,16 @@ URL = "http://127.0.0.1:9"
     [
         (["serve", "demo"], "starlette", "serve"),
         (["lab", "record", URL], "uvicorn", "serve"),
-        (["lab", "bench", "--server", URL], "httptools", "serve"),
-        (["lab", "report", "."], "matplotlib", "report"),
+        (["lab", "ab", "--candidate", URL, "--workload", "demo"], "httptools", "serve"),
+        (["lab", "decide", "RUN", "--html", "page.html"], "matplotlib", "report"),
     ],
     ids=lambda given: given if isinstance(given, str) else " ".join(given[:2]),
 )
-def test_other_commands_say_what_to_install(words: list[str], package: str, extra: str) -> None:
-    status, _, errors = without_extras_run(*words)
+def test_other_commands_say_what_to_install(
+    words: list[str], package: str, extra: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", ab(1.6))
+    status, _, errors = without_extras_run(*(str(run) if w == "RUN" else w for w in words))
     assert status == 2, errors
     [line] = errors.strip().splitlines()
     assert line.startswith("foretoken: ")

@@ -10,7 +10,6 @@ import typer
 import typer.core
 
 from foretoken.cli.lab.app import lab_app
-from foretoken.lab.records.run_files import write_json
 from tests.unit.lab.summaries import ab, write_run
 
 GROUP = typer.main.get_command(lab_app)
@@ -44,15 +43,14 @@ def test_what_measures_takes_a_file_and_goes_on() -> None:
 def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
     """Not only at import: PyTorch stays out while commands run too."""
     write_run(tmp_path / "run", ab(1.6))
-    write_json(tmp_path / "requests.json", {"prompt": "x", "min_p": 0.1})
     arms = ["--baseline", "http://127.0.0.1:9", "--candidate", "serve {port} {k} {rate}"]
     demo = ["--workload", "demo", "--out", str(tmp_path / "out")]
     calls = [
         ["plan", "demo", "--method", "none", "--device", "this"],
         ["plan", "demo", "--draft", "demo-draft", "--device", "epyc-9755"],
-        ["lint", "foretoken serve demo", str(tmp_path / "requests.json")],
+        ["lint", "foretoken serve demo --no-such-word"],
         ["decide", str(tmp_path / "run")],
-        ["report", str(tmp_path / "run")],
+        ["decide", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")],
         ["ab", "--candidate", "http://127.0.0.1:9", *demo],
         ["ab", *arms, *demo, "--dry-run"],
         ["ab", *arms, *demo, "--grid", "k=1,3", "--dry-run"],
