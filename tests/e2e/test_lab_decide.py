@@ -34,8 +34,10 @@ def prompts(tmp_path: Path) -> Path:
 def measure(out: Path, prompts: Path, baseline: str, candidate: str) -> None:
     options = ["--baseline", baseline, "--candidate", candidate, "--workload", str(prompts)]
     options += ["--load", "closed:2", "--blocks", "3", "--requests", "8", "--max-tokens", "24"]
-    result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options, "--no-page"])
+    result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options])
     assert result.exit_code in (0, 1, 4), result.output
+    verdict = result.output.strip().splitlines()[-1].split(":")[0]
+    assert f"<h1>{verdict}" in (out / "page.html").read_text("utf-8"), "the page says the verdict"
 
 
 def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,10 +1,10 @@
 """`foretoken lab ab`: two servers under the same traffic, or one; a grid of them; and a verdict."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +17,10 @@ from foretoken.extras import EXTRA_OF
 
 if TYPE_CHECKING:
     from foretoken.lab.decide.decision import Decision
-    from foretoken.lab.decide.overall import Overall
     from foretoken.lab.decide.ship_policy import ShipPolicy
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.grid import Cell
     from foretoken.lab.measure.segments import Segment
-    from foretoken.lab.records.results import AbSummary
     from foretoken.lab.verdict import Verdict
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
@@ -30,7 +28,7 @@ ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
 MOST_MINUTES = 30.0
 """After which no blocks are added, unless told otherwise."""
 EXIT_NOTHING = 4
-PAGE = "report.html"
+PAGE = "page.html"
 """In the folder of the run."""
 GridOption = Annotated[
     list[str] | None,
@@ -361,7 +359,8 @@ def _measure_two(order: _Order) -> int:
 
         def tell(blocks: int, decision: "Decision | None") -> None:
             if decisions:
-                watch.say(_said(decisions[-1]))
+                last = decisions[-1]
+                watch.say(f"{last.verdict} after {last.num_blocks} blocks: {last.sentence}")
             decisions.extend([decision] if decision is not None else [])
             watch.expect(blocks, order.out, 2)
 
@@ -371,13 +370,11 @@ def _measure_two(order: _Order) -> int:
             resume=order.resume, watch=watch,
         )  # fmt: skip
     print_ab(console(), summary)
-    decided, overall = _judged([order.out], [summary], order.policy)
-    found = decided[0].conclusion
-    _write_page([order.out], [summary], overall, order)
+    found, told = _concluded([order.out], order)
     if order.as_json:
-        decision = to_plain(decided[0])
-        print(json.dumps({**to_plain(summary), **_document(found), "decision": decision}))
-    return _conclude(found)
+        print(json.dumps({**to_plain(summary), **told}))
+    _say(found.sentence, f"bold {found.colour}")
+    return found.exit_code
 
 
 def _measure_grid(order: _Order) -> int:
@@ -400,13 +397,11 @@ def _measure_grid(order: _Order) -> int:
     for crossing in crossings:
         _say(crossing.says)
     folders = [order.out / folder_of(cell.values) for cell in cells]
-    _, overall = _judged(folders, summaries, order.policy)
-    found = overall.conclusion
-    _write_page(folders, summaries, overall, order)
+    found, told = _concluded(folders, order)
     if order.as_json:
-        document = {"cells": rows, "crossings": to_plain(crossings), **_document(found)}
-        print(json.dumps(document))
-    return _conclude(found)
+        print(json.dumps({"cells": rows, "crossings": to_plain(crossings), **told}))
+    _say(found.sentence, f"bold {found.colour}")
+    return found.exit_code
 
 
 def _say_break_evens(cells: "Sequence[Cell]", rows: list[dict[str, Any]], order: _Order) -> int:
@@ -426,46 +421,24 @@ def _say_break_evens(cells: "Sequence[Cell]", rows: list[dict[str, Any]], order:
     return 0 if all(row.points for row in found) else EXIT_NOTHING
 
 
-def _said(decision: "Decision") -> str:
-    return f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}"
-
-
-def _judged(
-    runs: Sequence[Path], summaries: "Sequence[AbSummary]", policy: "ShipPolicy"
-) -> "tuple[list[Decision], Overall]":
-    """What each run comes to by the policy, and all of them together."""
-    from foretoken.lab.decide.decision import decide
-    from foretoken.lab.decide.overall import judge_runs
-
-    pairs = [(s, decide(s, policy, run=str(run))) for run, s in zip(runs, summaries, strict=True)]
-    return [decision for _, decision in pairs], judge_runs(pairs, policy)
-
-
-def _conclude(found: "Verdict") -> int:
-    """Say the verdict, and give its exit code."""
-    _say(found.sentence, f"bold {found.colour}")
-    return found.exit_code
-
-
-def _document(found: "Verdict") -> dict[str, Any]:
-    return {"verdict": found.word, "sentence": found.sentence, "exit_code": found.exit_code}
-
-
-def _write_page(
-    runs: Sequence[Path], summaries: "Sequence[AbSummary]", overall: "Overall", order: _Order
-) -> None:
-    """The page of the runs, where there is something to draw and something to draw with."""
-    dead = any(arm.num_errors == arm.num_requests for s in summaries for arm in s.arms)
-    if not order.page or dead or find_spec("matplotlib") is None:
-        return
-    from datetime import UTC, datetime
-
+def _concluded(runs: Sequence[Path], order: _Order) -> "tuple[Verdict, dict[str, Any]]":
+    """The verdict on all that was measured, and what is told of it as JSON; the page is written
+    where there is something to draw and something to draw with."""
     import foretoken
+    from foretoken.lab.decide.overall import judge_runs
+    from foretoken.lab.plain import to_plain
     from foretoken.lab.report.page import Stamp, write_page
     from foretoken.lab.report.runs import read_runs
 
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    stamp = Stamp(version=foretoken.__version__, when=when, policy=order.policy.name)
-    file = order.out / PAGE
-    write_page(file, read_runs(runs, order.policy), overall, stamp)
-    typer.echo(f"{file}", file=sys.stderr)
+    found = read_runs(runs, order.policy)
+    best = judge_runs([(run.summary, run.decision) for run in found], order.policy)
+    dead = any(arm.num_errors == arm.num_requests for run in found for arm in run.arms)
+    if order.page and not dead and find_spec("matplotlib") is not None:
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        stamp = Stamp(version=foretoken.__version__, when=when, policy=order.policy.name)
+        write_page(order.out / PAGE, found, best, stamp)
+        typer.echo(f"{order.out / PAGE}", err=True)
+    said = best.conclusion
+    told = {"verdict": said.word, "sentence": best.sentence, "decision": to_plain(best.best),
+            "exit_code": said.exit_code}  # fmt: skip
+    return said, told
