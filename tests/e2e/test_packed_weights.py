@@ -202,6 +202,25 @@ def test_a_file_that_changes_while_it_is_copied_is_not_believed(
     assert "changed while it was read" in lines(said)[0]
 
 
+def test_a_file_that_is_marked_while_it_is_copied_is_believed(
+    model: Path, kept: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that wrote it may note that it is on the disk as late as that."""
+    monkeypatch.setattr(packed_cache, "_settle_later", lambda _: None)
+    first = tokens(model)
+    lines(said)
+    read = packed_file._read_into
+
+    def marked(memory: torch.Tensor, fd: int) -> None:
+        read(memory, fd)
+        packed_file.mark_on_disk(only_file(kept))
+
+    monkeypatch.setattr(packed_file, "_read_into", marked)
+    monkeypatch.setattr(Lease, "take", lambda _: None)
+    assert tokens(model) == first
+    assert "copied" in lines(said)[0]
+
+
 @pytest.mark.parametrize(
     "settings", [{"dtype": "float32"}, {"quantization": "int8"}, {"quantization": "int4"}]
 )

@@ -303,7 +303,9 @@ def _copy(fd: int, library: Library) -> Tensor:
     before = os.fstat(fd)
     memory = empty_packed(library, (before.st_size,), torch.uint8)
     _read_into(memory, fd)
-    if os.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+    changed = os.fstat(fd).st_mtime_ns
+    # Whoever wrote it may have noted meanwhile that it is on the disk.
+    if changed not in (before.st_mtime_ns, _read_preamble(fd)[0].on_disk):
         raise BrokenFileError("it was changed while it was read")
     return memory
 

@@ -137,7 +137,9 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(
     measured: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def run_ab(config: AbConfig, out: Path, *, resume: bool, watch: object) -> AbSummary:
-        return ab_summary(gain, blocks=config.sizes.blocks)
+        found = ab_summary(gain, blocks=config.sizes.blocks)
+        write_json(out / SUMMARY, found)
+        return found
 
     monkeypatch.setattr(until, "run_ab", run_ab)
     options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
