@@ -24,7 +24,7 @@ from typing import Any
 from bandwidth import ReadProbe
 from common import Goal, announce, at_least, at_most, finish, in_turn, make_parser, ratio_of_medians
 from engines import install
-from pair_asking import ask, drafts_of, first_s, has_chat_template, median_speed, questions
+from pair_asking import Prompts, ask, drafts_of, first_s, has_chat_template, median_speed, questions
 from pair_prompts import EDIT, SUMMARY, prompts_of
 from pair_servers import (
     OURS,
@@ -62,10 +62,10 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[Goal] = field(default_factory=list)
 
-    @property
-    def chat(self) -> bool:
-        """Whether the model is asked as in a chat."""
-        return has_chat_template(self.files.model)
+    def items(self, prompts: Prompts, tokens: int, temperature: float = 0.0) -> list[Item]:
+        """What the model is asked: as in a chat, if its file says how one is written down."""
+        chat = has_chat_template(self.files.model)
+        return questions(prompts, tokens, temperature, chat=chat)
 
 
 def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting]]:
@@ -79,12 +79,10 @@ def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting
                     stack.close()
                     server = stack.enter_context(running(setting, bench.logs))
                     command = setting.command
-                    ask(server, questions(prompts[:1], 8, chat=bench.chat))
+                    ask(server, bench.items(prompts[:1], 8))
                 assert server is not None
                 asked = Running(url=server.url, setting=setting, process=server.process)
-                speed = median_speed(
-                    ask(asked, questions(prompts, bench.settings.search_tokens, chat=bench.chat))
-                )
+                speed = median_speed(ask(asked, bench.items(prompts, bench.settings.search_tokens)))
             except (EndpointError, RuntimeError) as error:
                 print(f"  {setting.engine:10} {setting.name:46} {error}", flush=True)
                 command = None
@@ -138,7 +136,7 @@ def take_turns(
     asked: dict[str, list[list[RequestRecord]]] = {name: [] for name in servers}
     reads = []
     for turn in range(bench.settings.repeats):
-        items = questions(
+        items = bench.items(
             prompts_of(turn, bench.settings.each),
             bench.settings.tokens,
             temperature,
@@ -233,9 +231,7 @@ def measure_load(bench: Bench) -> None:
             name: stack.enter_context(running(one, bench.logs)) for name, one in arms.items()
         }
         for turn in range(bench.settings.repeats + 1):
-            items = questions(
-                prompts_of(turn, TOGETHER // 4), bench.settings.tokens, chat=bench.chat
-            )
+            items = bench.items(prompts_of(turn, TOGETHER // 4), bench.settings.tokens)
             for name in in_turn(list(servers), turn):
                 began = time.perf_counter()
                 records = ask(servers[name], items, together=True)
@@ -290,7 +286,7 @@ def start_s(bench: Bench, setting: Setting) -> float:
     """Seconds from a process's start to its first token."""
     began = time.perf_counter()
     with running(setting, bench.logs) as server:
-        ask(server, questions([("", "Hello")], 1, chat=bench.chat))
+        ask(server, bench.items([("", "Hello")], 1))
         return time.perf_counter() - began
 
 

@@ -1,12 +1,12 @@
 """Replicas of `router_simulated.py`: the engine's scheduler and pages, steps that take what a model
 of step time says, and users who hold conversations. Knows no router."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, final
 
 from benchmarks.simulate.machine import SimulatedMachine
+from benchmarks.simulate.serving import SpanResult, SpanResults
 from foretoken.control.cost import StepShape
 from foretoken.kv.pool import PagePool
 from foretoken.router.view import ReplicaView
@@ -85,22 +85,6 @@ class Answered(NamedTuple):
     ended: bool
 
 
-class _Result(NamedTuple):
-    """What the scheduler is told of a span."""
-
-    new_ids: tuple[int, ...] = ()
-    num_accepted: int = 0
-    num_drafted: int = 0
-    sources: tuple[Any, ...] = ()
-    logprobs: None = None
-    prompt_logprobs: None = None
-    valid: bool = True
-
-
-class _Results(NamedTuple):
-    spans: Sequence[_Result | None]
-
-
 class SimulatedReplica:
     """One engine without a model."""
 
@@ -169,7 +153,7 @@ class SimulatedReplica:
         """End the step."""
         self._now, batch = now, self._batch
         self._batch = None
-        results = _Results([self._result(span) for span in batch.spans])
+        results = SpanResults([self._result(span) for span in batch.spans])
         answered = []
         for output in self._scheduler.commit(batch, results, now):
             ended = output.finish_reason is not None
@@ -178,12 +162,12 @@ class SimulatedReplica:
                 del self._turns[output.request_id]
         return answered
 
-    def _result(self, span: Any) -> _Result | None:
+    def _result(self, span: Any) -> SpanResult | None:
         if not span.samples:
             return None
         answer = self._turns[span.sequence.request.request_id].answer
         done = span.sequence.num_output
-        return _Result(answer[done : done + 1])
+        return SpanResult(answer[done : done + 1])
 
     def view(self, now: float) -> ReplicaView:
         """As it reports itself: its queue is the rest of the step, a step, and the prompt tokens

@@ -105,7 +105,7 @@ class SimulatedRun:
         return sum(step.drafted > 0 for step in self.steps) / len(self.steps)
 
 
-class _Result(NamedTuple):
+class SpanResult(NamedTuple):
     """What the scheduler is told of a span."""
 
     new_ids: tuple[int, ...] = ()
@@ -117,8 +117,10 @@ class _Result(NamedTuple):
     valid: bool = True
 
 
-class _Results(NamedTuple):
-    spans: Sequence[_Result | None]
+class SpanResults(NamedTuple):
+    """The same of all spans of a step."""
+
+    spans: Sequence[SpanResult | None]
 
 
 class _Drafted(NamedTuple):
@@ -239,7 +241,7 @@ class SimulatedServing:
         if drafted.guesses:
             arrive()
             batch = self._scheduler.join(batch)
-        results = _Results([
+        results = SpanResults([
             self._result(span, drafted, place) for place, span in enumerate(batch.spans)
         ])  # fmt: skip
         committed = sum(span.length for span in batch.spans)
@@ -303,14 +305,14 @@ class SimulatedServing:
         times = tuple(time._replace(seconds=factor * time.seconds) for time in made.times)
         return times, factor * verifying_s
 
-    def _result(self, span: Any, drafted: DraftedStep, place: int) -> _Result | None:
+    def _result(self, span: Any, drafted: DraftedStep, place: int) -> SpanResult | None:
         if not span.samples:
             return None
         simulated = self._running[span.sequence.request.request_id]
         guess = drafted.guesses.get(place)
         drafts, accepted = (0, 0) if guess is None else guess[1:]
         done = span.sequence.num_output
-        return _Result(simulated.tokens(done, accepted + 1), accepted, drafts)
+        return SpanResult(simulated.tokens(done, accepted + 1), accepted, drafts)
 
     def _note(self, stats: StepStats, decoding: int, predicted: float) -> None:
         self._steps.append(

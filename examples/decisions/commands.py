@@ -26,27 +26,27 @@ def lab(*words: str | int | Path, allowed: Sequence[int] = (0,)) -> dict[str, An
 
     Ends the program with the command's exit code if that is not an allowed one.
     """
-    return _document(("foretoken", "lab", *words), ("foretoken", "lab"), allowed)
+    return _document("foretoken lab", ("foretoken", "lab"), words, allowed)
 
 
 def simulate(*words: str | int) -> dict[str, Any]:
     """The JSON document of the simulator, which lies beside the package in its sources."""
-    return _document(
-        ("python", "-m", "benchmarks.simulate", *words), ("benchmarks.simulate",), (0,)
-    )
+    return _document("python -m benchmarks.simulate", ("benchmarks.simulate",), words)
 
 
 def _document(
-    shown: Sequence[str | int | Path], module: Sequence[str], allowed: Sequence[int]
+    shown: str,
+    module: Sequence[str],
+    words: Sequence[str | int | Path],
+    allowed: Sequence[int] = (0,),
 ) -> dict[str, Any]:
-    told = [str(word) for word in shown]
-    print("$", shlex.join(told), flush=True)
+    told = [str(word) for word in words]
+    print("$", shown, shlex.join(told), flush=True)
     # Servers are started by name: the `foretoken` beside this Python is meant.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     known = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(SOURCES)]))
-    rest = told[told.index(module[-1]) + 1 :]
     done = subprocess.run(
-        [sys.executable, "-m", *module, *rest, "--json"],
+        [sys.executable, "-m", *module, *told, "--json"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PATH": path, "PYTHONPATH": known},

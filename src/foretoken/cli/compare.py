@@ -201,7 +201,7 @@ def _print_result(
     if not promised:
         told = "Sampling without --seed draws anew, so tokens may differ; --seed makes them equal."
         console.print(told, style="dim")
-    console.print(verdict.sentence, style=f"bold {verdict.colour}", soft_wrap=True, markup=False)
+    console.print(verdict.sentence, style=verdict.style, soft_wrap=True, markup=False)
 
 
 def _document(

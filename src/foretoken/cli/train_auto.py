@@ -60,7 +60,7 @@ def auto(
     _print_worth(console, outcome)
     for line in (what_more(outcome), f"The drafter is in {outcome.folder}:", config):
         console.print(line, soft_wrap=True, markup=False)
-    console.print(verdict.sentence, style=f"bold {verdict.colour}", soft_wrap=True, markup=False)
+    console.print(verdict.sentence, style=verdict.style, soft_wrap=True, markup=False)
     raise typer.Exit(verdict.exit_code)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 USE_IT, LEAVE_IT_OFF, MEASURE_MORE = "USE IT", "LEAVE IT OFF", "MEASURE MORE"
 EXIT_CODES = {USE_IT: 0, LEAVE_IT_OFF: 1, MEASURE_MORE: 4}
-COLOURS = {USE_IT: "green", LEAVE_IT_OFF: "red", MEASURE_MORE: "yellow"}
+WORD_STYLES = {USE_IT: "bold green", LEAVE_IT_OFF: "bold red", MEASURE_MORE: "bold yellow"}
+"""Of words on a terminal."""
 EXITS = f"Exit code: 0: {USE_IT}; 1: {LEAVE_IT_OFF}; 4: {MEASURE_MORE}"
 """How the help of a command that judges begins to tell its exit codes."""
 WORTH_IT = 1.3
@@ -35,9 +36,9 @@ class Verdict:
         return EXIT_CODES[self.word]
 
     @property
-    def colour(self) -> str:
-        """Of the word on a terminal."""
-        return COLOURS[self.word]
+    def style(self) -> str:
+        """Of the sentence on a terminal."""
+        return WORD_STYLES[self.word]
 
     @property
     def sentence(self) -> str:

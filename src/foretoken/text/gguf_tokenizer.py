@@ -45,15 +45,15 @@ _SENTENCEPIECE_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}
 """What files of SentencePiece models mean where they do not say."""
 
 
-class GgufTokenizer(NamedTuple):
-    """What a file has to make text of ids and ids of text."""
+class TokenizerParts(NamedTuple):
+    """What a checkpoint has to make text of ids and ids of text."""
 
     tokenizer: tokenizers.Tokenizer
     chat: ChatTemplate | None
     bos_token_id: int | None
     eos_token_id: int | None
-    longest: int
-    """Characters of the longest token."""
+    longest: int | None = None
+    """Characters of the longest token, where that is known without asking for each."""
 
 
 class _Vocabulary(NamedTuple):
@@ -87,7 +87,7 @@ class _Vocabulary(NamedTuple):
         return found
 
 
-def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
+def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     """Build the tokenizer of a file.
 
     Raises:
@@ -121,7 +121,7 @@ def _kind_of(table: GgufTable) -> tuple[str, WordRule | None]:
     return kind, WORD_RULES[name]
 
 
-def _read(table: GgufTable) -> GgufTokenizer:
+def _read(table: GgufTable) -> TokenizerParts:
     kind, words = _kind_of(table)
     found = _vocabulary(table, {} if words else _SENTENCEPIECE_IDS)
     tokenizer = _KINDS[kind](table, found)
@@ -132,7 +132,7 @@ def _read(table: GgufTable) -> GgufTokenizer:
     ends = table.get("tokenizer.ggml.add_eos_token", bool, False)
     _frame(tokenizer, found, ("bos",) if begins else (), ("eos",) if ends else ())
     bos, eos = found.ids["bos"], found.ids["eos"]
-    return GgufTokenizer(tokenizer, _chat(table, found), bos, eos, max(map(len, found.texts)))
+    return TokenizerParts(tokenizer, _chat(table, found), bos, eos, max(map(len, found.texts)))
 
 
 def _strings_of(table: GgufTable) -> Strings:

@@ -17,7 +17,7 @@ from tokenizers import models
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
-from foretoken.text.gguf_tokenizer import read_gguf_tokenizer
+from foretoken.text.gguf_tokenizer import TokenizerParts, read_gguf_tokenizer
 from foretoken.text.reach import token_reach
 from foretoken.text.renderers import always
 from foretoken.text.token_bytes import bytes_of_tokens
@@ -51,8 +51,9 @@ class Tokenizer:
         """
         self.path = path
         parts = read_gguf_tokenizer(path) if path.suffix == ".gguf" else _of_folder(path)
-        self._tokenizer, self._chat, self.bos_token_id, self.eos_token_id, longest = parts
-        self._longest: int | None = longest
+        self._tokenizer, self._chat = parts.tokenizer, parts.chat
+        self.bos_token_id, self.eos_token_id = parts.bos_token_id, parts.eos_token_id
+        self._longest = parts.longest
         self._tokenizer.no_truncation()  # some files carry what their training cut and padded to;
         self._tokenizer.no_padding()  # a prompt is neither cut nor padded, as in transformers
 
@@ -243,14 +244,11 @@ def _check_text(text: str) -> None:
         raise PromptError("text", half, "characters: half of a surrogate pair is none") from None
 
 
-def _of_folder(
-    path: Path,
-) -> tuple[tokenizers.Tokenizer, ChatTemplate | None, int | None, int | None, None]:
-    """The tokenizer of a folder, its chat template, and the ids of BOS and EOS."""
+def _of_folder(path: Path) -> TokenizerParts:
     config = _read_json(path / "tokenizer_config.json")
     tokenizer, chat = _load(path, config)
     bos, eos = (_special(tokenizer, config.get(name)) for name in ("bos_token", "eos_token"))
-    return tokenizer, chat, bos, eos, None
+    return TokenizerParts(tokenizer, chat, bos, eos)
 
 
 def _special(tokenizer: tokenizers.Tokenizer, token: Any) -> int | None:

@@ -36,12 +36,14 @@ from foretoken.lab.measure.segments import Segment, SegmentEnd
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.traces import load_items
 from foretoken.lab.measure.workload import Load
-from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.plain import from_plain
+from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary, Scrape, ServerInfo
 from foretoken.lab.records.run_files import (
     REQUESTS,
+    SCRAPES,
     LineWriter,
+    read_lines,
     read_requests,
-    read_scrapes,
     read_summary,
 )
 from tests.mock_server.faults import MockFaults
@@ -119,7 +121,8 @@ def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> N
     assert summary.cost_per_million_tokens["on"].estimate > 0
     read = read_summary(tmp_path / "out")
     assert isinstance(read, AbSummary) and read.gain("tpot_p50") == gain
-    assert read_scrapes(tmp_path / "out")
+    scrapes = read_lines(tmp_path / "out" / SCRAPES)
+    assert [from_plain(Scrape, value, f"line {number}") for number, value in scrapes]
 
 
 def test_blocks_alternate_and_arms_get_the_same(workload: WorkloadConfig) -> None:

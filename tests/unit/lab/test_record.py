@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -195,9 +195,24 @@ def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
     assert line["observed"]["error"].startswith("connection")
 
 
+def recorded_of(
+    server: MockServer, leave: Callable[[str], Coroutine[Any, Any, None]], file: Path
+) -> dict[str, Any]:
+    """What is written down of a client of the proxy before `server` that leaves."""
+    writer = LineWriter(file)
+    with mock_running(server) as upstream:
+        proxy = RecordingProxy(upstream, writer)
+        with mock_running(proxy) as front:
+            asyncio.run(leave(front))
+            while not proxy.recorded:
+                time.sleep(0.005)
+    writer.close()
+    line: dict[str, Any] = json.loads(file.read_text())
+    return line
+
+
 @pytest.mark.slow
 def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> None:
-    writer = LineWriter(tmp_path / "r.jsonl")
     law = MockLaw(step_s=0.02, prefill_s=0.0)
 
     async def leave(url: str) -> None:
@@ -210,36 +225,21 @@ def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> No
             asking.cancel()
         assert asking.cancelled() or await asyncio.wait([asking])
 
-    with mock_running(MockServer(law)) as upstream:
-        proxy = RecordingProxy(upstream, writer)
-        with mock_running(proxy) as front:
-            asyncio.run(leave(front))
-            while not proxy.recorded:
-                time.sleep(0.005)
-    writer.close()
-    line = json.loads((tmp_path / "r.jsonl").read_text())
+    line = recorded_of(MockServer(law), leave, tmp_path / "r.jsonl")
     assert line["observed"]["error"].startswith("left")
     assert line["observed"]["ttft_s"] > 0 and line["max_tokens"] == 10_000
 
 
 @pytest.mark.slow
 def test_a_client_that_leaves_before_its_answer_is_recorded(tmp_path: Path) -> None:
-    writer = LineWriter(tmp_path / "r.jsonl")
-
     async def leave(url: str) -> None:
         pool = HttpPool(url)
         with pytest.raises(TransportError, match="timeout"):
             await pool.send("POST", "/v1/completions", json.dumps(BODY).encode(), timeout_s=0.2)
         await pool.close()
 
-    with mock_running(MockServer(LAW, faults=MockFaults(hang_every=1))) as upstream:
-        proxy = RecordingProxy(upstream, writer)
-        with mock_running(proxy) as front:
-            asyncio.run(leave(front))
-            while not proxy.recorded:
-                time.sleep(0.005)
-    writer.close()
-    observed = json.loads((tmp_path / "r.jsonl").read_text())["observed"]
+    hanging = MockServer(LAW, faults=MockFaults(hang_every=1))
+    observed = recorded_of(hanging, leave, tmp_path / "r.jsonl")["observed"]
     assert observed["status"] is None and observed["error"].startswith("left")
 
 

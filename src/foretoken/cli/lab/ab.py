@@ -373,7 +373,7 @@ def _measure_two(order: _Order) -> int:
     found, told = _concluded([order.out], order)
     if order.as_json:
         print(json.dumps({**to_plain(summary), **told}))
-    _say(found.sentence, f"bold {found.colour}")
+    _say(found.sentence, found.style)
     return found.exit_code
 
 
@@ -400,7 +400,7 @@ def _measure_grid(order: _Order) -> int:
     found, told = _concluded(folders, order)
     if order.as_json:
         print(json.dumps({"cells": rows, "crossings": to_plain(crossings), **told}))
-    _say(found.sentence, f"bold {found.colour}")
+    _say(found.sentence, found.style)
     return found.exit_code
 
 

@@ -199,7 +199,7 @@ def _print(
     for said in best.says if len(best.says) > 1 else ():
         console.print(f"{said}.", markup=False)
     found = best.conclusion
-    console.print(found.sentence, style=f"bold {found.colour}", soft_wrap=True, markup=False)
+    console.print(found.sentence, style=found.style, soft_wrap=True, markup=False)
 
 
 def _lengths_table(others: tuple["OtherLength", ...]) -> "Table":

@@ -15,7 +15,7 @@ from foretoken.lab.tune.search import NextVisit, Search, sizes, spent_s, stand, 
 from foretoken.lab.tune.server_command import Commands
 from foretoken.lab.tune.settings import OFF
 from foretoken.lab.tune.visits import Visit
-from foretoken.lab.verdict import COLOURS
+from foretoken.lab.verdict import WORD_STYLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,6 +154,4 @@ def show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
         f"{answer.start_spread:.1%}; all of it is in {out}",
         soft_wrap=True, style="dim",
     )  # fmt: skip
-    show.print(
-        answer.sentence, style=f"bold {COLOURS[answer.verdict]}", soft_wrap=True, markup=False
-    )
+    show.print(answer.sentence, style=WORD_STYLES[answer.verdict], soft_wrap=True, markup=False)

@@ -56,12 +56,6 @@ _TIMES: dict[str, Value] = {
     "e2e": lambda r: r.e2e_s,
 }
 _STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
-GAINS = (
-    *(f"{name}_{suffix}" for name in _TIMES for suffix in _STATISTICS),
-    *("tpot_total", "tokens_per_s", "goodput", "cost"),
-)
-"""The name of every gain; `tpot_total` is of all time after first tokens over all tokens then,
-`goodput` needs service levels, and `cost` prices."""
 
 
 def pair(
@@ -79,7 +73,11 @@ def compute_gains(
     levels: ServiceLevels,
     prices: dict[str, float],
 ) -> tuple[ArmGain, ...]:
-    """Every gain; `data` is the baseline's and the candidate's."""
+    """Every gain; `data` is the baseline's and the candidate's.
+
+    `tpot_total` is of all time after first tokens over all tokens then, `goodput` needs service
+    levels, and `cost` prices.
+    """
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
         return ()

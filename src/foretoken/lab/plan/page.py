@@ -36,8 +36,8 @@ from foretoken.lab.plan.predict import (
 )
 from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 from foretoken.lab.plan.speedup import NextStep
-from foretoken.lab.plan.verdict import WORDS
-from foretoken.lab.verdict import Verdict
+from foretoken.lab.plan.verdict import WORDS, PlanVerdict
+from foretoken.lab.verdict import WORD_STYLES, Verdict
 
 _BETWEEN = 2
 
@@ -258,7 +258,6 @@ def _findings_table(plan: SpeculationPlan) -> Table:
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_LOADS = 5
 _MOST_WARNINGS = 4
-_COLORS = {"use": "bold green", "measure": "bold yellow", "leave_off": "bold red", "plain": "bold"}
 
 
 def print_plan(
@@ -318,12 +317,17 @@ def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
     return plan.instead if plan.verdict.word == "leave_off" else None
 
 
+def _styled(verdict: PlanVerdict) -> tuple[str, str]:
+    word = WORDS[verdict.word]
+    return word, WORD_STYLES.get(word, "bold")
+
+
 def _answer(plan: SpeculationPlan) -> Text:
     verdict, other = plan.verdict, _left_for_another(plan)
-    word = (WORDS[verdict.word], _COLORS[verdict.word])
+    word = _styled(verdict)
     if other is None:
         return Text.assemble(word, f": {verdict.reason}")
-    instead = (WORDS[other.verdict.word], _COLORS[other.verdict.word])
+    instead = _styled(other.verdict)
     return Text.assemble(
         word, f": {verdict.reason}. Another drafter, {_named(other)}: ", instead,
         f": {other.verdict.reason}",

@@ -20,7 +20,7 @@ import foretoken
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord, RunSummary, Scrape
+from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord, RunSummary
 from foretoken.lab.records.secrets import redact_word
 
 REQUESTS = "requests.jsonl"
@@ -108,12 +108,6 @@ def read_requests(folder: Path) -> list[RequestRecord]:
         allowed = f"a folder with {REQUESTS}, as `foretoken lab ab --out FOLDER` writes it"
         raise ConfigError("RUN", str(folder), allowed)
     return [from_plain(RequestRecord, v, f"{path}:{n}") for n, v in read_lines(path)]
-
-
-def read_scrapes(folder: Path) -> list[Scrape]:
-    """Every scrape of a run's folder; none if the server had no metrics."""
-    path = folder / SCRAPES
-    return [from_plain(Scrape, v, f"{path}:{n}") for n, v in read_lines(path)]
 
 
 def make_folder(folder: Path) -> None:
