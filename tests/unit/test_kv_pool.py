@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.kv import table as tables
-from foretoken.kv.features import FeatureGaps
+from foretoken.kv.features import FeatureGaps, GapRecord
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
@@ -406,8 +406,8 @@ def test_a_window_keeps_within_a_context_that_the_text_has_left() -> None:
 
 
 def test_a_head_enters_behind_what_has_no_features() -> None:
-    gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
+    gaps = GapRecord([1] * 64, PAGE)
+    book, sequence = progress(FeatureGaps([gaps]), made_of=MadeOf.PAIR), sequence_of(30)
     assert book.num_missing(sequence) == 29
     gaps.add(sequence.page_table, 3, 18)
     assert book.num_missing(sequence) == 9
@@ -423,13 +423,23 @@ def test_a_head_enters_behind_what_has_no_features() -> None:
 
 
 def test_what_was_fed_before_the_features_stopped_is_kept() -> None:
-    gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
+    gaps = GapRecord([1] * 64, PAGE)
+    book, sequence = progress(FeatureGaps([gaps]), made_of=MadeOf.PAIR), sequence_of(30)
     book.record(sequence)
     gaps.add([60], 0, 2)
     sequence.token_ids.append(1)
     assert book.prepare(sequence, 1) and book.seen(sequence) is sequence
     assert book.num_missing(sequence) == 1
+
+
+def test_a_reader_lacks_what_was_left_out_while_it_rested_with_whomever() -> None:
+    alone, together = GapRecord([1] * 8, PAGE), GapRecord([1] * 8, PAGE)
+    gaps, other = FeatureGaps([alone, together]), FeatureGaps([together])
+    assert not gaps and gaps.known_from(range(4), 0, 16) == 0
+    together.add(range(4), 0, 3)
+    alone.add(range(4), 3, 5)
+    assert gaps and other
+    assert (gaps.known_from(range(4), 0, 16), other.known_from(range(4), 0, 16)) == (5, 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32), st.booleans()), max_size=12))
@@ -439,7 +449,7 @@ def test_gaps_are_known_for_as_long_as_the_contents_stay(
     """Against a set of places; a page that has any gap counts up to the last one. What stood behind
     the newest was rolled back."""
     generations, table = [1] * 8, list(range(8))
-    gaps, missing = FeatureGaps(generations, PAGE), set[int]()
+    gaps, missing = GapRecord(generations, PAGE), set[int]()
     for start, count, gives_up in steps:
         end = min(start + count, 32)
         if gives_up:
