@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from foretoken.control.acceptance import (
     AcceptanceModel,
-    ConfidenceAcceptance,
     ConstantAcceptance,
     PromisedAcceptance,
 )
@@ -45,9 +44,7 @@ def learnt(seed: int) -> PromisedAcceptance:
     return model
 
 
-@pytest.mark.parametrize(
-    "model", [ConstantAcceptance(0.7), learnt(0), learnt(1), learnt(3), ConfidenceAcceptance()]
-)
+@pytest.mark.parametrize("model", [ConstantAcceptance(0.7), learnt(0), learnt(1), learnt(3)])
 def test_survival_is_a_chance_and_never_rises(model: AcceptanceModel) -> None:
     for count in (0, 1, 7):
         found = model.survival("r", "d", count)
@@ -74,21 +71,11 @@ def test_a_request_is_told_apart_and_forgotten() -> None:
     for _ in range(60):
         model.observe("good", "d", 4.0, 4)
         model.observe("bad", "d", 4.0, 0)
-    assert model.knows("good", "d") and not model.knows("new", "d")
     good, usual, bad = (model.expected(name, "d", 4.0, 4) for name in ("good", "new", "bad"))
     assert good > usual > bad
     model.release("bad")
     model.observe("bad", "d", 4.0, 0)  # its last step, told after its end
-    assert not model.knows("bad", "d")
-
-
-def test_confidences_that_are_not_borne_out_are_trusted_less() -> None:
-    model = ConfidenceAcceptance()
-    for _ in range(100):
-        model.observe(2.0, 0)
-    assert model.trust == pytest.approx(0.1)
-    model.saw([1.0] * 500)
-    assert model.usual_chance > 0.95
+    assert model.expected("bad", "d", 4.0, 4) == model.expected("new", "d", 4.0, 4)
 
 
 DRAFTER = "head"

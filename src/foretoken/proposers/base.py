@@ -5,7 +5,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
-from foretoken.control.gain import Gain
 from foretoken.control.plan import NO_DRAFTS, DraftPlan, DraftPrice
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
@@ -52,8 +51,6 @@ class Proposer(ABC):
     looks_up: ClassVar[bool] = False
     """Whether drafts cost next to nothing and follow from known text alone, with no draw: such a
     draft may be made, looked at, and set aside for another drafter's."""
-    gain: Gain | None = None
-    """What it decides by how far to draft, which wants to know what became of each step."""
     tree_paths: tuple[tuple[int, ...], ...] = ()
     """Of a drafter of trees: the nodes that they are planned from, as paths of ranks, parents and
     better candidates of a place first."""

@@ -52,10 +52,6 @@ class Drafters(Proposer):
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
-        # Where plans have prices nobody measures what drafts save a second time.
-        measures = {} if policy.has_prices else members
-        gains = {name: member.proposer.gain for name, member in measures.items()}
-        self._gains = {name: gain for name, gain in gains.items() if gain is not None}
         floors = {name: member.floor for name, member in members.items()}
         self._floors = {name: floor for name, floor in floors.items() if floor is not None}
 
@@ -128,13 +124,11 @@ class Drafters(Proposer):
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
         """Tell all that learn what became of a step."""
         several = len(self._names) > 1
-        if not several and not self._gains and not self._floors:
+        if not several and not self._floors:
             return
         outcomes = draft_outcomes(batch, verification)
         if several:
-            self._policy.observe(outcomes, stats)
-        for name, gain in self._gains.items():
-            gain.observe(outcomes, stats, name)
+            self._policy.observe(outcomes)
         for name, floor in self._floors.items():
             floor.observe(name, outcomes)
 
