@@ -13,7 +13,6 @@ from foretoken.config import ResolvedConfig, SpeculativeConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -133,8 +132,6 @@ def _control(parts: FoundParts, budget: RequestBudget, costs: EngineCosts) -> Ad
             looks_up=member.proposer.looks_up,
             missing=member.num_missing,
             max_window=member.proposer.max_window,
-            tree=TreeNodes.of(paths) if (paths := member.proposer.tree_paths) else None,
-            ends_by_price=member.proposer.ends_by_price,
             reads_features=name in parts.found and bool(parts.found[name].points),
             floor=member.floor,
         )

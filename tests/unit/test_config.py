@@ -636,6 +636,18 @@ def test_control_is_on_wherever_there_is_a_drafter(
     assert config.control == control
 
 
+@pytest.mark.parametrize("keys", [{"choices": [[0], [1]]}, {"tree_top_k": 2}])
+def test_trees_are_drafted_whole(keys: dict[str, Any]) -> None:
+    """Control plans chains; `auto` leaves an engine with trees to its settings."""
+    for trees in ({**MODEL, **keys}, {"drafters": [NGRAM, {**MODEL, **keys}]}):
+        found = EngineConfig.from_kwargs(model="demo", speculative_config=trees)
+        assert found.control == "fixed"
+        with pytest.raises(ConfigError, match="False beside trees, .*disable_by_batch_size"):
+            EngineConfig.from_kwargs(
+                model="demo", speculative_config=trees, adaptive_speculation=True
+            )
+
+
 @pytest.mark.parametrize("wanted", [True, "often"])
 def test_control_is_refused_beside_lengths_by_load(wanted: bool | str) -> None:
     by_load = {"method": "ngram", "disable_by_batch_size": 4}

@@ -100,7 +100,8 @@ class EngineConfig:
     adaptive_speculation: Annotated[bool | str, _ADAPTIVE] = "auto"
     """In each step draft only as far as it is expected to be faster, up to num_speculative_tokens,
     and not at all where it is not. What is written stays the same. `auto`: True with a
-    speculative_config, unless that has lengths by load. False: always as far as configured."""
+    speculative_config, unless that has lengths by load, or trees, which nobody measured to gain by
+    it. False: always as far as configured."""
 
     @classmethod
     def from_kwargs(cls, **given: Any) -> Self:
@@ -126,9 +127,11 @@ class EngineConfig:
         check_fields(self)
         check_quantization("quantization", self.quantization)
         adaptive = self.adaptive_speculation
-        allowed = "False beside lengths by load in speculative_config"
-        ok = adaptive in ("auto", False) or not self.has_lengths_by_load
-        require("adaptive_speculation", adaptive, ok, allowed)
+        if adaptive not in ("auto", False):
+            allowed = "False beside lengths by load in speculative_config"
+            require("adaptive_speculation", adaptive, not self.has_lengths_by_load, allowed)
+            allowed = "False beside trees, which are drafted whole; disable_by_batch_size ends them"
+            require("adaptive_speculation", adaptive, not self.drafts_trees, allowed)
         if self.pipeline_parallel_size > 1 and self.tensor_parallel_size > 1:
             given = self.pipeline_parallel_size
             raise NotYetError("pipeline_parallel_size", given, "1 beside tensor_parallel_size > 1")
@@ -153,9 +156,16 @@ class EngineConfig:
         return self.speculative_config is not None and self.speculative_config.load.is_set
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether a drafter drafts trees."""
+        drafters = () if self.speculative_config is None else self.speculative_config.drafters
+        return any(drafter.tree.num_nodes is not None for drafter in drafters)
+
+    @property
     def control(self) -> Control:
         """How the length of drafts is decided, `auto` resolved."""
         given = self.adaptive_speculation
         if given == "auto":
-            given = self.speculative_config is not None and not self.has_lengths_by_load
+            said = self.has_lengths_by_load or self.drafts_trees
+            given = self.speculative_config is not None and not said
         return "adaptive" if given else "fixed"

@@ -87,8 +87,6 @@ class KVProposer(Proposer):
         self.progress = progress
         self._sampler = sampler
         self._trees, self._confidence = trees, confidence
-        self.tree_paths = () if trees is None else trees.paths
-        self.ends_by_price = trees is not None and trees.by_confidence
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -108,7 +106,7 @@ class KVProposer(Proposer):
             fed = [tokens[:-1] for tokens in drafted.ids]
         else:
             trees = start_trees(self._trees, spans)
-            found = draft_trees(steps.trees(), self._sampler, trees, context.price)
+            found = draft_trees(steps.trees(), self._sampler, trees)
             draft = draft_of_trees(found, wanted, count, self.name)
             fed = [_first_branch(tree) for tree in trees]
         for span, tokens in zip(spans, fed, strict=True):

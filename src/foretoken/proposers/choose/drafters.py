@@ -25,7 +25,7 @@ from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.verifier import SpanVerification, Verification
+from foretoken.runtime.verifier import Verification
 from foretoken.types import DraftingTime, StepStats
 
 MOST_PREDICTED = 128
@@ -148,9 +148,6 @@ class Drafters(Proposer):
             step.take(step.ask(name, step.open))
             self.times = tuple(step.times.values())
             return step.draft()
-        price = context.plan.prices.get(name)
-        if price is not None:
-            context = replace(context, price=price)
         began = time.perf_counter()
         draft = member.propose(context)
         took = time.perf_counter() - began
@@ -167,15 +164,10 @@ def draft_outcomes(batch: Batch, verification: Verification) -> list[DraftOutcom
             found.num_drafted,
             found.num_accepted,
             span.promise,
-            _tried(span, found),
         )
         for span, found in zip(batch.spans, verification.spans, strict=True)
         if found is not None and found.num_drafted
     ]
-
-
-def _tried(span: Span, found: SpanVerification) -> tuple[tuple[int, int], ...] | None:
-    return None if found.path is None or span.tree is None else span.tree.tried(found.path)
 
 
 def _is_particular(span: Span) -> bool:

@@ -83,7 +83,7 @@ class PlannedPolicy(Policy):
 
     def observe(self, outcomes: Seq[DraftOutcome]) -> None:
         """Learn what became of what was looked up."""
-        for request_id, drafter, drafted, accepted, promise, _ in outcomes:
+        for request_id, drafter, drafted, accepted, promise in outcomes:
             if drafter in self._asking or drafter in OWN:
                 self._acceptance.begin(request_id)
                 promised = min(float(drafted) if promise is None else promise, float(drafted))

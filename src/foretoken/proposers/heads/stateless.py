@@ -82,9 +82,6 @@ class StatelessProposer(Proposer):
         self.compiled = compiled
         self._site = site
         self._page_size = site.engine.target.page_size
-        trees = site.trees
-        self.tree_paths = () if trees is None else trees.paths
-        self.ends_by_price = trees is not None and trees.by_confidence
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -99,7 +96,7 @@ class StatelessProposer(Proposer):
         if site.trees is not None:
             trees = start_trees(site.trees, spans)
             steps = self.head.tree_steps(self.newest_states(spans), spans)
-            found = draft_trees(steps, site.sampler, trees, context.price)
+            found = draft_trees(steps, site.sampler, trees)
             return draft_of_trees(found, wanted, count, self.name)
         spans = [span.clipped(self.head.most) for span in spans]
         drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
