@@ -100,8 +100,8 @@ class EngineConfig:
     adaptive_speculation: Annotated[bool | str, _ADAPTIVE] = "auto"
     """In each step draft only as far as it is expected to be faster, up to num_speculative_tokens,
     and not at all where it is not. What is written stays the same. `auto`: True with a
-    speculative_config, unless that has lengths by load, or trees, which nobody measured to gain by
-    it. False: always as far as configured."""
+    speculative_config, unless that has lengths by load or trees, which are drafted whole. False:
+    always as far as configured."""
 
     @classmethod
     def from_kwargs(cls, **given: Any) -> Self:
