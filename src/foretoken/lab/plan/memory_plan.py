@@ -226,17 +226,14 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
 def _of_processes(setup: Setup, load: DraftLoad) -> MemoryPlan:
     """Of Foretoken's processes, which all take of one memory. Pages of drafters are written in what
     is free, and given back."""
-    ranks, draft_ranks, context = setup.tp, setup.draft_ranks, setup.settings.context
+    ranks, context = setup.tp, setup.settings.context
     target = weight_bytes(setup.target, setup.quantization, "foretoken")
     target += copied_bytes(setup.target, setup.quantization, ranks)
-    draft, drafts_kv, head = load.weight_bytes, load.kv_bytes_per_token, 0.0
-    if draft and setup.draft is not None and draft_ranks > 1:
-        draft += copied_bytes(setup.draft, setup.draft_quantization, draft_ranks)
-        drafts_kv *= _key_copies(setup.draft, draft_ranks)
+    draft = load.weight_bytes
     if draft and ranks > 1 and _borrows_head(setup):
-        head = head_bytes(setup.target, setup.quantization)
-    others = target / ranks + (draft / draft_ranks if draft_ranks > 1 else 0.0)
-    fullest = target / ranks + draft / draft_ranks + head
+        draft += head_bytes(setup.target, setup.quantization)
+    others = target / ranks
+    fullest = others + draft
     limit = setup.devices * (setup.device.memory_bytes * setup.utilization - overhead_bytes(setup))
     own = kv_per_token(setup.target, setup.kv_bytes, context, "foretoken")
     own *= _key_copies(setup.target, ranks)
@@ -245,13 +242,13 @@ def _of_processes(setup: Setup, load: DraftLoad) -> MemoryPlan:
     return MemoryPlan(
         usable_bytes=limit,
         weight_bytes=target,
-        draft_weight_bytes=draft + head,
+        draft_weight_bytes=draft,
         fullest_rank_bytes=fullest,
         emptiest_rank_bytes=others if ranks > 1 else fullest,
         rank_limit_bytes=limit - (ranks - 1) * others,
         imbalance_bytes=0.0,
         kv_bytes_per_token=own,
-        draft_kv_bytes_per_token=drafts_kv,
+        draft_kv_bytes_per_token=load.kv_bytes_per_token,
         draft_kv_reserved=False,
         lookahead=load.lookahead,
         kv_pool_bytes=pool,
