@@ -54,7 +54,7 @@ _TRIALS_AGAIN = 64
 """Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.016
+_LEARNS_EVERY_S = 0.03
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
