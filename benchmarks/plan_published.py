@@ -19,7 +19,7 @@ from typing import Any
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.acceptance import assume_acceptance, drafting_of, prior_without
 from foretoken.lab.plan.devices import ENGINE_COSTS
-from foretoken.lab.plan.predict import gain_range, mean_cost, step_costs
+from foretoken.lab.plan.predict import StepCosts, gain_range, mean_cost
 from foretoken.lab.plan.setup import ENGINES, PlanSettings, Setup, resolve_setup
 
 POINTS = Path(__file__).with_suffix(".toml")
@@ -178,7 +178,7 @@ def predict_point(point: Point) -> Prediction:
     if point.rows > setup.k + 1 and not setup.settings.acceptance:
         found = prior.expect(replace(drafting_of(setup), tree=True))
         own = replace(own, low=found.low, middle=found.middle, high=found.high)
-    steps = step_costs(setup)
+    steps = StepCosts(setup)
     verify = steps.verify(point.requests, point.rows)
     cost = mean_cost(own, verify, steps.draft(point.requests, setup.k), setup.k)
     gains = gain_range(own, setup.k, cost)

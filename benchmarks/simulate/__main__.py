@@ -103,7 +103,8 @@ def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
     if costs is None:
         settings = PlanSettings.from_mapping({"engine": "foretoken", **given})
         # Whatever engine has it: ours shares no model among GPUs, and its control is what is asked.
-        if (found := build_plan(PlanSettings.from_mapping(given)).refusal) is not None:
+        findings = build_plan(PlanSettings.from_mapping(given)).findings
+        if found := next((one for one in findings if one.level == "error"), None):
             allowed = f"models that load there: {found.message} ({found.remedy})"
             raise ConfigError("--device", f"{settings.count} x {settings.device}", allowed)
         return planned_machine(settings)

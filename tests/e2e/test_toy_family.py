@@ -172,7 +172,7 @@ def test_it_is_planned_and_described(tmp_path: Path) -> None:
     shape, planned = ModelShape.from_config(toy), load_plan_model(str(toy), "target")
     stored = sum(tensor.numel() for tensor in load_file(toy / "model.safetensors").values())
     assert planned.params == shape.parameter_count() == stored
-    assert planned.head_dim == shape.head_dim == 32
+    assert planned.shape.head_dim == shape.head_dim == 32
     result = CliRunner().invoke(app, ["info", str(toy), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["architecture"] == "toy"

@@ -24,11 +24,10 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus, Hardware
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed
-from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.plan.sizes import load_plan_model
+from foretoken.lab.plan.sizes import find_quantization, load_plan_model
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear

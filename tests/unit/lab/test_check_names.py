@@ -6,7 +6,7 @@ from pathlib import Path
 
 from foretoken.lab.decide.rules import RULE_KINDS
 from foretoken.lab.lint.checks import OWN_CHECKS
-from foretoken.lab.plan.planner import CHECKS
+from foretoken.lab.plan.checks import CHECKS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"
 

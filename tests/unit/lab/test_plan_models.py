@@ -14,7 +14,6 @@ from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
-from foretoken.lab.plan.bits import find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import (
     draft_load,
@@ -24,11 +23,16 @@ from foretoken.lab.plan.memory_plan import (
     weight_bytes,
 )
 from foretoken.lab.plan.page import what_fits
-from foretoken.lab.plan.planner import SpeculationPlan, build_plan
-from foretoken.lab.plan.predict import step_costs
-from foretoken.lab.plan.ready_commands import ready_commands
+from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
+from foretoken.lab.plan.predict import StepCosts
 from foretoken.lab.plan.setup import PlanSettings, Setup, planned_methods, resolve_setup
-from foretoken.lab.plan.sizes import known_models, load_plan_model, read_config
+from foretoken.lab.plan.sizes import (
+    find_quantization,
+    known_models,
+    kv_element_bytes,
+    load_plan_model,
+    read_config,
+)
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
 
@@ -269,7 +273,7 @@ def test_all_drafts_of_a_block_cost_one_pass(method: str) -> None:
     """Fifteen drafts take hardly more drafting than one, where a head that drafts one by one takes
     fifteen passes."""
     block, chain = (
-        step_costs(resolve_setup(PlanSettings(target="qwen3-8b", method=name)))
+        StepCosts(resolve_setup(PlanSettings(target="qwen3-8b", method=name)))
         for name in (method, "eagle3")
     )
     assert 15 * block.draft(1, 15) < 1.1 * block.draft(1, 1)

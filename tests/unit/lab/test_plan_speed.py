@@ -1,6 +1,5 @@
 """The arithmetic of speculation, the roofline's laws, and the next tuning step."""
 
-import math
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -74,21 +73,11 @@ def test_predictions_obey_the_roofline(method: str) -> None:
     assert prediction.loads[-1].verify_cost > prediction.loads[0].verify_cost
 
 
-def test_crossover_lies_where_the_speed_up_is_one() -> None:
-    prediction = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.3:0.5")))
-    assert prediction.crossover_low <= prediction.crossover <= prediction.crossover_high
-    if not math.isinf(prediction.crossover) and prediction.crossover > 0:
-        below = [p.middle for p in prediction.loads if p.requests <= prediction.crossover]
-        above = [p.middle for p in prediction.loads if p.requests > prediction.crossover]
-        assert min(below) >= 1.0 >= max(above)
-
-
 def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
     good = predict(resolve_setup(PlanSettings(**PAIR, acceptance="1.0")))
     bad = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.0")))
     assert good.loads[0].middle > 2
     assert bad.loads[0].middle < 1
-    assert bad.crossover == 0
 
 
 @pytest.mark.parametrize(
@@ -127,12 +116,8 @@ def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, Any], client
 
 
 def test_launches_make_small_drafts_dear() -> None:
-    fast = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
-    eager = predict(
-        resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"}, eager_draft=True))
-    )
-    assert eager.loads[0].draft_cost > fast.loads[0].draft_cost
-    assert eager.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
+    small = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
+    assert small.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
 
 
 @pytest.mark.parametrize(

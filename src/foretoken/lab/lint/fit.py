@@ -15,12 +15,11 @@ from foretoken.lab.launch.engines import given
 from foretoken.lab.launch.launch import Launch
 from foretoken.lab.launch.values import number
 from foretoken.lab.lint.rules import speculates
-from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods
-from foretoken.lab.plan.sizes import known_models, load_plan_model
+from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""

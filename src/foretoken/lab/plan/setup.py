@@ -13,14 +13,15 @@ from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
-from foretoken.lab.plan.bits import (
+from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
+from foretoken.lab.plan.sizes import (
     QUANTIZATIONS,
+    PlanModel,
     Quantization,
     find_quantization,
     kv_element_bytes,
+    load_plan_model,
 )
-from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
-from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
 
@@ -95,8 +96,6 @@ class PlanSettings:
     """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
-    eager_draft: bool = False
-    """Whether the draft runs without captured graphs."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
@@ -173,6 +172,11 @@ class Setup:
         return self.drafting.drafts_with if self.drafting else ""
 
     @property
+    def draft_model(self) -> PlanModel | None:
+        """The model that drafts; None where none does."""
+        return self.draft if self.drafts_with == "model" else None
+
+    @property
     def in_processes(self) -> bool:
         """Whether ranks are processes of Foretoken: they share memory, and one of them drafts
         unless a draft model is split over all."""
@@ -183,6 +187,13 @@ class Setup:
         """Ranks that keep a part of the drafter."""
         whole = self.in_processes and self.drafts_with != "model"
         return 1 if whole else min(self.draft_tp, self.tp)
+
+    @property
+    def borrows_head(self) -> bool:
+        """Whether a head makes logits with the target's output head, which rank 0 has all of then,
+        where ranks are Foretoken's."""
+        plan = self.drafting.plan if self.drafting else None
+        return self.drafts_with == "head" and plan is not None and not plan.head_vocabulary
 
     @property
     def has_weights(self) -> bool:
@@ -314,4 +325,4 @@ def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quan
         return kv_element_bytes(given, field)
     check_kv_cache(field, given)
     dtype_bytes = 4 if weights.name == "fp32" else 2
-    return formula.kv_element_bytes(dtype_bytes, given, model.head_dim)
+    return formula.kv_element_bytes(dtype_bytes, given, model.shape.head_dim)

@@ -20,8 +20,7 @@ from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.fit import Machine, is_known, planned_settings, unsaid_bits, why_not_loaded
-from foretoken.lab.plan.predict import PlannedSpeed, predict
-from foretoken.lab.plan.ranking import MethodOutlook, method_outlooks
+from foretoken.lab.plan.predict import MethodOutlook, PlannedSpeed, method_outlooks, predict
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
 from foretoken.lab.plan.speedup import MOST_K
 from foretoken.lab.tune.server_command import CONTROL, TEMPLATE, Commands, ServerCommand
