@@ -20,7 +20,6 @@ from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from foretoken.lab.plan.speedup import (
     MeasuredCost,
     best_k,
-    break_even_rate,
     next_step,
     speed_up,
 )
@@ -35,13 +34,6 @@ def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
     assert lengths == pytest.approx([1.70, 2.53, 2.94, 3.20], abs=0.005)
     gains = [speed_up(ConstantAcceptance(0.7).length(k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
     assert gains == pytest.approx([1.40, 1.77, 1.78, 1.61], abs=0.01)
-
-
-def test_break_even_is_not_a_half() -> None:
-    assert break_even_rate(1.0, 1 / 9, 5) == pytest.approx(1 / 9)
-    assert break_even_rate(1 + 5 * (0.5 - 1 / 9), 1 / 9, 5) == pytest.approx(0.5)
-    assert break_even_rate(1.0, 1 / 9, 5, 1.3) == pytest.approx(0.20, abs=0.005)
-    assert break_even_rate(1.1, 0.2, 5, 1.3) == pytest.approx(0.35, abs=0.005)
 
 
 def test_the_ceiling_is_not_rate_times_ratio() -> None:

@@ -17,8 +17,6 @@ EPILOG = (
     f"{EXITS}; 0 too where no speculation was asked for; 2 and 3: wrong settings or an unknown "
     "model."
 )
-
-
 Name = str | None
 Whole = int | None
 Number = float | None
@@ -31,6 +29,15 @@ DraftRanks = Annotated[
 Workload = Annotated[
     Name, typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed.")
 ]
+Measured = Annotated[
+    Name,
+    typer.Option(
+        metavar="V,c,LENGTH|FILE",
+        help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
+        "--json` prints: the next step.",
+    ),
+]
+EagerDraft = Annotated[bool, typer.Option("--eager-draft", hidden=True)]
 
 
 def _range(meaning: str) -> Any:
@@ -79,28 +86,25 @@ def plan(
     ] = None,
     slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
     bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
-    measured: Annotated[
-        Name,
-        typer.Option(
-            metavar="V,c,LENGTH|FILE",
-            help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
-            "--json` prints: the next step.",
-        ),
-    ] = None,
+    measured: Measured = None,
     details: Annotated[
         bool, typer.Option("--details", help="Every check, cost and assumption after the page.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    eager_draft: EagerDraft = False,
 ) -> None:
     """Whether to speculate, with what, how far, and what fits, before anything is measured."""
+    if eager_draft:
+        allowed = "--measured V,c,LENGTH: what a draft costs there, with graphs or without"
+        raise ConfigError("--eager-draft", "an option of an earlier version", allowed)
     given = {name: value for name, value in locals().items() if name not in _OWN}
     given["num_speculative_tokens"] = given.pop("k")
     given["draft"] = ",".join(draft) if draft else None
     raise typer.Exit(_run(given, measured, config, as_json=as_json, details=details))
 
 
-_OWN = ("measured", "config", "as_json", "details")
+_OWN = ("measured", "config", "as_json", "details", "eager_draft")
 
 
 def _run(

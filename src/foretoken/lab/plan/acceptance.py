@@ -220,8 +220,7 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     Raises:
         ConfigError: `--acceptance` or `--rate` is not a range within 0 and 1.
     """
-    settings, drafting = setup.settings, setup.drafting
-    plan = drafting.plan if drafting else None
+    settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
     if setup.own_measured is not None:
         own, hits = setup.own_measured.acceptance.alpha, setup.own_measured.draft_share

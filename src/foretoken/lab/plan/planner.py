@@ -193,8 +193,7 @@ def _instead(
 
 def package_of(setup: Setup) -> str:
     """What has to be installed beside the engine for the method, in words; empty: nothing."""
-    plan = setup.drafting.plan if setup.drafting else None
-    package = plan.package(setup.settings.engine) if plan else ""
+    package = setup.method_plan.package(setup.settings.engine) if setup.method_plan else ""
     return package and f"the package {package}, which {setup.settings.engine} imports for it"
 
 

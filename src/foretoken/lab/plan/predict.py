@@ -25,7 +25,7 @@ from foretoken.lab.plan.acceptance import (
     assume_acceptance,
 )
 from foretoken.lab.plan.memory_plan import draft_load, kv_per_token
-from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
+from foretoken.lab.plan.setup import Setup, planned_methods
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
 
@@ -474,8 +474,9 @@ def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
 
 def with_method(setup: Setup, method: DraftingMethod) -> Setup:
     """The same models with another method, of which no acceptance was given."""
-    settings = replace(setup.settings, acceptance="", rate="")
-    return replace(setup, method=method.name, k=usual_drafts(method), settings=settings)
+    assert method.plan is not None, method.name
+    settings, k = replace(setup.settings, acceptance="", rate=""), method.plan.usual_drafts
+    return replace(setup, method=method.name, k=k, settings=settings)
 
 
 def _ways(setup: Setup) -> Iterator[tuple[DraftingMethod, Setup]]:

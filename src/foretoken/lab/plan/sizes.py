@@ -53,7 +53,6 @@ class PlanModel:
     tokenizer: str
     """Identifies the tokenizer; models with another one cannot share drafts."""
     context: int
-    table_params: int
     dense_params: int
     """Read in every step beside the head: attention, dense MLPs, routers, shared experts."""
     expert_params: int
@@ -75,6 +74,11 @@ class PlanModel:
     """Draft heads that come with the checkpoint; 0: none."""
     quantization: str
     approximations: tuple[str, ...]
+
+    @property
+    def table_params(self) -> int:
+        """The embedding, and the output head where it is not the same."""
+        return self.head_params * (1 if self.shape.tie_word_embeddings else 2)
 
     @property
     def params(self) -> int:
@@ -122,8 +126,10 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
     # Of one layer, its MLP aside.
     attention = shape.layer_parameters() - 3 * hidden * shape.intermediate_size
+    width_of_queries = shape.query_size
     if latent:
-        attention += _latent_params(config) - hidden * 2 * (shape.query_size + shape.kv_size)
+        weights, width_of_queries = _latent_params(config)
+        attention += weights - hidden * 2 * (shape.query_size + shape.kv_size)
     router = hidden * experts + _first(config, "n_shared_experts") * 3 * hidden * width
     mlps = dense_layers * 3 * hidden * shape.intermediate_size + (layers - dense_layers) * router
     return PlanModel(
@@ -132,7 +138,6 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         family=family or shape.model_type,
         tokenizer=tokenizer,
         context=_size(config, "max_position_embeddings", 4096),
-        table_params=shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2),
         dense_params=layers * attention + mlps + hidden,
         expert_params=(layers - dense_layers) * experts * 3 * hidden * width,
         num_experts=experts,
@@ -142,7 +147,7 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         window_size=int(config.get("sliding_window") or 0) if windowed else 0,
         full_layers=full,
         window_layers=windowed,
-        query_width=_latent_width(config) if latent else shape.query_size,
+        query_width=width_of_queries,
         matrix_outputs=0 if experts or latent else shape.weight_counts().outputs,
         kv_is_shared=latent > 0,
         mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
@@ -216,19 +221,15 @@ def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
     return [kinds[i % len(kinds)] for i in range(layers)]
 
 
-def _latent_params(config: Mapping[str, Any]) -> int:
+def _latent_params(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of latent attention: its weights in a layer, and the mean width of queries and values."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     rope, nope = _size(config, "qk_rope_head_dim"), _size(config, "qk_nope_head_dim")
     value, rank = _size(config, "v_head_dim"), _first(config, "q_lora_rank")
     query = rank * (hidden + heads * (rope + nope)) if rank else hidden * heads * (rope + nope)
     latent = _size(config, "kv_lora_rank")
     keys = hidden * (latent + rope) + latent * heads * (nope + value)
-    return query + keys + heads * value * hidden
-
-
-def _latent_width(config: Mapping[str, Any]) -> int:
-    keys = _size(config, "qk_rope_head_dim") + _size(config, "qk_nope_head_dim")
-    return _size(config, "num_attention_heads") * (keys + _size(config, "v_head_dim")) // 2
+    return query + keys + heads * value * hidden, heads * (rope + nope + value) // 2
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:
@@ -281,14 +282,11 @@ def load_plan_model(name: str, field: str) -> PlanModel:
         return _from_file(name, file)
     for hub_id, row in known_models().items():
         if name.lower() in (hub_id.lower(), row["short"]):
-            return _from_row(hub_id, row)
+            tokenizer = row["tokenizer"]
+            return read_config(hub_id, row["config"], family=row["family"], tokenizer=tokenizer)
     if name in PACKAGED:
         return _from_file(name, find_model(name) / "config.json")
     return _from_hub(name, field)
-
-
-def _from_row(name: str, row: Mapping[str, Any]) -> PlanModel:
-    return read_config(name, row["config"], family=row["family"], tokenizer=row["tokenizer"])
 
 
 def _from_file(name: str, file: Path) -> PlanModel:

@@ -22,11 +22,6 @@ def speed_up(length: float, verify_cost: float, draft_cost: float, k: int) -> fl
     return length / speculative_step(verify_cost, draft_cost, k)
 
 
-def break_even_rate(verify_cost: float, draft_cost: float, k: int, wanted: float = 1.0) -> float:
-    """Acceptance rate at which the speed-up is `wanted`; may be above 1: out of reach."""
-    return (wanted * speculative_step(verify_cost, draft_cost, k) - 1.0) / k if k else 0.0
-
-
 def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
     """The k from 1 to `bound` that gains most; 0 if none pays.
 
@@ -77,8 +72,8 @@ class NextStep:
     speed_up: float
     expected: float
     """Speed-up at the proposed setting, if acceptance is independent of position: an estimate."""
-    break_even_rate: float
     rate: float
+    """Accepted over drafted tokens."""
     reason: str
 
 
@@ -95,7 +90,6 @@ def next_step(cost: MeasuredCost) -> NextStep:
         k=best if action in ("raise_k", "lower_k") else cost.k,
         speed_up=now,
         expected=cost.gain(best),
-        break_even_rate=break_even_rate(cost.verify_cost, cost.draft_cost, cost.k),
         rate=cost.acceptance.rate(cost.k),
         reason=reason,
     )
