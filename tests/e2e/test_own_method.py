@@ -361,7 +361,7 @@ def test_it_is_planned() -> None:
     assert plan.setup.k == DEPTH and plan.setup.has_weights
     assert (plan.prediction.acceptance.low, plan.prediction.acceptance.high) == (0.1, 0.2)
     assert "toy" in [outlook.method for outlook in plan.outlooks]
-    assert plan.verdict.word == "leave_off", "one of ten drafts does not pay"
+    assert plan.verdict.word == "LEAVE IT OFF", "one of ten drafts does not pay"
     own = PlanSettings(
         target="llama-3.1-8b", method="toy", acceptance="0.7:0.9", engine="foretoken"
     )

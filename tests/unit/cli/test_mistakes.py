@@ -148,6 +148,7 @@ def answer(command: str, exit_code: int) -> str:
         ("plan demo -k 900", "-k: got 900; allowed: an integer from 0 to 128"),
         ("plan demo --method draft_model", "--draft: got None; .*another method"),
         ("plan demo --device h100-sxn", "--device: .*did you mean 'h100-sxm'"),
+        ("plan demo --eager-draft", "--eager-draft: .*--measured V,c,LENGTH"),
         ("plan demo --bandwidth-gb-s -3", "--bandwidth-gb-s: got -3.0; allowed: a number >= 0"),
         ("plan demo --measured other.json", "--measured: .*lab decide RUN --fit --json`"),
         ("plan demo --config bad.yaml", "--config bad.yaml: "),

@@ -210,6 +210,8 @@ def test_every_device_is_plausible_and_sourced() -> None:
 def test_devices_are_found_by_unique_parts() -> None:
     assert find_device("H200").name == "h200"
     assert find_device("4090").name == "rtx-4090"
+    assert find_device("h100").name == "h100-sxm"
+    assert find_device("A100").name == "a100-80gb"
     assert find_device("this").memory_bytes > 0
     with pytest.raises(ConfigError, match="h100-sxm"):
         find_device("h1")
@@ -429,7 +431,8 @@ def test_gpus_have_a_rank_each_with_memory_of_its_own() -> None:
     asked = replace(ASKED, device="h100")
     one, two = (build_plan(replace(asked, count=count)) for count in (1, 2))
     assert not errors(two) and "--tensor-parallel-size 2" in two.commands["foretoken"]
-    assert "several_gpus" in [one.check for one in two.findings if one.level == "warning"]
+    [untried] = [one for one in two.findings if one.check == "several_gpus"]
+    assert untried.level == "warning" and "never run on several GPUs" in untried.message
     assert "several_gpus" not in [found.check for found in one.findings]
     found, alone = two.speculating, one.speculating
     assert found.fullest_rank_bytes < alone.fullest_rank_bytes

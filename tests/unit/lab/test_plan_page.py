@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from foretoken.lab.launch.sources import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.lab.plan.checks import LEAST_END_TO_END, NOT_ASKED
-from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.page import plan_document, print_plan
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings
@@ -372,13 +370,6 @@ def test_an_engine_without_the_method_is_not_told_to_use_it(engine: str, method:
     assert own.verdict.word != LEAVE_IT_OFF and own.commands[engine].startswith("# ")
 
 
-@pytest.mark.slow
-def test_foretoken_on_several_gpus_is_said_to_be_untried() -> None:
-    asked = PlanSettings(target="llama-3.1-8b", method="ngram", engine="foretoken", count=2)
-    assert "never run on several GPUs" in page(build_plan(asked), everything=True)
-    assert "never run" not in page(build_plan(replace(asked, count=1)), everything=True)
-
-
 def test_only_a_mixture_of_experts_is_said_to_read_its_experts() -> None:
     dense = build_plan(PlanSettings(target="llama-3.1-8b", method="eagle"))
     assert not dense.schedule.falls and "experts" not in page(dense, everything=True)
@@ -390,14 +381,6 @@ def test_what_was_asked_for_stays_asked_for() -> None:
         PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b", num_speculative_tokens=2)
     )
     assert {k for k, _ in plan.schedule.steps} <= {0, 2} and plan.verdict.k == 2
-
-
-def test_short_names_of_devices_say_what_is_meant() -> None:
-    assert find_device("h100").name == "h100-sxm"
-    assert find_device("A100").name == "a100-80gb"
-    assert "h100-sxm" in page(
-        build_plan(PlanSettings(target="qwen3-8b", method="ngram", device="h100"))
-    )
 
 
 def test_prompts_make_a_gain_small_and_the_verdict_knows() -> None:
@@ -466,19 +449,6 @@ def test_a_measured_verification_is_every_drafters() -> None:
         for plan in (dear, cheap)
     ]
     assert gains[0] < gains[1] - 0.1
-
-
-def test_a_fit_says_how_many_steps_draft(tmp_path: Path) -> None:
-    file = tmp_path / "fit.json"
-    fit = {"k": 3.0, "acceptance_rate": 0.6, "verify_cost": {"estimate": 1.6},
-           "draft_cost": {"estimate": 0.0}, "draft_share": 0.2}  # fmt: skip
-    file.write_text(json.dumps(fit))
-    options = ["--method", "ngram", "--measured", str(file), "--json"]
-    result = CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options])
-    document = json.loads(result.stdout)
-    expected = (1 + 0.2 * 1.8) / (1 + 0.2 * 0.6)
-    assert document["next_step"]["speed_up"] == pytest.approx(expected)
-    assert document["setup"]["measured"]["draft_share"] == 0.2
 
 
 def test_the_command_leaves_off_what_was_measured_to_lose() -> None:

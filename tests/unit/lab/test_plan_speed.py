@@ -115,6 +115,7 @@ def test_launches_make_small_drafts_dear() -> None:
 @pytest.mark.parametrize(
     ("k", "length", "verify", "draft", "action"),
     [
+        # 39 % at k = 5 is the 1.78x setting that a fixed threshold throws away.
         (5, 2.94, 1.1, 1 / 9, "keep"),
         (2, 2.9, 1.02, 0.02, "raise_k"),
         (10, 2.5, 1.5, 0.12, "lower_k"),
@@ -132,13 +133,6 @@ def test_next_step_follows_the_cost(
     assert step.reason
     if action in ("raise_k", "lower_k"):
         assert step.expected > step.speed_up
-
-
-def test_a_rate_below_half_may_be_right() -> None:
-    """39 % at k = 5 is the 1.78x setting that a fixed threshold throws away."""
-    step = next_step(MeasuredCost(k=5, acceptance_length=2.94, verify_cost=1.1, draft_cost=1 / 9))
-    assert step.rate < 0.4
-    assert step.action == "keep"
 
 
 def test_schedules_never_rise_with_the_load() -> None:

@@ -1,19 +1,13 @@
 """Expected acceptance of a drafter, by a regression over published acceptance lengths.
 
 A row of acceptance.toml is turned into the chance that a draft is accepted given that all before it
-were, and its log-odds are explained by method, workload, temperature, sizes, kinship, bits and the
-number of drafts. Few rows speak about each of these, so every effect begins at an assumed value
-with an assumed spread (effects.toml), which rows then move: ridge regression towards a prior.
+were. Its log-odds are a sum of effects of the method, the work, sizes and bits. Few rows speak of
+each, so every effect begins at an assumed value with an assumed spread (effects.toml), which rows
+then move: ridge regression towards a prior. Rows of one source and method share an error: how well
+the drafters that it measured were trained (a mixed model, Laird and Ware 1982).
 
-Rows of one source and method share an error: how well the drafters that it measured were trained.
-What differs between such rows tells of work, temperature and length, whatever that error is; of the
-method all of them together tell little more than one (a mixed model, Laird and Ware 1982).
-
-Knows no costs. Invariant: an expectation depends only on the rows that it was fitted to, so that
-one made without a source says what would have been expected before that source was published.
-
-Published lengths answer for the methods that they speak of; a method of one's own brings its range
-in its record; `--acceptance` and `--rate` replace either.
+Invariant: an expectation depends only on the rows that it was fitted to, so that one made without a
+source says what would have been expected before that source was published.
 """
 
 import math

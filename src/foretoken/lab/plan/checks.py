@@ -14,7 +14,6 @@ from foretoken.lab.plan.memory_plan import MemoryPlan
 from foretoken.lab.plan.predict import (
     DraftSchedule,
     GainRange,
-    LoadPrediction,
     MethodOutlook,
     PlannedLatency,
     PlannedSpeed,
@@ -418,9 +417,8 @@ def _crowded(context: PlanContext) -> str:
 
 
 def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
-    load, own = context.prediction.at(times.requests), context.setup.k
-    k = times.k or own
-    gain = load.gain(k) if k != own else load
+    load, k = context.prediction.at(times.requests), times.k or context.setup.k
+    gain = load.gain(k)
     if times.k and gain.middle > 1.0:
         return ""
     asked = context.setup.settings.num_speculative_tokens
@@ -431,7 +429,7 @@ def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
     )
 
 
-def _predicted(context: PlanContext, gain: GainRange | LoadPrediction) -> str:
+def _predicted(context: PlanContext, gain: GainRange) -> str:
     if context.setup.own_measured is not None and gain.low == gain.high:
         return f"{gain.middle:.2f}x per token by what was measured"
     return f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) per token"

@@ -193,9 +193,8 @@ class StepCosts:
         modelled, own = self._draft(requests, k), self.setup.own_measured
         if own is None:
             return modelled
-        return max(0.0, own.draft_share * own.draft_cost + modelled - self._draft(
-            self.setup.deciding, k
-        ))  # fmt: skip
+        here = self._draft(self.setup.deciding, k)
+        return max(0.0, own.draft_share * own.draft_cost + modelled - here)
 
     def measured_here(self, requests: int) -> MeasuredCost | None:
         """What was measured of the method at this load."""
