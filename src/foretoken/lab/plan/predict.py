@@ -24,7 +24,7 @@ from foretoken.lab.plan.acceptance import (
     AssumedAcceptance,
     assume_acceptance,
 )
-from foretoken.lab.plan.memory_plan import draft_load, kv_per_token
+from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.setup import Setup, planned_methods
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
@@ -429,7 +429,6 @@ class MethodOutlook:
     refused: str
     """Why the engine does not draft so; empty if it does."""
     needs: str
-    memory_bytes: float
     prediction: PlannedSpeed
 
 
@@ -454,7 +453,6 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
                 available=not (refused or (method.drafts_with == "head" and method.own_file)),
                 refused=refused,
                 needs=method.plan.needs,
-                memory_bytes=draft_load(own).weight_bytes,
                 prediction=predict(own),
             )
         )

@@ -81,30 +81,27 @@ def next_step(cost: MeasuredCost) -> NextStep:
     k = best_k(cost.gain) or max(range(1, MOST_K + 1), key=cost.gain)
     gain, other = cost.gain(k), cost.k
     if gain < 1.0 and drafting > cost.verify_cost - 1.0 and alpha > 0.5:
-        action, reason = (
-            "cheaper_draft",
-            (
-                f"no k pays: drafting costs {drafting:.2f} plain steps per verification although "
-                f"{alpha:.0%} of drafts in reach are accepted"
-            ),
+        action = "cheaper_draft"
+        reason = (
+            f"no k pays: drafting costs {drafting:.2f} plain steps per verification although "
+            f"{alpha:.0%} of drafts in reach are accepted"
         )
     elif gain < 1.0:
-        action, reason = (
-            "leave_off",
-            (
-                f"no k pays at this load: the best, k = {k}, is {gain:.2f}x, and at alpha "
-                f"{alpha:.2f} no cost could be below one step"
-            ),
+        action = "leave_off"
+        reason = (
+            f"no k pays at this load: the best, k = {k}, is {gain:.2f}x, and at alpha "
+            f"{alpha:.2f} no cost could be below one step"
         )
     elif (gain > now * 1.03 or now <= 1.0 < gain) and k != cost.k:
         action, other = "raise_k" if k > cost.k else "lower_k", k
         reason = f"k = {k} should give {gain:.2f}x instead of {now:.2f}x"
     elif gain < WORTH_IT and drafting > 0.5:
-        spent = f"{drafting:.2f} plain steps of each verification go into drafting"
-        action, reason = "cheaper_draft", f"{now:.2f}x, and {spent}"
+        action = "cheaper_draft"
+        reason = f"{now:.2f}x, and {drafting:.2f} plain steps of each verification go into drafting"
     elif gain < WORTH_IT:
         action = "better_draft"
         reason = f"{now:.2f}x, and another k gives no more than {gain:.2f}x"
     else:
-        action, reason = "keep", f"{now:.2f}x; no other k promises more than {gain:.2f}x"
+        action = "keep"
+        reason = f"{now:.2f}x; no other k promises more than {gain:.2f}x"
     return NextStep(action=action, k=other, speed_up=now, expected=gain, reason=reason)
