@@ -4,8 +4,11 @@ Defaults are read off the settings' own classes. No option has one of its own, s
 settings stands between the two. Torch-free.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -17,11 +20,24 @@ API_KEY_VARIABLE = "FORETOKEN_API_KEY"
 ADMIN_KEY_VARIABLE = "FORETOKEN_ADMIN_KEY"
 INTERNAL_KEY_VARIABLE = "FORETOKEN_INTERNAL_KEY"
 
-DEFAULTS: dict[str, object] = {
-    field.name: field.default
+_RENAMED = {
+    "served_model_names": "served_model_name",
+    "api_keys": "api_key",
+    "allowed_hosts": "allowed_host",
+    "per_request_metrics": "per_request_spec_decode_metrics",
+    "tool_parser": "tool_call_parser",
+    "kv_events": "kv_events_config",
+}
+"""Fields of the settings' classes whose options have another name."""
+_FIELDS = {
+    kind: {_RENAMED.get(field.name, field.name): field for field in fields(kind)}
     for kind in (EngineConfig, ServerConfig, Limits, ReplicaConfig)
-    for field in fields(kind)
-    if field.default is not None and field.default is not MISSING
+}
+DEFAULTS: dict[str, object] = {
+    name: field.default
+    for own in _FIELDS.values()
+    for name, field in own.items()
+    if field.default not in (None, MISSING, ())
 } | {"adaptive_speculation": True, "log_format": "text"}
 """Setting -> what holds where it is not given."""
 
@@ -35,6 +51,8 @@ class Row:
     shown: object = None
     """The default in words, where the settings' classes have none that can be read."""
     short: str | None = None
+    many: bool = False
+    """Whether it may be given several times."""
 
 
 GROUPS: dict[str, dict[str, Row]] = {
@@ -42,14 +60,20 @@ GROUPS: dict[str, dict[str, Row]] = {
         "config": Row("YAML with the names of these options.", "FILE"),
         "host": Row("Address to listen on."),
         "port": Row("0: any free one.", "N"),
-        "served_model_name": Row("Name that requests give; may be repeated.", "NAME", "MODEL"),
+        "served_model_name": Row(
+            "Name that requests give; may be repeated.", "NAME", "MODEL", many=True
+        ),
         "api_key": Row(
-            f"Key that /v1 asks for; may be repeated; also {API_KEY_VARIABLE}.", "KEY", "none"
+            f"Key that /v1 asks for; may be repeated; also {API_KEY_VARIABLE}.",
+            "KEY",
+            "none",
+            many=True,
         ),
         "allowed_host": Row(
             "Name in Host headers to answer to without a key, or *; may be repeated.",
             "NAME",
             "addresses, localhost",
+            many=True,
         ),
         "admin_key": Row(f"Opens /admin; also {ADMIN_KEY_VARIABLE}.", "KEY", "no /admin"),
         "internal_key": Row(
@@ -118,13 +142,9 @@ GROUPS: dict[str, dict[str, Row]] = {
         "drain_s": Row("Time to finish after SIGTERM.", "SECONDS"),
     },
     "Answers, logs and metrics": {
-        "tool_call_parser": Row(
-            "How calls stand in the text.", "hermes|llama3_json", DEFAULTS["tool_parser"]
-        ),
+        "tool_call_parser": Row("How calls stand in the text.", "hermes|llama3_json"),
         "per_request_spec_decode_metrics": Row(
-            "What answers tell about their speculation.",
-            "none|summary|detailed",
-            DEFAULTS["per_request_metrics"],
+            "What answers tell about their speculation.", "none|summary|detailed"
         ),
         "audit_share": Row(
             "Finished requests decoded again when idle; where speculation changed one, it ends.",
@@ -146,9 +166,19 @@ GROUPS: dict[str, dict[str, Row]] = {
 }
 
 
+ROWS = {name: (group, row) for group, rows in GROUPS.items() for name, row in rows.items()}
+_KINDS: dict[str | None, Any] = {"N": int, "SHARE": float, "SECONDS": float, "FILE": Path}
+"""What is read where the help shows such a word; text where it shows another."""
+
+
+def fields_of(kind: type) -> dict[str, str]:
+    """The options that stand for fields of a settings' class, and those fields."""
+    return {name: field.name for name, field in _FIELDS[kind].items() if name in ROWS}
+
+
 def option(name: str) -> Any:
     """The option of the setting `name`: the same with dashes; a pair, with --no-, of a switch."""
-    [(group, row)] = [(group, rows[name]) for group, rows in GROUPS.items() if name in rows]
+    group, row = ROWS[name]
     default = DEFAULTS.get(name) if row.shown is None else row.shown
     flag = "--" + name.replace("_", "-")
     if isinstance(default, bool):
@@ -163,3 +193,15 @@ def option(name: str) -> Any:
         rich_help_panel=group,
         show_default=False if default is None else shown,
     )
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose keywords are all of these options, None where one is not given."""
+    own = inspect.signature(command)
+    kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    for name, (_, row) in ROWS.items():
+        kind = bool if isinstance(DEFAULTS.get(name), bool) else _KINDS.get(row.metavar, str)
+        read = Annotated[(list[kind] if row.many else kind) | None, option(name)]
+        kept.append(inspect.Parameter(name, kept[-1].kind, default=None, annotation=read))
+    command.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+    return command
