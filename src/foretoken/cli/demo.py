@@ -164,7 +164,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     """One prompt, plainly and with everything there is, as it comes."""
     from rich.text import Text
 
-    from foretoken.cli.writing.paint import STYLES, Painter, legend
+    from foretoken.cli.writing import STYLES, Painter, legend
 
     prompt = (
         "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):"

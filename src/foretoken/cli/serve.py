@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.options import parse_invariant, parse_speculation, read_text
+from foretoken.cli.options import (
+    parse_invariant,
+    parse_speculation,
+    read_text,
+    with_parameters,
+)
 from foretoken.cli.other_flags import other_settings
 from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
@@ -22,7 +27,7 @@ from foretoken.cli.serve_options import (
     INTERNAL_KEY_VARIABLE,
     ROWS,
     fields_of,
-    with_options,
+    parameters,
 )
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
@@ -54,7 +59,7 @@ ModelArgument = Annotated[
 ]
 
 
-@with_options
+@with_parameters(parameters())
 def serve(context: typer.Context, model: ModelArgument = None, **given: Any) -> None:
     """Serve a model through OpenAI's API; it speculates unless told otherwise."""
     raise typer.Exit(_serve(settings_of({"model": model, **given}, other_settings(context))))

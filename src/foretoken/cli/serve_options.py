@@ -5,7 +5,7 @@ settings stands between the two. Torch-free.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,13 +195,9 @@ def option(name: str) -> Any:
     )
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose keywords are all of these options, None where one is not given."""
-    own = inspect.signature(command)
-    kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+def parameters() -> Iterator[inspect.Parameter]:
+    """All of these options as keywords of a command, None where one is not given."""
     for name, (_, row) in ROWS.items():
         kind = bool if isinstance(DEFAULTS.get(name), bool) else _KINDS.get(row.metavar, str)
         read = Annotated[(list[kind] if row.many else kind) | None, option(name)]
-        kept.append(inspect.Parameter(name, kept[-1].kind, default=None, annotation=read))
-    command.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
-    return command
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=read)

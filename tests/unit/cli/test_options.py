@@ -12,10 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.cli.generate import _words
 from foretoken.cli.options import parse_invariant, parse_speculation, read_prompts
 from foretoken.cli.serve_options import DEFAULTS, GROUPS, option
 from foretoken.cli.train import worth_table
-from foretoken.cli.writing.generate import _words
 from foretoken.errors import ConfigError
 from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
