@@ -13,8 +13,8 @@ import typer
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.lint import own_parser
-from foretoken.cli.other_flags import other_settings
 from foretoken.cli.serve import served, settings_of
+from foretoken.cli.serve_options import other_settings
 from foretoken.config import EngineConfig
 from foretoken.config.methods import find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names

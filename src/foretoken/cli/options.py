@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretoken.config.auto import AUTO
 from foretoken.errors import ConfigError
@@ -126,3 +127,17 @@ def read_prompts(path: Path, option: str = "--prompts") -> tuple[str, ...]:
             raise ConfigError(f"{option} line {number}", line, 'JSON such as {"prompt": "..."}')
         prompts.append(prompt)
     return tuple(prompts)
+
+
+def write_commands(group: TyperGroup, formatter: Any) -> None:
+    """The commands of a group in its help, each with the first paragraph of its own.
+
+    No name is cut, as Typer's tables of rich do in a narrow terminal.
+    """
+    rows = [
+        (name, " ".join((command.help or "").split("\n\n")[0].split()))
+        for name, command in group.commands.items()
+        if not command.hidden
+    ]
+    with formatter.section("Commands"):
+        formatter.write_dl(rows)

@@ -19,7 +19,6 @@ from foretoken.cli.options import (
     read_text,
     with_parameters,
 )
-from foretoken.cli.other_flags import other_settings
 from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
     ADMIN_KEY_VARIABLE,
@@ -27,6 +26,7 @@ from foretoken.cli.serve_options import (
     INTERNAL_KEY_VARIABLE,
     ROWS,
     fields_of,
+    other_settings,
     parameters,
 )
 from foretoken.config import EngineConfig, SpeculativeConfig
@@ -171,9 +171,7 @@ def _check_launch(
     kind = "pipeline" if config.pipeline_parallel_size > 1 else "tensor"
     require(f"--{kind}-parallel-size", ranks, ranks == launch.size, allowed)
     allowed = "left out under a launcher of processes, such as torchrun"
-    require(
-        "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed
-    )
+    require("--replicas", replicas and replicas.replicas, replicas is None, allowed)
 
 
 def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
@@ -204,8 +202,10 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if beside and speculation is None and "speculative_config" in settings:
         allowed = f"left out, or JSON, beside --{beside[0].replace('_', '-')}"
         raise ConfigError("--speculative-config", settings["speculative_config"], allowed)
-    if beside and speculation is None and not any(map(_names_a_drafter, beside)):
-        speculation = {"method": AUTO}  # as where nothing is said
+    rows = [find_other("flags", flag) for flag in beside]
+    named = any(row is not None and row.key in ("method", "model") for row in rows)
+    if beside and speculation is None and not named:  # only how far to draft, or by which rule
+        speculation = {"method": AUTO}
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or None)
     own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE, "").strip() or None)
@@ -246,11 +246,8 @@ def _warn_if_open(server: ServerConfig) -> None:
     emptied = not (server.api_keys or os.environ.get(API_KEY_VARIABLE, "unset").strip())
     if emptied or server.is_open:
         why = f"{API_KEY_VARIABLE} is empty" if emptied else f"no --api-key, no {API_KEY_VARIABLE}"
-        logger.warning(
-            "no API key is asked for (%s): whoever reaches %s may ask",
-            why,
-            server.host or "0.0.0.0",
-        )
+        host = server.host or "0.0.0.0"
+        logger.warning("no API key is asked for (%s): whoever reaches %s may ask", why, host)
 
 
 def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
@@ -270,12 +267,6 @@ def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
         allowed = "left out beside --replicas: one address cannot be that of several servers"
         raise ConfigError("--kv-events-config", found.endpoint, allowed)
     return found
-
-
-def _names_a_drafter(flag: str) -> bool:
-    """Whether another engine's flag says who drafts, and not only how far or by which rule."""
-    row = find_other("flags", flag)
-    return row is not None and row.key in ("method", "model")
 
 
 def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:

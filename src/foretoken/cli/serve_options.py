@@ -1,18 +1,26 @@
 """The options of `foretoken serve`: their groups, texts, and the defaults that its help shows.
 
 Defaults are read off the settings' own classes. No option has one of its own, since a file of
-settings stands between the two. Torch-free.
+settings stands between the two. Flags of other engines are picked out of the arguments: taken, or
+answered. What each name means is in the table of other engines; whether its value is allowed is
+judged where `LLM` judges it. Torch-free.
 """
 
 import inspect
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperCommand
 
 from foretoken.config import EngineConfig
+from foretoken.config.aliases import ENGINE_KEYS
+from foretoken.config.other_engines import find_other
+from foretoken.errors import ConfigError, nearest
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig
 
@@ -29,7 +37,7 @@ _RENAMED = {
     "kv_events": "kv_events_config",
 }
 """Fields of the settings' classes whose options have another name."""
-_FIELDS = {
+_FIELDS: dict[type, dict[str, Any]] = {
     kind: {_RENAMED.get(field.name, field.name): field for field in fields(kind)}
     for kind in (EngineConfig, ServerConfig, Limits, ReplicaConfig)
 }
@@ -199,5 +207,124 @@ def parameters() -> Iterator[inspect.Parameter]:
     """All of these options as keywords of a command, None where one is not given."""
     for name, (_, row) in ROWS.items():
         kind = bool if isinstance(DEFAULTS.get(name), bool) else _KINDS.get(row.metavar, str)
-        read = Annotated[(list[kind] if row.many else kind) | None, option(name)]
+        kind = list[str] if row.many else kind
+        read = Annotated[kind | None, option(name)]  # type: ignore[valid-type]
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=read)
+
+
+_OTHER = "foretoken.other_settings"
+_SAME = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "sc": "speculative_config",
+    "m": "model",
+    "model": "model",
+}
+"""Names whose counterpart is an option or the argument, not a key of speculative_config."""
+_DRAFT = "draft"
+"""A number of drafts to llama.cpp; a model, as to `foretoken generate` and `chat`."""
+_NESTED = ("speculative_config.", "sc.")
+_IN_WORDS = re.compile(r"\[default: \((.*)\)\]$")
+"""Typer puts a default that is a text into parentheses."""
+
+
+def other_settings(context: typer.Context) -> dict[str, Any]:
+    """The settings that were given under names of other engines, under the names of `LLM`."""
+    found: dict[str, Any] = context.meta.get(_OTHER, {})
+    return found
+
+
+@final
+class ServeCommand(TyperCommand):
+    """`foretoken serve`: options under headings; flags of other engines are taken or answered."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put aside the flags of other engines, then parse as usual."""
+        own = {
+            name: getattr(parameter, "is_flag", False)
+            for parameter in self.get_params(ctx)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+            if name.startswith("-")
+        }
+        args, ctx.meta[_OTHER] = _put_aside(args, own)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then each group of options in order of its first one. No name is
+        cut, as by Typer's tables of rich in a narrow terminal."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is None:
+                continue
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Other"
+            heading = getattr(parameter, "rich_help_panel", None) or kind
+            groups.setdefault(heading, []).append((row[0], _IN_WORDS.sub(r"[default: \1]", row[1])))
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def _put_aside(args: list[str], own: Mapping[str, bool]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without other engines' flags, and those as settings.
+
+    Args:
+        args: as typed.
+        own: the command's own options, and whether each is a switch.
+    """
+    rest: list[str] = []
+    found: dict[str, Any] = {}
+    waiting = list(args)
+    while waiting:
+        word = waiting.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--":
+            return [*rest, word, *waiting], found
+        if not flag.startswith("-") or len(flag) < 2 or flag[1].isdigit():
+            rest.append(word)
+        elif flag in own:
+            rest.append(word)
+            if not own[flag] and not equals and waiting:
+                rest.append(waiting.pop(0))
+        else:
+            name = flag.lstrip("-").replace("-", "_")
+            given: object = True
+            is_switch = any(isinstance(one, bool) for one in ENGINE_KEYS.neutral.get(name, ()))
+            if equals:
+                given = _typed(value)
+            elif not is_switch and waiting and not waiting[0].startswith("--"):
+                given = _typed(waiting.pop(0))
+            _add(found, name, flag, given, own)
+    return rest, found
+
+
+def _add(
+    found: dict[str, Any], name: str, flag: str, given: object, own: Mapping[str, bool]
+) -> None:
+    """Add one setting under the name that `LLM` knows it by, or refuse a name nobody has."""
+    nested = next((name.removeprefix(head) for head in _NESTED if name.startswith(head)), None)
+    if nested is not None:
+        found.setdefault("speculative_config", {})[nested] = given
+    elif name == _DRAFT and isinstance(given, str):
+        found.setdefault("speculative_config", {})["model"] = given
+    elif name in _SAME:
+        found[_SAME[name]] = given
+    elif name in ENGINE_KEYS.neutral or name in ENGINE_KEYS.removed:
+        found[name] = given
+    elif find_other("flags", name) or find_other("keys", name):
+        found[name] = given
+    elif flag not in ("-h", "--help"):
+        near = nearest(flag.lstrip("-"), [option.lstrip("-") for option in own])
+        allowed = f"--{near}, or another" if near else "an"
+        allowed += (
+            " option of `foretoken serve --help`; `foretoken lab lint 'COMMAND'` reads whole "
+        )
+        raise ConfigError(flag, given, f"{allowed}commands of other engines")
+
+
+def _typed(text: str) -> object:
+    """A number, a truth value or JSON, where the text is one."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli.help import write_commands
-from foretoken.cli.options import read_prompts
+from foretoken.cli.options import read_prompts, write_commands
 from foretoken.cli.timed_runs import estimate, show_ratio
 from foretoken.config.methods import ROWS, DraftingMethod, Trained, known_methods
 from foretoken.errors import ConfigError

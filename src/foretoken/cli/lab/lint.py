@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.other_flags import other_settings
 from foretoken.cli.serve import served, settings_of, speculates_by_default
+from foretoken.cli.serve_options import other_settings
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
