@@ -215,15 +215,15 @@ class Terminal:
             self._screen.say("\n".join(lines))
 
     def _answer(self, text: str) -> None:
+        def show(outputs: Iterator[Output]) -> None:
+            with suppress(KeyboardInterrupt):
+                self._screen.show(outputs)
+
         try:
-            answer = self._talk.ask(text, self._show)
+            answer = self._talk.ask(text, show)
         except EngineLostError:
             raise
         except ForetokenError as error:
             self._screen.say(f"foretoken: {error}\n")
         else:
             self._screen.say(f"\n{self._talk.describe(answer)}\n")
-
-    def _show(self, outputs: Iterator[Output]) -> None:
-        with suppress(KeyboardInterrupt):
-            self._screen.show(outputs)

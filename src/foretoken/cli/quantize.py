@@ -5,7 +5,7 @@ Owns argument parsing and what is shown; the work is `foretoken.training.quantiz
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,17 +14,7 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.training.quantize.job import Quantized
-    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
-
-
-Packed: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--packed",
-        help="Also write OUT/packed: the weights as this machine's kernels want them, which every "
-        "start then maps.",
-    ),
-]
+    from foretoken.training.quantize.settings import QuantizeSettings
 
 
 def quantize(
@@ -64,40 +54,40 @@ def quantize(
             help="Round inputs with large activations first; the default with --calibrate.",
         ),
     ] = None,
-    packed: Packed = False,
+    packed: Annotated[
+        bool,
+        typer.Option(
+            "--packed",
+            help="Also write OUT/packed: the weights as this machine's kernels want them, which "
+            "every start then maps.",
+        ),
+    ] = False,
 ) -> None:
     """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
 
     Format compressed-tensors, pack-quantized. Embedding, norms, biases and the output head stay as
     they are; `quantization=` at load makes an int8 copy of the head.
     """
-    given = {
+    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+
+    options = {
         "sequences": calibration_sequences,
         "length": calibration_length,
         "damping": damping,
         "activation_order": activation_order,
     }
-    from foretoken.training.quantize.settings import QuantizeSettings
-
+    given: dict[str, Any] = {name: one for name, one in options.items() if one is not None}
+    if calibrate is None and given:
+        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
     settings = QuantizeSettings(
         scheme=scheme,
         group_size=group_size,
         symmetric=symmetric,
-        calibration=_calibration(calibrate, given),
+        calibration=None if calibrate is None else CalibrationSettings(source=calibrate, **given),
     )
     _print(_run(model, out, settings))
-    _pack(out, wanted=packed)
-
-
-def _calibration(source: str | None, options: dict[str, Any]) -> "CalibrationSettings | None":
-    from foretoken.training.quantize.settings import CalibrationSettings
-
-    given = {name: value for name, value in options.items() if value is not None}
-    if source is not None:
-        return CalibrationSettings(source=source, **given)
-    if given:
-        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
-    return None
+    if packed:
+        _pack(out)
 
 
 def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
@@ -117,10 +107,8 @@ def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
         )
 
 
-def _pack(folder: Path, *, wanted: bool) -> None:
+def _pack(folder: Path) -> None:
     """Packed weights as an engine with default settings on this machine's CPU wants them."""
-    if not wanted:
-        return
     import torch
 
     from foretoken.backend import packing_devices

@@ -316,10 +316,8 @@ def _add(
     elif flag not in ("-h", "--help"):
         near = nearest(flag.lstrip("-"), [option.lstrip("-") for option in own])
         allowed = f"--{near}, or another" if near else "an"
-        allowed += (
-            " option of `foretoken serve --help`; `foretoken lab lint 'COMMAND'` reads whole "
-        )
-        raise ConfigError(flag, given, f"{allowed}commands of other engines")
+        whole = "`foretoken lab lint 'COMMAND'` reads whole commands of other engines"
+        raise ConfigError(flag, given, f"{allowed} option of `foretoken serve --help`; {whole}")
 
 
 def _typed(text: str) -> object:

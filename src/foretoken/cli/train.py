@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from foretoken.cli.options import read_prompts, write_commands
 from foretoken.cli.timed_runs import estimate, show_ratio
-from foretoken.config.methods import ROWS, DraftingMethod, Trained, known_methods
+from foretoken.config.methods import ROWS, DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import EXITS, FASTER, LEAVE_IT_OFF, MEASURE_MORE, Verdict, judge_gain
 
@@ -61,7 +61,7 @@ class TrainGroup(TyperGroup):
             for kind in method.trained:
                 if kind.command not in self.commands:
                     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-                    alone.command(kind.command, help=_help_of(kind))(_trains(kind.kind))
+                    alone.command(kind.command, help=f"Train {kind.summary}.")(_trains(kind.kind))
                     self.commands[kind.command] = typer.main.get_command(alone)
 
 
@@ -73,10 +73,6 @@ def _training_of(method: DraftingMethod) -> str:
         return f"a method that is trained; {method.name} has no weights"
     known = ", ".join(kind.command for one in known_methods() for kind in one.trained)
     return f"{known}; the record of {method.name} names no training (`trained`)"
-
-
-def _help_of(kind: Trained) -> str:
-    return f"Train {kind.summary}."
 
 
 train_app = typer.Typer(
@@ -95,8 +91,6 @@ def main() -> None:
 Config = Annotated[str, typer.Argument(help="A TOML file.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder.")]
 Target = Annotated[Path | None, typer.Option(help="The target's folder, in place of CONFIG's.")]
-
-
 Form = Annotated[
     str | None,
     typer.Option(
@@ -121,7 +115,7 @@ def _trains(kind: str) -> Callable[..., None]:
 
 for _method in ROWS:
     for _kind in _method.trained:
-        train_app.command(_kind.command, help=_help_of(_kind))(_trains(_kind.kind))
+        train_app.command(_kind.command, help=f"Train {_kind.summary}.")(_trains(_kind.kind))
 
 
 EPILOG = (
