@@ -19,7 +19,7 @@ from foretoken.config import EngineConfig
 from foretoken.config.methods import find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.metrics import EngineMetrics

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import NAMES, LaunchVerdict, lint
 from foretoken.lab.lint.fit import Machine, planned_settings
 from foretoken.lab.lint.names import todays

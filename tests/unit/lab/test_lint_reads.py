@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.read import read_commands
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_commands, read_source
 
 GUIDE = """vllm serve Qwen/Qwen3-8B \\
 --speculative-config \\

@@ -75,16 +75,12 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     from foretoken.config import SpeculativeConfig
     from foretoken.lab.launch.export import EXPORTED_FROM, export_launch
     from foretoken.lab.launch.export import export as write
-    from foretoken.lab.launch.sources import read_source
+    from foretoken.lab.launch.read import read_source
     from foretoken.lab.lint.names import todays
 
     text = text_of(given, "CONFIG")
     document, launches = _mapping(text), read_source(text).launches
-    if (
-        len(launches) == 1
-        and launches[0].engine in EXPORTED_FROM
-        and launches[0].form.kind == "command"
-    ):
+    if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form == "command":
         found = export_launch(engine, todays(launches[0])[0])
         if engine == "foretoken":  # whose own parser says what it does not take
             served(settings_of_words(root, read_source(found.text).launches[0].words))
@@ -94,7 +90,7 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     if document is not None and any(key in document for key in _CONFIG_KEYS):
         return write(engine, {"model": _UNNAMED}, SpeculativeConfig.from_dict(document))
     commands = [
-        one.words for one in launches if one.engine == "foretoken" and one.form.kind == "command"
+        one.words for one in launches if one.engine == "foretoken" and one.form == "command"
     ]
     if len(commands) == 1:
         return write(engine, *_own(settings_of_words(root, commands[0])))

@@ -56,7 +56,7 @@ def lint(
     from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.launch.engines import READ
-    from foretoken.lab.launch.sources import READABLE, read_source
+    from foretoken.lab.launch.read import READABLE, read_source
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
 
@@ -82,7 +82,7 @@ def own_parser(root: Any) -> "OwnParser":
     """What judges a `foretoken serve`: the parser that it is for."""
 
     def parse(words: tuple[str, ...]) -> "list[Finding]":
-        from foretoken.lab.lint.rules import settings_finding, speculation_finding
+        from foretoken.lab.lint.checks import settings_finding, speculation_finding
 
         name, *arguments = words
         try:

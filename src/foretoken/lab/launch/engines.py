@@ -13,11 +13,11 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     in_json,
+    number,
 )
 from foretoken.lab.launch.llama_cpp import LLAMA_CPP
 from foretoken.lab.launch.openvino import OPENVINO
 from foretoken.lab.launch.sglang import SGLANG
-from foretoken.lab.launch.values import number
 from foretoken.lab.launch.vllm import JSON_FLAGS, VLLM
 
 FORETOKEN = LaunchEngine(

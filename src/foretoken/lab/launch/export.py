@@ -15,10 +15,17 @@ from foretoken.config.methods import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import LoadConfig, RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING, DraftingSetup, Ranges, Unsaid
+from foretoken.lab.launch.drafting import (
+    BY_LOAD,
+    MOST_RUNNING,
+    NAMES,
+    DraftingSetup,
+    Ranges,
+    Unsaid,
+    option_for,
+)
 from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal
 from foretoken.lab.launch.launch import MODELS, RANKS, Launch
-from foretoken.lab.launch.options import NAMES, option_for
 from foretoken.lab.launch.read import ASSIGNED
 from foretoken.lab.launch.write import WrittenCommand, write_command
 

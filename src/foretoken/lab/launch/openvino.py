@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretoken.config.methods import DraftingMethod, NgramSettings
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid, not_by_load
+from foretoken.lab.launch.drafting import (
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    Unsaid,
+    not_by_load,
+    told_keys,
+)
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import told_keys
 
 _METHODS = ("draft_model", "eagle3", "ngram")
 _THRESHOLD = "draft_confidence_threshold"

@@ -1,9 +1,16 @@
 """SGLang: told by an algorithm, the steps of a draft, and the rows to verify."""
 
 from foretoken.config.methods import DraftingMethod
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, not_by_load
+from foretoken.lab.launch.drafting import (
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    not_by_load,
+    todays_word,
+    told_keys,
+    told_word,
+)
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import todays_word, told_keys, told_word
 
 _LOOK_UP = "NGRAM"
 """Its one look-up, for all of ours."""

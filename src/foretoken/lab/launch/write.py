@@ -13,11 +13,9 @@ from typing import Any, final
 import yaml
 
 from foretoken.lab.launch import openvino
-from foretoken.lab.launch.drafting import DraftingSetup, Unsaid, in_groups
+from foretoken.lab.launch.drafting import DraftingSetup, Unsaid, in_groups, told_option
 from foretoken.lab.launch.engines import ENGINES, tell
-from foretoken.lab.launch.launch import Launch, LaunchPart
-from foretoken.lab.launch.options import told_option
-from foretoken.lab.launch.values import Expression, json_for_shell
+from foretoken.lab.launch.launch import Expression, Launch, LaunchPart, json_for_shell
 
 _GGUF_KINDS = {
     "int8": "q8_0",
@@ -33,7 +31,7 @@ _CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 def written(launch: Launch) -> str:
     """The launch as a command, a call or settings."""
     writer = {"python": _call, "settings": _settings}
-    return writer.get(launch.form.kind, _command)(launch)
+    return writer.get(launch.form, _command)(launch)
 
 
 def _command(launch: Launch) -> str:
@@ -63,14 +61,14 @@ def words_of(launch: Launch) -> list[str]:
 
 
 def _settings(launch: Launch) -> str:
-    if launch.form.holder == "config":  # a speculative config by itself
+    if launch.holder == "config":  # a speculative config by itself
         return json.dumps(launch.parts[0].value, indent=2)
     found = {part.written: part.value for part in launch.parts}
     return str(yaml.safe_dump(found, width=10_000, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def _call(launch: Launch) -> str:
-    lines = [f"{launch.form.holder}("]
+    lines = [f"{launch.holder}("]
     for part in launch.parts:
         value = part.raw or _literal(part.value, "    ")
         lines.append(f"    {part.written}{'' if part.written == '**' else '='}{value},")

@@ -12,9 +12,7 @@ from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import given
-from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.values import number
-from foretoken.lab.lint.rules import speculates
+from foretoken.lab.launch.launch import Launch, number
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
@@ -107,7 +105,7 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 
 
 def _drafting(launch: Launch) -> DraftingSetup | None:
-    return given(launch) or (None if speculates(launch) else DraftingSetup("ngram"))
+    return given(launch) or (None if launch.speculates else DraftingSetup("ngram"))
 
 
 def _place(launch: Launch, machine: Machine) -> tuple[str, int]:

@@ -24,8 +24,6 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     in_json,
-)
-from foretoken.lab.launch.values import (
     is_unsaid,
     json_for_shell,
     json_text,
@@ -170,7 +168,7 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
 
 
 def _as_config(launch: Launch, config: Mapping[str, Any]) -> str:
-    if launch.form.kind == "command":
+    if launch.form == "command":
         return f"--speculative-config {json_for_shell(config)}"
     return f"speculative_config={json_text(config)}"
 
@@ -301,8 +299,8 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
 
 def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
     old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)
-    written = "--speculative-config" if launch.form.kind == "command" else "speculative_config"
-    if launch.form.kind == "settings" and any("-" in part.written for part in launch.parts):
+    written = "--speculative-config" if launch.form == "command" else "speculative_config"
+    if launch.form == "settings" and any("-" in part.written for part in launch.parts):
         written = "speculative-config"
     ordered = {key: config[key] for key in _FIRST if key in config} | config
     name = old.written if old else written
@@ -364,9 +362,9 @@ def _of_gone_variable(part: LaunchPart, engine: str) -> OtherName | None:
 
 def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
     written = name.replace("_", "-")
-    if launch.form.kind == "python" or (launch.form.kind == "settings" and "_" in part.written):
+    if launch.form == "python" or (launch.form == "settings" and "_" in part.written):
         return replace(part, name=written, written=name)
-    dashes = "--" if launch.form.kind != "settings" else ""
+    dashes = "--" if launch.form != "settings" else ""
     return replace(part, name=written, written=dashes + written, role="argument")
 
 
