@@ -170,6 +170,12 @@ class Launch:
         """The launch without these options."""
         return self.having(part for part in self.parts if part.name not in names)
 
+    def with_value(self, name: str, value: str) -> Self:
+        """The launch with another value of this option, where it is given."""
+        return self.having(
+            replace(part, value=value, raw="") if part.name == name else part for part in self.parts
+        )
+
     def having(self, parts: Iterable[LaunchPart]) -> Self:
         """The launch with these parts."""
         return replace(self, parts=tuple(parts))

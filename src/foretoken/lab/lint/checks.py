@@ -7,6 +7,7 @@ other.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from foretoken.config import EngineConfig
@@ -15,11 +16,11 @@ from foretoken.config.methods import known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
+from foretoken.lab.launch.drafting import BY_LOAD
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     Expression,
     Launch,
-    LaunchPart,
     in_json,
     is_unsaid,
     number,
@@ -29,21 +30,20 @@ from foretoken.lab.launch.write import written
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
 from foretoken.lab.lint.names import NAME_CHECKS, engine_table, gone_value, method_in, todays
 
-VLLM_CHECKS = (
-    *("unread_config", "broken_config", "draft_ranks", "draft_rule", "parallel_drafting"),
-    *("batch_schedule", "incompatible", "monitoring"),
+OWN_CHECKS = (
+    *(*NAME_CHECKS, "unread_config", "broken_config", "draft_ranks", "draft_rule"),
+    *("parallel_drafting", "batch_schedule", "incompatible", "monitoring", "llama_types"),
+    *("llama_defaults", "n_min_discards", "llama_other", "sglang_shape", "foretoken_settings"),
+    *TEXT_CHECKS,
 )
-OTHER_CHECKS = (
-    *("llama_types", "llama_defaults", "n_min_discards", "llama_other", "sglang_shape"),
-    "foretoken_settings",
-)
+NAMES = (*OWN_CHECKS, *PAIR_CHECKS)
+
 _MOST, _FEWEST = "spec-draft-n-max", "spec-draft-n-min"
+_LENGTH, _RANKS = "num_speculative_tokens", "draft_tensor_parallel_size"
+_UNPADDED = "disable_padded_drafter_batch"
 _STEPS, _ROWS, _TOP_K = (
     f"speculative-{name}" for name in ("num-steps", "num-draft-tokens", "eagle-topk")
 )
-OWN_CHECKS = (*NAME_CHECKS, *VLLM_CHECKS, *OTHER_CHECKS, *TEXT_CHECKS)
-NAMES = (*OWN_CHECKS, *PAIR_CHECKS)
-
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
@@ -88,27 +88,29 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         return _judge_own(launch, lambda one: list(check_foretoken(one)))
     if launch.engine == "foretoken" and launch.form != "settings" and own is not None:
         return _judge_own(launch, lambda one: own(one.words))
+
+    def meaning(one: Launch) -> list[Finding]:
+        check = _CHECKS.get(one.engine)
+        return [*(check(one) if check else ()), *check_pair(one, machine)]
+
     today, found = todays(launch)
-    found += _meaning(today, machine)
+    found += meaning(today)
     if not today.speculates and not found and launch.engine != "foretoken":
         found.append(_silent(launch))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
     right = _MENDED.get(launch.engine, lambda one: one)(today)
-    right = right.having(_with_todays_value(launch.engine, part) for part in right.parts)
-    left = (*todays(right)[1], *_meaning(right, machine))
-    remaining = tuple(finding for finding in left if finding.level == "error")
+    for part in right.parts:
+        gone = gone_value(launch.engine, part.name, part.value)
+        if gone is not None and gone.now:
+            right = right.with_value(part.name, gone.now)
+    left = (*todays(right)[1], *meaning(right))
     return LaunchVerdict(
         launch=launch,
         findings=tuple(found),
         corrected="" if right == launch else written(right),
-        remaining=remaining,
+        remaining=tuple(finding for finding in left if finding.level == "error"),
     )
-
-
-def _with_todays_value(engine: str, part: LaunchPart) -> LaunchPart:
-    gone = gone_value(engine, part.name, part.value)
-    return part if gone is None or not gone.now else replace(part, value=gone.now, raw="")
 
 
 def _silent(launch: Launch) -> Finding:
@@ -122,25 +124,20 @@ def _silent(launch: Launch) -> Finding:
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:
     """What Foretoken itself says of its launch; corrected where options only have to go."""
+
+    def first_error(found: Iterable[Finding]) -> Finding | None:
+        return next((finding for finding in found if finding.level == "error"), None)
+
     findings = left = ask(launch)
     kept = launch
-    while (error := _first_error(left)) is not None and error.remedy.startswith(_LEFT_OUT):
+    while (error := first_error(left)) is not None and error.remedy.startswith(_LEFT_OUT):
         shorter = kept.without(error.where.removeprefix("LLM.").lstrip("-").replace("_", "-"))
         if shorter == kept:
             break
         kept, left = shorter, ask(shorter)
         findings = [*findings, *(finding for finding in left if finding.level == "error")]
-    corrected = written(kept) if kept != launch and _first_error(left) is None else ""
+    corrected = written(kept) if kept != launch and first_error(left) is None else ""
     return LaunchVerdict(launch=launch, findings=tuple(findings), corrected=corrected)
-
-
-def _first_error(findings: Iterable[Finding]) -> Finding | None:
-    return next((finding for finding in findings if finding.level == "error"), None)
-
-
-def _meaning(launch: Launch, machine: Machine) -> list[Finding]:
-    check = _CHECKS.get(launch.engine)
-    return [*(check(launch) if check else ()), *check_pair(launch, machine)]
 
 
 def check_vllm(launch: Launch) -> Iterator[Finding]:
@@ -155,18 +152,27 @@ def check_vllm(launch: Launch) -> Iterator[Finding]:
         message = f"not a JSON object: {launch.broken}"
         yield Finding.of("broken_config", "error", "speculative_config", message, remedy)
     if launch.speculation:
-        yield from _length(launch.speculation)
-        yield from _draft_ranks(launch)
+        yield from _length_and_ranks(launch, launch.speculation)
         yield from _draft_rule(launch.speculation)
-        yield from _parallel_drafting(launch.speculation)
         yield from _batch_schedule(launch)
-        yield from _incompatible(launch)
-        yield from _monitoring(launch)
+        yield from _beside(launch)
 
 
 def mended_vllm(launch: Launch) -> Launch:
     """The launch with what vLLM refuses put right, where there is one obvious answer."""
-    config = dict(_mended(launch, launch.speculation)) if launch.speculation else {}
+    config, method = dict(launch.speculation), method_in(launch.speculation)
+    for key, value in launch.speculation.items():
+        gone = gone_value("vllm", key, value)
+        if gone is not None:
+            config[key] = gone.now
+    ranks = config.get(_RANKS)
+    alone = number(ranks) == 1 and config.get("method") != "draft_model"
+    if _RANKS in config and launch.ranks_are_said and not is_unsaid(ranks) and not alone:
+        config[_RANKS] = launch.ranks
+    if config.get(_UNPADDED) is True and not _reads_features(config):
+        del config[_UNPADDED]
+    if config and _LENGTH not in config and (method is None or method.vllm_needs_length):
+        config[_LENGTH] = method.default_drafts if method else 5
     if config == launch.speculation:
         return launch
     return launch.having(
@@ -174,60 +180,45 @@ def mended_vllm(launch: Launch) -> Launch:
     )
 
 
-def _mended(launch: Launch, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _reads_features(config: Mapping[str, Any]) -> bool:
+    """Whether an EAGLE head drafts."""
     method = method_in(config)
-    for key, value in config.items():
-        if key == "draft_tensor_parallel_size":
-            one = number(value) == 1 and config.get("method") != "draft_model"
-            said = launch.ranks_are_said and not is_unsaid(value)
-            value = value if one or not said else launch.ranks
-        elif (gone := gone_value("vllm", key, value)) is not None:
-            value = gone.now
-        elif key == "disable_padded_drafter_batch" and value is True:
-            if method is None or method.drafts_with != "head" or not method.own_kv:
-                continue
-        yield key, value
-    if "num_speculative_tokens" not in config and (method is None or method.vllm_needs_length):
-        yield "num_speculative_tokens", method.default_drafts if method else 5
+    return method is not None and method.drafts_with == "head" and method.own_kv
 
 
 def _of(check: str, level: str, key: str, message: str, remedy: str = "") -> Finding:
     return Finding.of(check, level, f"speculative_config.{key}", message, remedy)
 
 
-def _length(config: Mapping[str, Any]) -> Iterator[Finding]:
-    key = "num_speculative_tokens"
-    count, method = config.get(key), method_in(config)
+def _length_and_ranks(launch: Launch, config: Mapping[str, Any]) -> Iterator[Finding]:
+    count, method = config.get(_LENGTH), method_in(config)
     if count is None and (method is None or method.vllm_needs_length):
-        yield _of("broken_config", "error", key, "it is required for this method")
+        yield _of("broken_config", "error", _LENGTH, "it is required for this method")
     elif not (count is None or is_unsaid(count)) and not 1 <= (number(count) or 0) <= 128:
-        yield _of("broken_config", "error", key, f"{count!r} is not within 1 and 128")
-
-
-def _draft_ranks(launch: Launch) -> Iterator[Finding]:
-    key, target = "draft_tensor_parallel_size", launch.ranks
-    ranks = number(launch.speculation.get(key))
-    if ranks is None or ranks == target or not launch.ranks_are_said:
-        return
-    level, message = "error", f"it must be {'1 or ' if target > 1 else ''}the target's {target}"
-    if ranks == 1 and launch.speculation.get("method") == "draft_model":
-        message = (
-            f"a draft model must be split over the target's {target} ranks; on one rank its "
-            "weights count double, for all ranks keep pools of one size"
-        )
-    elif ranks == 1:
-        level = "warning"
-        message = "its weights count double: all ranks keep pools of one size"
-    yield _of("draft_ranks", level, key, message, f'"{key}": {target}')
+        yield _of("broken_config", "error", _LENGTH, f"{count!r} is not within 1 and 128")
+    ranks, target = number(config.get(_RANKS)), launch.ranks
+    if ranks is not None and ranks != target and launch.ranks_are_said:
+        level, message = "error", f"it must be {'1 or ' if target > 1 else ''}the target's {target}"
+        if ranks == 1 and config.get("method") == "draft_model":
+            message = (
+                f"a draft model must be split over the target's {target} ranks; on one rank its "
+                "weights count double, for all ranks keep pools of one size"
+            )
+        elif ranks == 1:
+            level = "warning"
+            message = "its weights count double: all ranks keep pools of one size"
+        yield _of("draft_ranks", level, _RANKS, message, f'"{_RANKS}": {target}')
+    check = "parallel_drafting"
+    if config.get(check) is True:
+        message = "needs a model trained for it (PARD, P-EAGLE); others draft nonsense"
+        yield _of(check, "warning", check, message)
+    if config.get(_UNPADDED) is True and not _reads_features(config):
+        yield _of(check, "error", _UNPADDED, "only for EAGLE heads")
 
 
 def _draft_rule(config: Mapping[str, Any]) -> Iterator[Finding]:
     method, sampled = method_in(config), config.get("draft_sample_method")
-    rule = config.get("rejection_sample_method")
-
-    def said(level: str, key: str, message: str) -> Finding:
-        return _of("draft_rule", level, key, message)
-
+    said = partial(_of, "draft_rule")
     drawn = sampled == "probabilistic"
     if drawn and method and method.drafts_with == "text":
         yield said("error", "draft_sample_method", "looked-up drafts have no distribution")
@@ -235,9 +226,9 @@ def _draft_rule(config: Mapping[str, Any]) -> Iterator[Finding]:
     if sampled not in known and not is_unsaid(sampled):
         yield said("error", "draft_sample_method", f"{sampled!r} is unknown")
     key = "rejection_sample_method"
-    if rule == "fly":
+    if config.get(key) == "fly":
         yield said("warning", key, "fly is lossy: outputs change")
-    if rule == "synthetic":
+    if config.get(key) == "synthetic":
         yield said("warning", key, "synthetic writes garbage: only to measure")
         lengths = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
         if sum(config.get(name) is not None for name in lengths) != 1:
@@ -249,19 +240,8 @@ def _draft_rule(config: Mapping[str, Any]) -> Iterator[Finding]:
         yield said("error", key, "only with greedy drafts")
 
 
-def _parallel_drafting(config: Mapping[str, Any]) -> Iterator[Finding]:
-    check, method = "parallel_drafting", method_in(config)
-    if config.get("parallel_drafting") is True:
-        message = "needs a model trained for it (PARD, P-EAGLE); others draft nonsense"
-        yield _of(check, "warning", "parallel_drafting", message)
-    reads_features = method is not None and method.drafts_with == "head" and method.own_kv
-    if config.get("disable_padded_drafter_batch") is True and not reads_features:
-        yield _of(check, "error", "disable_padded_drafter_batch", "only for EAGLE heads")
-
-
 def _batch_schedule(launch: Launch) -> Iterator[Finding]:
-    key = "num_speculative_tokens_per_batch_size"
-    ranges = launch.speculation.get(key)
+    ranges = launch.speculation.get(BY_LOAD)
     if ranges is None:
         return
     level, message = "error", _schedule_problem(ranges)
@@ -273,7 +253,7 @@ def _batch_schedule(launch: Launch) -> Iterator[Finding]:
             "prefills count towards the batch size, and an aggregate-throughput collapse at the "
             "threshold has been reported: confirm the schedule with an A/B"
         )
-    yield _of("batch_schedule", level, key, message)
+    yield _of("batch_schedule", level, BY_LOAD, message)
 
 
 def _schedule_problem(ranges: object) -> str:
@@ -292,12 +272,9 @@ def _schedule_problem(ranges: object) -> str:
     return ""
 
 
-def _incompatible(launch: Launch) -> Iterator[Finding]:
-    config, options = launch.speculation, launch.options
-
-    def said(level: str, where: str, message: str) -> Finding:
-        return Finding.of("incompatible", level, where, message)
-
+def _beside(launch: Launch) -> Iterator[Finding]:
+    """Options of the server that do not go with drafting, and whether anybody sees acceptance."""
+    config, options, said = launch.speculation, launch.options, partial(Finding.of, "incompatible")
     if "logits-processors" in options:
         message = "custom logits processors are refused at start-up, except with Model Runner V2's "
         yield said("error", "--logits-processors", f"{message}interface")
@@ -305,7 +282,7 @@ def _incompatible(launch: Launch) -> Iterator[Finding]:
         message = "works for few models, on Model Runner V2 only"
         yield said("warning", "--pipeline-parallel-size", message)
     rows, seqs = (number(options.get(n)) for n in ("max-num-batched-tokens", "max-num-seqs"))
-    wanted = (seqs or 0) * ((number(config.get("num_speculative_tokens")) or 0) + 1)
+    wanted = (seqs or 0) * ((number(config.get(_LENGTH)) or 0) + 1)
     if rows and rows < wanted:
         level = "error" if options.get("enable-lora") else "warning"
         message = f"{seqs} requests verify up to {wanted} rows in a step, {rows} are allowed"
@@ -314,21 +291,16 @@ def _incompatible(launch: Launch) -> Iterator[Finding]:
     if limit and own and limit > own:
         message = f"{limit} is beyond the target's {own}"
         yield said("error", "speculative_config.max_model_len", message)
-
-
-def _monitoring(launch: Launch) -> Iterator[Finding]:
-    off, options = "disable-log-stats", launch.options
+    off, said = "disable-log-stats", partial(Finding.of, "monitoring")
     if options.get(off) in (True, "true", "True"):
         message = "no acceptance counters: nobody will notice when speculation stops paying"
-        yield Finding.of("monitoring", "warning", f"--{off}", message)
+        yield said("warning", f"--{off}", message)
     elif launch.form == "python" and off not in options:
         message = "LLM keeps no counters unless it is False: get_metrics() is refused"
-        remedy = "disable_log_stats=False"
-        yield Finding.of("monitoring", "note", "disable_log_stats", message, remedy)
+        yield said("note", "disable_log_stats", message, "disable_log_stats=False")
     elif launch.form != "python" and "per-request-spec-decode-metrics" not in options:
         message = "acceptance per request is off; averages over tokens hide the requests that lose"
-        remedy = "--per-request-spec-decode-metrics detailed"
-        yield Finding.of("monitoring", "note", "", message, remedy)
+        yield said("note", "", message, "--per-request-spec-decode-metrics detailed")
 
 
 def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
@@ -359,77 +331,65 @@ def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
         if level == "error":
             message = f"it is above --{_MOST} ({most or default}): no draft is ever used"
         yield Finding.of("n_min_discards", level, f"--{_FEWEST}", message, f"--{_FEWEST} 0")
-    for level, name, message in _llama_other(launch):
-        yield Finding.of("llama_other", level, f"--{name}", message)
-
-
-def _llama_other(launch: Launch) -> Iterator[tuple[str, str, str]]:
-    options, drafts = launch.options, launch.speculates
+    said = partial(Finding.of, "llama_other")
     for name in [name for name in options if name.startswith("spec-synth-")][:1]:
-        yield "warning", name, "forced acceptance writes garbage: only to measure"
+        yield said("warning", f"--{name}", "forced acceptance writes garbage: only to measure")
     if "spec-draft-conf-min" in options:
-        yield "warning", "spec-draft-conf-min", "documented, but builds do not parse it"
+        yield said("warning", "--spec-draft-conf-min", "documented, but builds do not parse it")
     if "mmproj" in options and drafts:
-        yield "warning", "mmproj", "requests with images fail while a draft is in use"
+        yield said("warning", "--mmproj", "requests with images fail while a draft is in use")
     if drafts and "metrics" not in options:
-        yield "note", "metrics", "without --metrics nobody sees the acceptance"
+        yield said("note", "--metrics", "without --metrics nobody sees the acceptance")
 
 
-def drafts_blocks(launch: Launch) -> bool:
-    """Whether SGLang drafts whole blocks in one pass, for which it has no steps."""
-    row = find_other("methods", launch.options.get("speculative-algorithm"), "sglang")
-    return any(row and one.name == row.method and one.in_one_pass for one in known_methods())
+def mended_llama_cpp(launch: Launch) -> Launch:
+    """llama.cpp's launch without a least length, which only throws drafts away."""
+    return launch.without(_FEWEST) if number(launch.options.get(_FEWEST)) else launch
 
 
 def check_sglang(launch: Launch) -> Iterator[Finding]:
     """Everything about a launch of SGLang in today's names."""
-    for level, name, message, remedy in _sglang(launch):
-        yield Finding.of("sglang_shape", level, f"--{name}", message, remedy)
-
-
-def _sglang(launch: Launch) -> Iterator[tuple[str, str, str, str]]:
-    options = launch.options
-    steps, rows, top_k = (number(options.get(name)) for name in (_STEPS, _ROWS, _TOP_K))
-    if drafts_blocks(launch):
-        if steps not in (None, 1):
-            message = "a block comes of one pass: SGLang takes 1, whatever is given"
-            yield "warning", _STEPS, message, "leave it out"
-    elif top_k == 1 and steps is not None and rows not in (None, steps + 1):
-        message = f"along a chain SGLang takes steps + 1 ({steps + 1}), whatever is given"
-        yield "warning", _ROWS, message, str(steps + 1)
+    options, said = launch.options, partial(Finding.of, "sglang_shape")
+    name, right = _shape_of_sglang(launch)
+    if name == _STEPS:
+        message = "a block comes of one pass: SGLang takes 1, whatever is given"
+        yield said("warning", f"--{name}", message, "leave it out")
+    elif name:
+        message = f"along a chain SGLang takes steps + 1 ({right}), whatever is given"
+        yield said("warning", f"--{name}", message, right)
     if not launch.speculates:
         for name in [name for name in options if name.startswith("speculative-")][:1]:
             message = "nothing drafts: no algorithm is given"
-            yield "warning", name, message, "--speculative-algorithm EAGLE3"
+            yield said("warning", f"--{name}", message, "--speculative-algorithm EAGLE3")
         return
     for name in ("accept-threshold-single", "accept-threshold-acc"):
         threshold = options.get(f"speculative-{name}", "1")
         if isinstance(threshold, str) and threshold.replace(".", "", 1).isdigit():
             if float(threshold) < 1:
                 message = "below 1 it is lossy: outputs change"
-                yield "warning", f"speculative-{name}", message, "1.0"
+                yield said("warning", f"--speculative-{name}", message, "1.0")
     if "max-running-requests" not in options:
         message = "speculation sets it to 48 where it is not given"
-        yield "note", "max-running-requests", message, ""
+        yield said("note", "--max-running-requests", message)
 
 
 def mended_sglang(launch: Launch) -> Launch:
     """SGLang's launch with the number of rows that a chain has, and without steps of blocks."""
-    options = launch.options
-    steps, rows, top_k = (number(options.get(name)) for name in (_STEPS, _ROWS, _TOP_K))
-    if drafts_blocks(launch):
-        return launch if steps in (None, 1) else launch.without(_STEPS)
-    if top_k != 1 or steps is None or rows in (None, steps + 1):
-        return launch
-    right = str(steps + 1)
-    return launch.having(
-        replace(part, value=right, raw="") if part.name == _ROWS else part for part in launch.parts
-    )
+    name, right = _shape_of_sglang(launch)
+    if right:
+        return launch.with_value(name, right)
+    return launch.without(name) if name else launch
 
 
-def mended_llama_cpp(launch: Launch) -> Launch:
-    """llama.cpp's launch without a least length, which only throws drafts away."""
-    return launch.without(_FEWEST) if number(launch.options.get(_FEWEST)) else launch
+def _shape_of_sglang(launch: Launch) -> tuple[str, str]:
+    """The option in place of which SGLang takes another value, and that value, empty for none:
+    the steps of a drafter of whole blocks, or the rows of a chain; empty: there is none."""
+    steps, rows, top_k = (number(launch.options.get(name)) for name in (_STEPS, _ROWS, _TOP_K))
+    row = find_other("methods", launch.options.get("speculative-algorithm"), "sglang")
+    if any(row and one.name == row.method and one.in_one_pass for one in known_methods()):
+        return ("", "") if steps in (None, 1) else (_STEPS, "")
+    is_chain = top_k == 1 and steps is not None and rows not in (None, steps + 1)
+    return (_ROWS, f"{(steps or 0) + 1}") if is_chain else ("", "")
 
 
 def check_foretoken(launch: Launch) -> Iterator[Finding]:
