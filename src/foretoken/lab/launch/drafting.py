@@ -8,7 +8,7 @@ nothing that stands for it, which is said, never passed over.
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -109,14 +109,6 @@ def not_by_load(whose: str, drafting: DraftingSetup) -> Told:
     if drafting.ranges:
         why = f"{whose} drafts equally far at every load; its longest is written"
         yield Unsaid(drafting.ranges_key, why)
-
-
-def in_groups(unsaid: Iterable[Unsaid]) -> list[str]:
-    """Sentences: what is missing, for all names of which the same is to be said."""
-    names: dict[str, list[str]] = {}
-    for one in unsaid:
-        names.setdefault(one.why, []).append(one.name)
-    return [f"{', '.join(dict.fromkeys(group))}: {why}" for why, group in names.items()]
 
 
 @final
@@ -257,22 +249,21 @@ def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
         return
     else:
         flags = (row.to,) if isinstance(row.to, str) else row.to
-        yield from (part for flag in flags for part in _parts(row, flag, told))
-        if isinstance(told, list | tuple) and told[1:] and not row.many and "-" in flags[0]:
+        several = isinstance(told, list | tuple) and flags[0].startswith("-")
+        for flag in flags:
+            if several and row.many == " ":
+                yield LaunchPart.flag(flag, told[0])
+                yield from (LaunchPart(value=one) for one in told[1:])
+            elif several:
+                yield LaunchPart.flag(
+                    flag, (row.many or " ").join(map(str, told if row.many else told[:1]))
+                )
+            else:
+                yield LaunchPart.flag(flag, told)
+        if several and told[1:] and not row.many:
             yield Unsaid(name, f"{whose} has one, the first")
     if row.also:
         yield Unsaid(name, row.also)
-
-
-def _parts(row: OptionRow, flag: str, value: Any) -> Iterator[LaunchPart]:
-    if not isinstance(value, list | tuple) or not flag.startswith("-"):
-        yield LaunchPart.flag(flag, value)
-    elif row.many == " ":
-        yield LaunchPart.flag(flag, value[0])
-        yield from (LaunchPart(value=one) for one in value[1:])
-    else:
-        joined = row.many.join(map(str, value)) if row.many else value[0]
-        yield LaunchPart.flag(flag, joined)
 
 
 def todays_word(engine: str, method: DraftingMethod) -> str:

@@ -68,8 +68,8 @@ def tell(engine: str, drafting: DraftingSetup) -> Told:
 
 
 def given(launch: Launch) -> DraftingSetup | None:
-    """What a launch drafts with, as far as it says; None where nothing drafts, or with a method
-    that is not known here."""
+    """What a launch drafts with, as far as it says, 0 drafts where it does not say how many; None
+    where nothing drafts, or with a method that is not known here."""
     engine, config, options = ENGINES[launch.engine], dict(launch.speculation), launch.options
     model = next((options[name] for name in DRAFT_OPTIONS if name in options), None)
     model = config.pop("model", None) or config.pop("speculative_model", None) or model
@@ -87,7 +87,19 @@ def given(launch: Launch) -> DraftingSetup | None:
         if not is_told(launch, part)
     ]
     keys = {name: value for name, value in config.items() if name not in LENGTHS}
-    count = _drafts(launch, in_blocks=named[0].in_one_pass)
+    # The last token is among what is verified, and in a block of DFlash.
+    verified = number(options.get("speculative-num-draft-tokens"))
+    verified = verified or number(options.get("speculative-dflash-block-size"))
+    said = [
+        number(launch.speculation.get("num_speculative_tokens")),
+        number(config.get("max_draft_len")),
+        verified - 1 if verified else None,
+        number(options.get("speculative-dspark-block-size")),
+        None if named[0].in_one_pass else number(options.get("speculative-num-steps")),
+    ]
+    if launch.engine == "llama.cpp":
+        said = [number(value) for name, value in options.items() if _LENGTHS.match(name)]
+    count = min(max(next((one for one in said if one), 0), 0), 128)
     return DraftingSetup(named[0].name, str(model) if model else None, keys, tuple(flags), count)
 
 
@@ -96,21 +108,3 @@ def is_told(launch: Launch, part: LaunchPart) -> bool:
     apart = (*METHOD_OPTIONS, *DRAFT_OPTIONS)
     is_key = in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT)
     return is_key or part.name in apart or bool(_LENGTHS.match(part.name))
-
-
-def _drafts(launch: Launch, *, in_blocks: bool) -> int:
-    """Drafts per verification; 0: not said, or more than anybody takes."""
-    config, options = launch.speculation, launch.options
-    # The last token is among what is verified, and in a block of DFlash.
-    verified = number(options.get("speculative-num-draft-tokens"))
-    verified = verified or number(options.get("speculative-dflash-block-size"))
-    said = [
-        number(config.get("num_speculative_tokens")),
-        number(config.get("max_draft_len")),
-        verified - 1 if verified else None,
-        number(options.get("speculative-dspark-block-size")),
-        None if in_blocks else number(options.get("speculative-num-steps")),
-    ]
-    if launch.engine == "llama.cpp":
-        said = [number(value) for name, value in options.items() if _LENGTHS.match(name)]
-    return min(max(next((count for count in said if count), 0), 0), 128)

@@ -13,14 +13,13 @@ from foretoken.checkpoint import PACKAGED, packaged_model
 from foretoken.config.drafter import DrafterConfig, drafter_keys
 from foretoken.config.methods import find_method
 from foretoken.config.reader import defaults_of
-from foretoken.config.speculative import LoadConfig, RuleConfig, SpeculativeConfig
+from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
 from foretoken.lab.launch.drafting import (
     BY_LOAD,
     MOST_RUNNING,
     NAMES,
     DraftingSetup,
-    Ranges,
     Unsaid,
     option_for,
 )
@@ -88,11 +87,13 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
             unsaid.append(Unsaid(part.written or str(part.value), why))
     drafting = given(launch)
     if drafting is not None:
-        ranges = launch.speculation.get(BY_LOAD) or ()
-        count = drafting.num_drafts or drafting.known.default_drafts
-        keys = {**drafting.keys, **keys}
-        drafting = replace(drafting, keys=keys, flags=(), num_drafts=count)
-        drafting = replace(drafting, ranges=tuple(map(tuple, ranges)))
+        drafting = replace(
+            drafting,
+            keys={**drafting.keys, **keys},
+            flags=(),
+            num_drafts=drafting.num_drafts or drafting.known.default_drafts,
+            ranges=tuple(map(tuple, launch.speculation.get(BY_LOAD) or ())),
+        )
     written = write_command(engine, settings, drafting)
     words = written.text.split()
     lost = (one for one in unsaid if one.name not in words)
@@ -102,7 +103,11 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
 def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list[Unsaid]]:
     """The drafter that is written: of several that compete the first with weights that the engine
     has, of several in order the first that it has."""
-    refused = {one.label: _refusal(engine, one.method) for one in config.drafters}
+    refused = {}
+    for one in config.drafters:
+        method = find_method(one.method)
+        own = f"{engine} cannot load a Proposer of Foretoken's"
+        refused[one.label] = own if method.drafts_with == "class" else refusal(engine, method)
     able = [one for one in config.drafters if not refused[one.label]]
     if not able:
         first = config.drafters[0]
@@ -113,12 +118,6 @@ def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list
     why = f"{NAMES[engine]} is told of one drafter, {chosen.label}"
     left = [one.label for one in config.drafters if one is not chosen]
     return chosen, [Unsaid(f"drafter {name}", why) for name in left]
-
-
-def _refusal(engine: str, name: str) -> str:
-    method = find_method(name)
-    own = method.drafts_with == "class"
-    return f"{engine} cannot load a Proposer of Foretoken's" if own else refusal(engine, method)
 
 
 def _drafting_of(
@@ -138,10 +137,14 @@ def _drafting_of(
         why = f"{NAMES[engine]} drafts no such tree: a chain as deep is written"
         unsaid = [Unsaid(name, why) for name in trees]
         keys = {name: value for name, value in keys.items() if name not in trees}
-    ranges, ranges_key = _ranges(config.load, count)
     model = None if drafter.model is None else _on_disk(drafter.model)
-    drafting = DraftingSetup(drafter.method, model, keys, num_drafts=count, ranges=ranges)
-    return replace(drafting, ranges_key=ranges_key), unsaid
+    drafting = DraftingSetup(drafter.method, model, keys, num_drafts=count)
+    off = config.load.disable_by_batch_size
+    if off is not None:
+        ranges = ((1, off - 1, count), (off, max(off, MOST_RUNNING), 0))
+        return replace(drafting, ranges=ranges, ranges_key="disable_by_batch_size"), unsaid
+    ranges = config.load.num_speculative_tokens_per_batch_size or ()
+    return replace(drafting, ranges=ranges), unsaid
 
 
 def _changed_keys(drafter: DrafterConfig, rule: RuleConfig) -> Iterator[tuple[str, Any]]:
@@ -155,15 +158,6 @@ def _changed_keys(drafter: DrafterConfig, rule: RuleConfig) -> Iterator[tuple[st
     for name, default in defaults_of(RuleConfig).items():
         if getattr(rule, name) != default:
             yield name, getattr(rule, name)
-
-
-def _ranges(load: LoadConfig, drafts: int) -> tuple[Ranges, str]:
-    """Drafts by load, and the setting that says it."""
-    off = load.disable_by_batch_size
-    if off is not None:
-        ranges = ((1, off - 1, drafts), (off, max(off, MOST_RUNNING), 0))
-        return ranges, "disable_by_batch_size"
-    return load.num_speculative_tokens_per_batch_size or (), BY_LOAD
 
 
 def _on_disk(model: str) -> str:

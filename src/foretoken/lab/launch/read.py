@@ -22,7 +22,7 @@ import yaml
 from foretoken.config.other_engines import find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.engines import ENGINES, READ
-from foretoken.lab.launch.launch import Expression, Launch, LaunchPart
+from foretoken.lab.launch.launch import Expression, Launch, LaunchPart, typed
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
@@ -62,8 +62,11 @@ def read_commands(text: str) -> Iterator[Command]:
     words: list[Word] = []
     torn, at = "", 0
     while at <= len(text):
-        word, char = _word_at(text, at), text[at : at + 1]
-        if word is not None:
+        next_line = text.find("\n", at) + 1 or len(text) + 1
+        line = text[text.rfind("\n", 0, at) + 1 : next_line - 1]
+        word, char = _WORD.match(text, at), text[at : at + 1]
+        # A quotation over several lines only begins in a command.
+        if word is not None and ("\n" not in word[0] or _COMMAND.search(line)):
             words.append(_word(word[0]))
             if text[at - 1 : at] == "\v" and words[0].text[:1] != "-":
                 torn = torn or words[-1].text
@@ -76,19 +79,11 @@ def read_commands(text: str) -> Iterator[Command]:
             at += 1
         else:
             ends = char in "\n;&|()"  # or a quotation begins that has no end
-            line = text[text.rfind("\n", 0, at) + 1 : _next_line(text, at) - 1]
             if words and ends:
                 yield Command(words, torn)
             elif not ends:
                 yield Command([], unclosed=line.strip())
-            words, torn, at = [], "", at + 1 if ends else _next_line(text, at)
-
-
-def _word_at(text: str, at: int) -> re.Match[str] | None:
-    """The word that begins here; a quotation over several lines only begins in a command."""
-    word = _WORD.match(text, at)
-    line = text[text.rfind("\n", 0, at) + 1 : _next_line(text, at) - 1]
-    return word if word is None or "\n" not in word[0] or _COMMAND.search(line) else None
+            words, torn, at = [], "", at + 1 if ends else next_line
 
 
 def _word(raw: str) -> Word:
@@ -97,10 +92,6 @@ def _word(raw: str) -> Word:
     except ValueError:
         found = []
     return Word(found[0] if len(found) == 1 else raw, raw)
-
-
-def _next_line(text: str, at: int) -> int:
-    return text.find("\n", at) + 1 or len(text) + 1
 
 
 FLAG = re.compile(r"--?[a-zA-Z]")
@@ -194,16 +185,13 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
                 continue
             break
         else:
+            # Behind an option of `docker run` it may be its value; not behind `-p80:80` or `-it`.
+            before = words[index - 1].text if index else ""
+            has_value = "=" in before or re.match(r"-\w\w", before) or before in _DOCKER_SWITCHES
             image = engine_of_image(word.text) if found[0] == "unknown" else "unknown"
-            if image != "unknown" and not (index and _waits_for_value(words[index - 1].text)):
+            if image != "unknown" and (has_value or not FLAG.match(before)):
                 found = image, index + 1
     return found
-
-
-def _waits_for_value(word: str) -> bool:
-    """Whether the word behind one of `docker run` may be its value and no image."""
-    has_its_own = "=" in word or re.match(r"-\w\w", word)  # `-p80:80`; or two switches, `-it`
-    return bool(FLAG.match(word)) and not has_its_own and word not in _DOCKER_SWITCHES
 
 
 def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
@@ -268,16 +256,10 @@ def variable(name: str, value: str, engine: str) -> LaunchPart | None:
     return LaunchPart(name=option, written=name, value=given, role="set")
 
 
-def with_variables(launch: Launch | None, variables: Mapping[str, str]) -> Launch | None:
-    """The launch with variables that are set elsewhere, which its own words override; without a
-    launch that of the engine that reads them."""
-    owners = (launch.engine,) if launch else filter(None, map(owner_of, variables))
-    own = next(iter(owners), "")
-    given = (variable(name, value, own) for name, value in variables.items())
-    found = [one for one in given if one is not None]
-    if launch is None:
-        return Launch(engine=own, parts=tuple(found)) if found else None
-    return launch.having((*found, *launch.parts))
+def with_variables(launch: Launch, variables: Mapping[str, str]) -> Launch:
+    """The launch with variables that are set elsewhere, which its own words override."""
+    given = (variable(name, value, launch.engine) for name, value in variables.items())
+    return launch.having((*filter(None, given), *launch.parts))
 
 
 READABLE = (
@@ -310,12 +292,6 @@ _CALLS = {
     "Engine": "sglang",
     "ServerArgs": "sglang",
 }
-_PACKAGES = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "tensorrt_llm": "tensorrt-llm",
-    "foretoken": "foretoken",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,8 +309,8 @@ def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
     that as a whole, whatever is found in it.
     """
     found = list(_read(text, engine, PurePath(name).suffix.lower()))
-    if not found and _IMPORTS.match(text.lstrip()):
-        found = list(_not_python(text))
+    if not found and _IMPORTS.match(text.lstrip()) and isinstance(wrong := _python(text), Finding):
+        found = [wrong]
     return LintSource(
         launches=tuple(one for one in found if isinstance(one, Launch)),
         findings=tuple(one for one in found if isinstance(one, Finding)),
@@ -350,13 +326,14 @@ def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
     if problem is not None and ending in _DOCUMENTS:
         yield problem
     found = [one for document in documents for one in _walk(document, engine)]
-    tree = None if found else _parsed(text)
     if found or (documents and text.lstrip().startswith(("{", "["))):
         yield from found
-    elif tree is not None:
+        return
+    tree, does = _python(text), (ast.Import, ast.ImportFrom, ast.Call)
+    if isinstance(tree, ast.Module) and any(isinstance(node, does) for node in ast.walk(tree)):
         yield from _of_python(tree, engine)
     elif ending == ".py":
-        yield from _not_python(text)
+        yield from (tree,) if isinstance(tree, Finding) else ()
     else:
         yield from _of_shell(text, engine)
 
@@ -381,13 +358,6 @@ def _documents(text: str) -> tuple[list[Any], Finding | None]:
     return (documents if all(isinstance(one, dict | list) for one in documents) else []), None
 
 
-def _json(line: str) -> list[Any]:
-    try:
-        return [json.loads(line)]
-    except ValueError:
-        return []
-
-
 def _of_shell(text: str, engine: str) -> Iterator[Found]:
     """One launch per command of a shell text that starts a server, and what was not read."""
     variables: dict[str, str] = {}
@@ -408,24 +378,19 @@ def _of_shell(text: str, engine: str) -> Iterator[Found]:
             first = next(word.text for word in words if not ASSIGNED.match(word.text))
             launch = read_words(words, engine, loose=bool(_PROGRAM.match(first)))
             if launch is not None:
-                yield from filter(None, [with_variables(launch, variables)])
-                yield from _not_given(launch, torn)
-
-
-def _not_given(launch: Launch, torn: str) -> Iterator[Finding]:
-    """What a shell would not give a command, and what is not known of its words."""
-    if torn:
-        message = (
-            "begins a line, and the line before does not end in a backslash: a shell ends the "
-            "command there; it is read here as if it went on"
-        )
-        remedy = "a backslash at the end of each line but the last"
-        yield Finding.of(SHELL_CHECK, "warning", torn, message, remedy)
-    for part in launch.arguments:
-        if _ARRAY.search(part.raw):
-            message = "arrays of a shell are not read, so that these words were not checked"
-            remedy = "the words themselves in the command"
-            yield Finding.of(UNREAD_CHECK, "error", part.raw, message, remedy)
+                yield with_variables(launch, variables)
+            if launch is not None and torn:
+                message = (
+                    "begins a line, and the line before does not end in a backslash: a shell ends "
+                    "the command there; it is read here as if it went on"
+                )
+                remedy = "a backslash at the end of each line but the last"
+                yield Finding.of(SHELL_CHECK, "warning", torn, message, remedy)
+            for part in launch.arguments if launch is not None else ():
+                if _ARRAY.search(part.raw):
+                    message = "arrays of a shell are not read, so that these words were not checked"
+                    remedy = "the words themselves in the command"
+                    yield Finding.of(UNREAD_CHECK, "error", part.raw, message, remedy)
 
 
 def _assignments(words: list[str]) -> dict[str, str]:
@@ -451,7 +416,7 @@ def _of_dockerfile(text: str, engine: str) -> Iterator[Launch | Finding]:
             variables |= _assignments(words) or {first: rest.strip()}
         else:
             held[name] = value
-    given = {name: (_json(held[name]) or [held[name]])[0] for name in _EXEC if name in held}
+    given = {name: typed(held[name]) for name in _EXEC if name in held}
     yield from _of_holders(given, held["FROM"], variables, engine)
 
 
@@ -478,9 +443,11 @@ def _of_holders(
         launch = read_words(words, engine) or read_words(words, rules, loose=True)
         found += [launch] if launch is not None else []
     yield from (one for one in found if isinstance(one, Finding))
-    launches: list[Launch | None] = [one for one in found if isinstance(one, Launch)]
-    for launch in launches or [None]:
-        yield from filter(None, [with_variables(launch, variables)])
+    reads = next(filter(None, map(owner_of, variables)), "")
+    launches = [one for one in found if isinstance(one, Launch)]
+    for launch in launches or [Launch(engine=reads, parts=())]:
+        with_all = with_variables(launch, variables)
+        yield from (with_all,) if with_all.parts else ()
 
 
 def _walk(value: Any, engine: str) -> Iterator[Found]:
@@ -536,34 +503,42 @@ def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
     return Launch(engine=own, parts=parts, form="settings")
 
 
-def _parsed(text: str) -> ast.Module | None:
-    """The syntax tree of a script that imports, assigns or calls something; None: it is none."""
+def _python(text: str) -> ast.Module | Finding:
+    """The syntax tree of a script, or why there is none."""
     try:
-        tree = ast.parse(textwrap.dedent(text))
-    except (SyntaxError, ValueError):
-        return None
-    does = (ast.Import, ast.ImportFrom, ast.Call)
-    return tree if any(isinstance(node, does) for node in ast.walk(tree)) else None
+        return ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        message = f"is no Python, so that the script was not read: {getattr(error, 'msg', error)}"
+        return Finding.of(PYTHON_CHECK, "error", f"line {line}" if line else "script", message)
 
 
 def _of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:
-    names, imported = _assigned(tree), _imported(tree)
-    assigned = {
-        id(node.value): f"{ast.unparse(node.targets[0])} = "
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-    }
+    names: dict[str, Any] = {}
+    imported: dict[str, str] = {}
+    assigned: dict[int, str] = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or (name := _called(node)) not in _CALLS:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], _value(node.value, names)
+            assigned[id(node.value)] = f"{ast.unparse(target)} = "
+            if isinstance(target, ast.Name):  # what is assigned twice only running would tell
+                names[target.id] = Expression(target.id) if target.id in names else value
+        for one in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            module = one.name if isinstance(node, ast.Import) else node.module or ""
+            package = module.split(".")[0].replace("_", "-")
+            if package in READ:
+                imported[one.asname or one.name.split(".")[0]] = package
+    names = {name: value for name, value in names.items() if not isinstance(value, Expression)}
+    for node in ast.walk(tree):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        name = called.rpartition(".")[2]
+        if not isinstance(node, ast.Call) or name not in _CALLS:
             continue
-        root: ast.expr = node.func
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        own = imported.get(root.id if isinstance(root, ast.Name) else name) or _CALLS[name]
+        own = imported.get(called.partition(".")[0]) or _CALLS[name]
         if name in ("Engine", "ServerArgs") and own != "sglang":
             continue
         own, parts = own if engine == "auto" else engine, tuple(_parts(node, names))
-        holder = assigned.get(id(node), "") + ast.unparse(node.func)
+        holder = assigned.get(id(node), "") + called
         yield Launch(engine=own, parts=parts, form="python", holder=holder)
 
 
@@ -578,39 +553,6 @@ def _parts(call: ast.Call, names: dict[str, Any]) -> Iterator[LaunchPart]:
             yield from (LaunchPart.keyword(key, one) for key, one in value.items())
         else:
             yield LaunchPart(name="**", written="**", value=value, raw=ast.unparse(node))
-
-
-def _not_python(text: str) -> Iterator[Finding]:
-    try:
-        ast.parse(textwrap.dedent(text))
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        message = f"is no Python, so that the script was not read: {getattr(error, 'msg', error)}"
-        yield Finding.of(PYTHON_CHECK, "error", f"line {line}" if line else "script", message)
-
-
-def _imported(tree: ast.Module) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            engine = _PACKAGES.get(node.module.split(".")[0])
-            found |= {one.asname or one.name: engine for one in node.names if engine}
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                package = alias.name.split(".")[0]
-                if package in _PACKAGES:
-                    found[alias.asname or package] = _PACKAGES[package]
-    return found
-
-
-def _assigned(tree: ast.Module) -> dict[str, Any]:
-    """Variable -> value, of variables that were assigned a constant or a dictionary once."""
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
-            value = _value(node.value, found)
-            found[target.id] = Expression(target.id) if target.id in found else value
-    return {name: value for name, value in found.items() if not isinstance(value, Expression)}
 
 
 def _value(node: ast.AST, names: dict[str, Any]) -> Any:
@@ -629,25 +571,14 @@ def _value(node: ast.AST, names: dict[str, Any]) -> Any:
         value = _value(node.operand, names)
         return -value if isinstance(value, int | float) else Expression(ast.unparse(node))
     if isinstance(node, ast.Call):
-        return _value_of_call(node, names)
+        name = ast.unparse(node.func).rpartition(".")[2]
+        keywords = {k.arg: _value(k.value, names) for k in node.keywords if k.arg}
+        if name == "dict" and not node.args:
+            return keywords
+        if name == "dumps" and len(node.args) == 1:
+            value = _value(node.args[0], names)
+            return value if isinstance(value, Expression) else json.dumps(value, default=str)
+        if name.endswith(("DecodingConfig", "SpeculativeConfig")):
+            kind = name.removesuffix("DecodingConfig")
+            return {**({"decoding_type": kind} if kind != name else {}), **keywords}
     return Expression(ast.unparse(node))
-
-
-def _value_of_call(node: ast.Call, names: dict[str, Any]) -> Any:
-    name = _called(node)
-    keywords = {k.arg: _value(k.value, names) for k in node.keywords if k.arg}
-    if name == "dict" and not node.args:
-        return keywords
-    if name == "dumps" and len(node.args) == 1:
-        value = _value(node.args[0], names)
-        return value if isinstance(value, Expression) else json.dumps(value, default=str)
-    if name.endswith(("DecodingConfig", "SpeculativeConfig")):
-        kind = name.removesuffix("DecodingConfig")
-        return {**({"decoding_type": kind} if kind != name else {}), **keywords}
-    return Expression(ast.unparse(node))
-
-
-def _called(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""

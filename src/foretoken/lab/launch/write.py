@@ -13,7 +13,7 @@ from typing import Any, final
 import yaml
 
 from foretoken.lab.launch import openvino
-from foretoken.lab.launch.drafting import DraftingSetup, Unsaid, in_groups, told_option
+from foretoken.lab.launch.drafting import DraftingSetup, Unsaid, told_option
 from foretoken.lab.launch.engines import ENGINES, tell
 from foretoken.lab.launch.launch import Expression, Launch, LaunchPart, json_for_shell
 
@@ -30,8 +30,19 @@ _CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 
 def written(launch: Launch) -> str:
     """The launch as a command, a call or settings."""
-    writer = {"python": _call, "settings": _settings}
-    return writer.get(launch.form, _command)(launch)
+    if launch.form == "python":
+        lines = [f"{launch.holder}("]
+        for part in launch.parts:
+            value = part.raw or _literal(part.value, "    ")
+            lines.append(f"    {part.written}{'' if part.written == '**' else '='}{value},")
+        return "\n".join([*lines, ")"])
+    if launch.holder == "config":  # a speculative config by itself
+        return json.dumps(launch.parts[0].value, indent=2)
+    if launch.form == "settings":
+        found = {part.written: part.value for part in launch.parts}
+        text = yaml.safe_dump(found, width=10_000, sort_keys=False, allow_unicode=True)
+        return str(text).rstrip()
+    return _command(launch)
 
 
 def _command(launch: Launch) -> str:
@@ -58,21 +69,6 @@ def _quoted(part: LaunchPart) -> str:
 def words_of(launch: Launch) -> list[str]:
     """All words of a command, without quotes."""
     return [word for part in launch.of("before", "argument", "set", "after") for word in part.words]
-
-
-def _settings(launch: Launch) -> str:
-    if launch.holder == "config":  # a speculative config by itself
-        return json.dumps(launch.parts[0].value, indent=2)
-    found = {part.written: part.value for part in launch.parts}
-    return str(yaml.safe_dump(found, width=10_000, sort_keys=False, allow_unicode=True)).rstrip()
-
-
-def _call(launch: Launch) -> str:
-    lines = [f"{launch.holder}("]
-    for part in launch.parts:
-        value = part.raw or _literal(part.value, "    ")
-        lines.append(f"    {part.written}{'' if part.written == '**' else '='}{value},")
-    return "\n".join([*lines, ")"])
 
 
 def _literal(value: Any, indent: str) -> str:
@@ -104,7 +100,11 @@ class WrittenCommand:
     @property
     def commented(self) -> str:
         """The text behind a comment for everything that it does not say."""
-        return "\n".join([*(f"# {line}" for line in in_groups(self.unsaid)), self.text])
+        names: dict[str, list[str]] = {}
+        for one in self.unsaid:
+            names.setdefault(one.why, []).append(one.name)
+        said = [f"# {', '.join(dict.fromkeys(group))}: {why}" for why, group in names.items()]
+        return "\n".join([*said, self.text])
 
 
 def write_command(
