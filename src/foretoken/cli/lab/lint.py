@@ -5,6 +5,7 @@ Foretoken's own commands are judged by the command line that they are for.
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from foretoken.cli.serve import served, settings_of, speculates_by_default
 from foretoken.cli.serve_options import other_settings
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,6 @@ def lint(
 ) -> None:
     """Find what will not work, and give it back corrected: removed names, impossible
     combinations, models that do not fit."""
-    from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.launch.engines import READ
     from foretoken.lab.launch.read import READABLE, read_source
@@ -134,21 +134,16 @@ def text_of(name: str, field: str = "INPUTS") -> str:
     if name == "-":
         return sys.stdin.read()
     path = Path(name)
-    itself = name.lstrip().startswith("{") or " " in name or "\n" in name
-    if itself and not _is_file(path):
+    is_file = False
+    with suppress(OSError):  # a whole script is too long for a name
+        is_file = path.is_file()
+    if not is_file and (name.lstrip().startswith("{") or " " in name or "\n" in name):
         return name
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
         raise ConfigError(field, name, allowed) from error
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a whole script is too long for a name
-        return False
 
 
 def _print(results: dict[str, "LintResult"]) -> None:
@@ -176,8 +171,6 @@ def _print(results: dict[str, "LintResult"]) -> None:
             if verdict.corrected:  # as it is, to be pasted: no colours, no broken lines
                 print(f"\n{verdict.corrected}\n")
         _print_findings(console, result.others)
-        if not result.launches and not result.others:
-            console.print("  nothing to say", style="green")
 
 
 def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None:

@@ -104,13 +104,6 @@ Told = Iterator[LaunchPart | Unsaid]
 """Parts of a launch, and what has no place in it."""
 
 
-def not_by_load(whose: str, drafting: DraftingSetup) -> Told:
-    """That an engine drafts equally far at every load, where that is not what is wanted."""
-    if drafting.ranges:
-        why = f"{whose} drafts equally far at every load; its longest is written"
-        yield Unsaid(drafting.ranges_key, why)
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEngine:
@@ -157,7 +150,7 @@ NAMES = {
 class OptionRow:
     """What an engine calls an option or a key, and its values: a row of the table."""
 
-    to: str | Sequence[str] = ()
+    to: Sequence[str] = ()
     """Its flags, its key, or in Python its keyword, which all get the value."""
     values: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -173,11 +166,13 @@ class OptionRow:
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
     table = tomllib.loads(_FILE.read_text("utf-8"))[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
-    return {
-        name: OptionRow(**({"to": row} if isinstance(row, str) else row))
-        for name, row in rows.items()
-        if row is not None
-    }
+    found = {}
+    for name, row in rows.items():
+        given = {"to": row} if isinstance(row, str) else dict(row or {})
+        if isinstance(given.get("to"), str):
+            given["to"] = (given["to"],)
+        found |= {name: OptionRow(**given)} if row is not None else {}
+    return found
 
 
 def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | None:
@@ -189,8 +184,7 @@ def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | No
         kind: `options` of a server, or `keys` of a drafter.
     """
     for name, row in _rows(kind, engine).items():
-        flags = (row.to,) if isinstance(row.to, str) else row.to
-        if f"--{part.name}" in flags:
+        if f"--{part.name}" in row.to:
             ours = (own for own, theirs in row.values.items() if theirs == part.value)
             return name, next(ours, typed(part.value))
         for value, switches in row.switches.items():
@@ -227,7 +221,7 @@ def told_keys(engine: str, keys: Mapping[str, Any]) -> Told:
             known = find_other("keys", name, engine)
             ours = name in general_keys() | drafter_keys().keys()
             # A key that neither table has is newer than both, and its giver's to know.
-            row = OptionRow(to=name) if (not known.gone if known else not ours) else None
+            row = OptionRow(to=(name,)) if (not known.gone if known else not ours) else None
         yield from _told(engine, row, name, value)
 
 
@@ -248,16 +242,13 @@ def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
         yield Unsaid(name, row.why or f"{whose} has nothing that stands for it")
         return
     else:
-        flags = (row.to,) if isinstance(row.to, str) else row.to
-        several = isinstance(told, list | tuple) and flags[0].startswith("-")
-        for flag in flags:
+        several = isinstance(told, list | tuple) and row.to[0].startswith("-")
+        for flag in row.to:
             if several and row.many == " ":
                 yield LaunchPart.flag(flag, told[0])
                 yield from (LaunchPart(value=one) for one in told[1:])
             elif several:
-                yield LaunchPart.flag(
-                    flag, (row.many or " ").join(map(str, told if row.many else told[:1]))
-                )
+                yield LaunchPart.flag(flag, row.many.join(map(str, told)) if row.many else told[0])
             else:
                 yield LaunchPart.flag(flag, told)
         if several and told[1:] and not row.many:

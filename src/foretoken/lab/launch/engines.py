@@ -5,7 +5,7 @@ import re
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import LENGTHS, DraftingSetup, LaunchEngine, Told
+from foretoken.lab.launch.drafting import LENGTHS, NAMES, DraftingSetup, LaunchEngine, Told, Unsaid
 from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     METHOD_OPTIONS,
@@ -62,9 +62,14 @@ def tell(engine: str, drafting: DraftingSetup) -> Told:
     """
     if refused := refusal(engine, drafting.known):
         raise ConfigError("speculative_config.method", drafting.method, f"another: {refused}")
-    writer = ENGINES[engine].tell
-    assert writer is not None, "only for engines that commands are written for"
-    return writer(drafting)
+    own = ENGINES[engine]
+    assert own.tell is not None, "only for engines that commands are written for"
+    told = [*own.tell(drafting)]
+    if own.schedule == "one" and drafting.ranges:
+        whose = NAMES[engine].removesuffix(" GenAI")
+        why = f"{whose} drafts equally far at every load; its longest is written"
+        told.append(Unsaid(drafting.ranges_key, why))
+    return iter(told)
 
 
 def given(launch: Launch) -> DraftingSetup | None:

@@ -5,7 +5,6 @@ from foretoken.lab.launch.drafting import (
     DraftingSetup,
     LaunchEngine,
     Told,
-    not_by_load,
     todays_word,
     told_keys,
     told_word,
@@ -34,7 +33,6 @@ def _tell(drafting: DraftingSetup) -> Told:
         given = {f"--spec-{word}-size-n": str(shortest)} | given
     yield from (LaunchPart.flag(flag, value or True) for flag, value in given.items())
     yield from told_keys("llama.cpp", keys)
-    yield from not_by_load("llama.cpp", drafting)
 
 
 LLAMA_CPP = LaunchEngine(

@@ -13,7 +13,6 @@ from foretoken.lab.launch.drafting import (
     LaunchEngine,
     Told,
     Unsaid,
-    not_by_load,
     told_keys,
 )
 from foretoken.lab.launch.launch import LaunchPart
@@ -34,7 +33,6 @@ def _tell(drafting: DraftingSetup) -> Told:
     if drafting.known.drafts_with == "text":
         keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
     yield from told_keys("openvino", keys)
-    yield from not_by_load("OpenVINO", drafting)
     if drafting.model:
         yield from converted(drafting.model)
 

@@ -122,20 +122,20 @@ def read_words(
         loose: whether options alone are enough, without the name of a server.
     """
     own, start = _server(words)
-    if own == "unknown" and not loose:
+    if not own and not loose:
         return None
-    if own == "unknown":  # what it sets for an unknown program says whose options these are
+    if not own:  # what it sets for an unknown program says whose options these are
         start = next((i for i, one in enumerate(words) if not ASSIGNED.match(one.text)), 0)
     end = next((i for i, word in enumerate(words) if _REDIRECTS.match(word.raw)), len(words))
     parts = list(_options(words[start:end]))
     options = {part.name: part.value for part in parts if part.name}
     sets = [match for word in words[:start] if (match := _SETS.match(word.text))]
     owners = [who for one in sets if (who := owner_of(one[2])) and variable(one[2], one[3], who)]
-    if own == "unknown":
+    if not own:
         own = guess_engine(options) if engine == "auto" else engine
-        own = owners[0] if own == "unknown" and owners else own
+        own = own or next(iter(owners), "")
         is_prose = FLAG.match(words[0].text) and len(parts) - len(options) > _MOST_LOOSE_WORDS
-        if own == "unknown" or not (options or owners) or is_prose:
+        if not own or not (options or owners) or is_prose:
             return None
     elif engine != "auto":
         own = engine
@@ -147,13 +147,13 @@ def read_words(
 
 
 def engine_of_image(image: str) -> str:
-    """The engine whose server an image starts, `unknown` if that is not known."""
+    """The engine whose server an image starts; empty: it is not known."""
     found = (name for name, own in ENGINES.items() for part in own.images if part in image)
-    return next(found, "unknown")
+    return next(found, "")
 
 
 def guess_engine(options: Iterable[str]) -> str:
-    """Whose options these are, by those about speculation."""
+    """Whose options these are, by those about speculation; empty: nobody's."""
     heads = [name.partition(".")[0] for name in options]
     for head in heads:
         for engine in READ[:-1]:
@@ -162,7 +162,7 @@ def guess_engine(options: Iterable[str]) -> str:
     if {"md", "ngl", "hfd"} & set(heads):
         return "llama.cpp"
     about = ("spec", "tensor-parallel", "ngram-prompt")
-    return "vllm" if any(head.startswith(about) for head in heads) else "unknown"
+    return "vllm" if any(head.startswith(about) for head in heads) else ""
 
 
 def _server(words: Sequence[Word]) -> tuple[str, int]:
@@ -170,7 +170,7 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
 
     The last name counts: an image comes before the command that runs in it.
     """
-    found = ("unknown", 0)
+    found = ("", 0)
     for index, word in enumerate(words):
         if ASSIGNED.match(word.text):
             continue
@@ -188,8 +188,8 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
             # Behind an option of `docker run` it may be its value; not behind `-p80:80` or `-it`.
             before = words[index - 1].text if index else ""
             has_value = "=" in before or re.match(r"-\w\w", before) or before in _DOCKER_SWITCHES
-            image = engine_of_image(word.text) if found[0] == "unknown" else "unknown"
-            if image != "unknown" and (has_value or not FLAG.match(before)):
+            image = "" if found[0] else engine_of_image(word.text)
+            if image and (has_value or not FLAG.match(before)):
                 found = image, index + 1
     return found
 
@@ -439,8 +439,7 @@ def _of_holders(
         nested = [word.text for word in words if " " in word.text]
         found += [launch for text in nested for launch in _of_shell(text, engine)]
     elif words:
-        rules = engine if own == "unknown" else own
-        launch = read_words(words, engine) or read_words(words, rules, loose=True)
+        launch = read_words(words, engine) or read_words(words, own or engine, loose=True)
         found += [launch] if launch is not None else []
     yield from (one for one in found if isinstance(one, Finding))
     reads = next(filter(None, map(owner_of, variables)), "")

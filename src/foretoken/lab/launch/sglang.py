@@ -5,7 +5,6 @@ from foretoken.lab.launch.drafting import (
     DraftingSetup,
     LaunchEngine,
     Told,
-    not_by_load,
     todays_word,
     told_keys,
     told_word,
@@ -37,7 +36,6 @@ def _tell(drafting: DraftingSetup) -> Told:
         yield LaunchPart.flag("--speculative-num-draft-tokens", count + 1)
     yield from (LaunchPart.flag(flag, value or True) for flag, value in drafting.flags)
     yield from told_keys("sglang", keys)
-    yield from not_by_load("SGLang", drafting)
 
 
 SGLANG = LaunchEngine(
