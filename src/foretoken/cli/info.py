@@ -106,12 +106,7 @@ def info(
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
-    """What only the files say.
-
-    Raises:
-        TokenizerError: a GGUF file's tokenizer is of no kind that is read, or has another
-            vocabulary.
-    """
+    """What only the files say."""
     facts: dict[str, Any] = {"ends_of_text": None}
     if path.suffix == ".gguf":
         from foretoken.text.gguf_tokenizer import check_gguf_tokenizer

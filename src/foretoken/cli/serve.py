@@ -145,11 +145,7 @@ def _serve(settings: dict[str, Any]) -> int:
 
 
 def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
-    """Whether the packages of optional parts are there, before a model is looked for or loaded.
-
-    Raises:
-        MissingPackageError: one is not.
-    """
+    """Refuse where packages of optional parts lack, before a model is looked for or loaded."""
     if replicated:
         require_package("--replicas", "ray")
     if server.otlp_traces_endpoint is not None:
@@ -162,11 +158,7 @@ def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
 def _check_launch(
     launch: "LaunchedRank", config: EngineConfig, replicas: ReplicaConfig | None
 ) -> None:
-    """Whether the processes that were launched are those that the settings ask for.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Refuse where the processes that were launched are not those that the settings ask for."""
     ranks, allowed = config.num_processes, f"{launch.size}, the WORLD_SIZE of the launcher"
     kind = "pipeline" if config.pipeline_parallel_size > 1 else "tensor"
     require(f"--{kind}-parallel-size", ranks, ranks == launch.size, allowed)
@@ -229,11 +221,7 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def _keys_in(variable: str) -> tuple[str, ...]:
-    """The API keys of the environment.
-
-    Raises:
-        ConfigError: one of several is empty, which would let nobody in, or everybody.
-    """
+    """The API keys of the environment; an empty one would let nobody in, or everybody."""
     keys = tuple(key.strip() for key in variable.split(","))
     if keys == ("",):
         return ()
@@ -251,11 +239,7 @@ def _warn_if_open(server: ServerConfig) -> None:
 
 
 def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
-    """The settings of KV events from JSON, or from a mapping of a file.
-
-    Raises:
-        ConfigError: it is neither, a value is not allowed, or there are several servers.
-    """
+    """The settings of KV events from JSON, or from a mapping of a file."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

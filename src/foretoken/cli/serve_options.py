@@ -266,12 +266,8 @@ class ServeCommand(TyperCommand):
 
 
 def _put_aside(args: list[str], own: Mapping[str, bool]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without other engines' flags, and those as settings.
-
-    Args:
-        args: as typed.
-        own: the command's own options, and whether each is a switch.
-    """
+    """The arguments without other engines' flags, and those as settings; of the command's own
+    options is given whether each is a switch."""
     rest: list[str] = []
     found: dict[str, Any] = {}
     waiting = list(args)

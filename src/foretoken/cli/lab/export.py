@@ -4,7 +4,7 @@ A command of Foretoken's is read by the parser that it is for.
 """
 
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,11 +67,9 @@ def export(
 
 
 def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
-    """The command for an engine that says what a text does.
+    """The command for an engine that says what a text does."""
+    import yaml
 
-    Raises:
-        ConfigError: the text says no server, or more than one, or nothing that can be said there.
-    """
     from foretoken.config import SpeculativeConfig
     from foretoken.lab.launch.export import EXPORTED_FROM, export_launch
     from foretoken.lab.launch.export import export as write
@@ -79,7 +77,10 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     from foretoken.lab.lint.names import todays
 
     text = text_of(given, "CONFIG")
-    document, launches = _mapping(text), read_source(text).launches
+    launches, document = read_source(text).launches, None
+    with suppress(yaml.YAMLError):
+        document = yaml.safe_load(text)
+    document = document if isinstance(document, dict) else None
     if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form == "command":
         found = export_launch(engine, todays(launches[0])[0])
         if engine == "foretoken":  # whose own parser says what it does not take
@@ -112,13 +113,3 @@ def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig |
     given = {name: value for name, value in settings.items() if value not in ((), [])}
     kept = {name: value for name, value in given.items() if name not in about_drafts}
     return kept, speculation
-
-
-def _mapping(text: str) -> Mapping[str, Any] | None:
-    import yaml
-
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
-    return found if isinstance(found, dict) else None

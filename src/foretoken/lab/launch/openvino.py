@@ -33,8 +33,6 @@ def _tell(drafting: DraftingSetup) -> Told:
     if drafting.known.drafts_with == "text":
         keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
     yield from told_keys("openvino", keys)
-    if drafting.model:
-        yield from converted(drafting.model)
 
 
 def folder_of(model: str) -> str:
@@ -44,9 +42,9 @@ def folder_of(model: str) -> str:
 
 
 def converted(model: str) -> Told:
-    """That a model has to be converted once."""
+    """That a model, if there is one, has to be converted once."""
     folder = folder_of(model)
-    if folder != model:
+    if model and folder != model:
         command = f"optimum-cli export openvino --model {model} {folder}"
         yield Unsaid("model", f"converted once by `{command}`")
 

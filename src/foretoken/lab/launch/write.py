@@ -130,6 +130,7 @@ def write_command(
         told += told_option(engine, name, value) if name != "model" else ()
     if drafting is not None:
         told += tell(engine, drafting)
+        told += openvino.converted(drafting.model or "") if engine == "openvino" else ()
     elif own.off:
         told.append(LaunchPart.flag(*own.off))  # it speculates unless told otherwise
     told += [LaunchPart.flag("--metrics")] if engine == "llama.cpp" else []
