@@ -48,7 +48,7 @@ def export(
     """Write the command of another engine that serves and drafts the same. What it cannot be told
     stands in comments, or is an error where its outputs would be others. For OpenVINO GenAI it is
     a script."""
-    from foretoken.lab.launch.export import EXPORTED_TO
+    from foretoken.lab.launch.write import EXPORTED_TO
 
     known = (*EXPORTED_TO, "foretoken")
     if engine not in known:
@@ -71,9 +71,9 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     import yaml
 
     from foretoken.config import SpeculativeConfig
-    from foretoken.lab.launch.export import EXPORTED_FROM, export_launch
-    from foretoken.lab.launch.export import export as write
     from foretoken.lab.launch.read import read_source
+    from foretoken.lab.launch.write import EXPORTED_FROM, export_launch
+    from foretoken.lab.launch.write import export as write
     from foretoken.lab.lint.names import todays
 
     text = text_of(given, "CONFIG")

@@ -28,6 +28,8 @@ DRAFT_OPTIONS = (
 """Their options that name a draft model or a head."""
 RANKS = ("tensor-parallel-size", "tp", "tp-size")
 MODELS = ("model", "m", "model-path", "hf-repo", "hf")
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
+"""How a word of a shell begins that sets a variable."""
 
 Role = Literal["argument", "before", "set", "after"]
 """`before`: up to the server's name; `set`: an option that a variable of the environment stands

@@ -22,9 +22,8 @@ import yaml
 from foretoken.config.other_engines import find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.engines import ENGINES, READ
-from foretoken.lab.launch.launch import Expression, Launch, LaunchPart, typed
+from foretoken.lab.launch.launch import ASSIGNED, Expression, Launch, LaunchPart, typed
 
-ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
 """A backslash at the end of a line, or where such lines were joined into one by copying."""
 _TORN = re.compile(r"\r?\n[ \t]*(?=--[a-z])")
