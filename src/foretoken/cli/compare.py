@@ -28,6 +28,7 @@ from foretoken.cli.options import (
 from foretoken.cli.timed_runs import (
     Arm,
     ComparedArm,
+    TimedRun,
     Workload,
     describe_environment,
     interleave,
@@ -98,19 +99,7 @@ def compare(
         "kv_cache_dtype": kv_cache_dtype,
         "batch_invariant": parse_invariant(batch_invariant),
     }
-    with ExitStack() as stack:
-        with console.status("Loading the model, once without and once with drafts"):
-            from foretoken import LLM
-
-            off_llm = stack.enter_context(LLM(model, **settings))
-            on_llm = stack.enter_context(LLM(model, speculative_config=config, **settings))
-        arms = Arm("off", off_llm), Arm("on", on_llm)
-        warm_up(arms, workload)
-        runs = with_bar(
-            console,
-            (run for repeat in range(repeats) for run in interleave(arms, workload, repeat)),
-            repeats * len(workload.prompts) * len(arms),
-        )
+    runs = _measure(console, model, settings, config, workload, repeats)
     off, on = summarize(runs, "off")
     verdict = judge(on, deterministic=params.deterministic)
     if verdict.word == USE_IT:
@@ -120,6 +109,26 @@ def compare(
     if as_json:
         print(json.dumps(_document(model, config, (off, on), verdict)))
     raise typer.Exit(verdict.exit_code)
+
+
+def _measure(
+    console: "Console",
+    model: str,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    workload: Workload,
+    repeats: int,
+) -> list[TimedRun]:
+    with ExitStack() as stack:
+        with console.status("Loading the model, once without and once with drafts"):
+            from foretoken import LLM
+
+            off = stack.enter_context(LLM(model, **settings))
+            on = stack.enter_context(LLM(model, speculative_config=config, **settings))
+        arms = Arm("off", off), Arm("on", on)
+        warm_up(arms, workload)
+        runs = (run for repeat in range(repeats) for run in interleave(arms, workload, repeat))
+        return with_bar(console, runs, repeats * len(workload.prompts) * len(arms))
 
 
 def judge(on: ComparedArm, *, deterministic: bool) -> Verdict:

@@ -14,7 +14,16 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.training.quantize.job import Quantized
-    from foretoken.training.quantize.settings import QuantizeSettings
+    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+
+Packed = Annotated[
+    bool,
+    typer.Option(
+        "--packed",
+        help="Also write OUT/packed: the weights as this machine's kernels want them, which every "
+        "start then maps.",
+    ),
+]
 
 
 def quantize(
@@ -54,21 +63,14 @@ def quantize(
             help="Round inputs with large activations first; the default with --calibrate.",
         ),
     ] = None,
-    packed: Annotated[
-        bool,
-        typer.Option(
-            "--packed",
-            help="Also write OUT/packed: the weights as this machine's kernels want them, which "
-            "every start then maps.",
-        ),
-    ] = False,
+    packed: Packed = False,
 ) -> None:
     """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
 
     Format compressed-tensors, pack-quantized. Embedding, norms, biases and the output head stay as
     they are; `quantization=` at load makes an int8 copy of the head.
     """
-    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+    from foretoken.training.quantize.settings import QuantizeSettings
 
     options = {
         "sequences": calibration_sequences,
@@ -76,18 +78,25 @@ def quantize(
         "damping": damping,
         "activation_order": activation_order,
     }
-    given: dict[str, Any] = {name: one for name, one in options.items() if one is not None}
-    if calibrate is None and given:
-        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
     settings = QuantizeSettings(
         scheme=scheme,
         group_size=group_size,
         symmetric=symmetric,
-        calibration=None if calibrate is None else CalibrationSettings(source=calibrate, **given),
+        calibration=_calibration(calibrate, options),
     )
     _print(_run(model, out, settings))
-    if packed:
-        _pack(out)
+    _pack(out, wanted=packed)
+
+
+def _calibration(source: str | None, options: dict[str, Any]) -> "CalibrationSettings | None":
+    from foretoken.training.quantize.settings import CalibrationSettings
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if source is not None:
+        return CalibrationSettings(source=source, **given)
+    if given:
+        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
+    return None
 
 
 def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
@@ -107,8 +116,10 @@ def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
         )
 
 
-def _pack(folder: Path) -> None:
+def _pack(folder: Path, *, wanted: bool) -> None:
     """Packed weights as an engine with default settings on this machine's CPU wants them."""
+    if not wanted:
+        return
     import torch
 
     from foretoken.backend import packing_devices

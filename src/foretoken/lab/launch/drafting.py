@@ -166,7 +166,7 @@ class OptionRow:
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
     table = tomllib.loads(_FILE.read_text("utf-8"))[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
-    found = {}
+    found: dict[str, OptionRow] = {}
     for name, row in rows.items():
         given = {"to": row} if isinstance(row, str) else dict(row or {})
         if isinstance(given.get("to"), str):

@@ -522,7 +522,7 @@ def _of_python(tree: ast.Module, engine: str) -> Iterator[Launch]:
             if isinstance(target, ast.Name):  # what is assigned twice only running would tell
                 names[target.id] = Expression(target.id) if target.id in names else value
         for one in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            module = one.name if isinstance(node, ast.Import) else node.module or ""
+            module: str = getattr(node, "module", None) or one.name
             package = module.split(".")[0].replace("_", "-")
             if package in READ:
                 imported[one.asname or one.name.split(".")[0]] = package

@@ -312,8 +312,8 @@ def _drafting_of(
     if off is not None:
         ranges = ((1, off - 1, count), (off, max(off, MOST_RUNNING), 0))
         return replace(drafting, ranges=ranges, ranges_key="disable_by_batch_size"), unsaid
-    ranges = config.load.num_speculative_tokens_per_batch_size or ()
-    return replace(drafting, ranges=ranges), unsaid
+    by_load = config.load.num_speculative_tokens_per_batch_size
+    return replace(drafting, ranges=by_load or ()), unsaid
 
 
 def _changed_keys(drafter: DrafterConfig, rule: RuleConfig) -> Iterator[tuple[str, Any]]:

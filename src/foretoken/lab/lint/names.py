@@ -262,8 +262,9 @@ def _removed_words(launch: Launch) -> Iterator[Finding]:
             message = f"{key} {value} is gone"
             yield Finding.of("removed_value", "error", key, message, gone.remedy or gone.now)
     whole = next((typed(part.value) for part in launch.parts if part.name in JSON_OPTIONS), None)
-    for name, key in SHORT.items() if is_vllm and isinstance(whole, dict) else ():
-        if name in options and key in whole:
+    keys = whole if is_vllm and isinstance(whole, dict) else {}
+    for name, key in SHORT.items():
+        if name in options and key in keys:
             message = f"{key} stands in --speculative-config too, which vLLM refuses"
             yield Finding.of("given_twice", "error", f"--{name}", message, f"leave --{name} out")
 
