@@ -99,7 +99,17 @@ def demo(
     summaries = summarize(runs, BASELINE)
     _print_result(console, summaries, plan)
     if as_json:
-        print(json.dumps(_document(summaries, plan, batch_invariant)))
+        document = {
+            "command": "foretoken demo",
+            "model": "demo",
+            "batch_invariant": batch_invariant,
+            "max_tokens": plan.max_tokens,
+            "methods": methods,
+            "environment": describe_environment(),
+            "results": [asdict(summary) for summary in summaries],
+            "identical": all(summary.identical for summary in summaries),
+        }
+        print(json.dumps(document))
     if not all(summary.identical for summary in summaries):
         raise typer.Exit(1)
 
@@ -230,21 +240,6 @@ def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: 
         console.print("All methods wrote the same tokens.", style="green")
     else:
         console.print("NOT all methods wrote the same tokens.", style="bold red")
-
-
-def _document(
-    summaries: tuple[ComparedArm, ...], plan: Plan, batch_invariant: bool
-) -> dict[str, Any]:
-    return {
-        "command": "foretoken demo",
-        "model": "demo",
-        "batch_invariant": batch_invariant,
-        "max_tokens": plan.max_tokens,
-        "methods": installed_methods(plan),
-        "environment": describe_environment(),
-        "results": [asdict(summary) for summary in summaries],
-        "identical": all(summary.identical for summary in summaries),
-    }
 
 
 def _comparison_table(summaries: Sequence[ComparedArm]) -> "Table":

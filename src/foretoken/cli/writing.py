@@ -130,13 +130,13 @@ class TimedText:
         self._began = time.perf_counter()
         self.text = ""
         self.num_tokens = 0
-        self.first_s = 0.0
-        """Until the first tokens came."""
+        self.seconds = self.first_s = 0.0
+        """Until the last tokens came, and until the first, when the prompt has been read."""
+        self.num_first = 0
+        """Tokens that came first, all at once."""
         self.finish_reason: FinishReason | None = None
         """None: it was not written to its end."""
         self.metrics: RequestMetrics | None = None
-        self._seconds = 0.0
-        self._num_first = 0
 
     def follow(self, outputs: Iterator[Output]) -> Generator[Output, None, None]:
         """The outputs, taken note of as they pass.
@@ -146,36 +146,24 @@ class TimedText:
         """
         with closing(outputs):  # type: ignore[type-var]  # a generator, which ends its request
             for output in outputs:
-                self._add(output)
+                self.seconds = time.perf_counter() - self._began
+                if not self.num_tokens:
+                    self.first_s, self.num_first = self.seconds, len(output.new_token_ids)
+                self.text += output.text
+                self.num_tokens += len(output.new_token_ids)
+                self.finish_reason, self.metrics = output.finish_reason, output.metrics
                 yield output
                 if output.error is not None:
                     raise ForetokenError(output.error)
-
-    def _add(self, output: Output) -> None:
-        self._seconds = time.perf_counter() - self._began
-        if not self.num_tokens:
-            self.first_s, self._num_first = self._seconds, len(output.new_token_ids)
-        self.text += output.text
-        self.num_tokens += len(output.new_token_ids)
-        self.finish_reason, self.metrics = output.finish_reason, output.metrics
-
-    @property
-    def writing_s(self) -> float:
-        """Seconds of writing, which begins when the prompt has been read."""
-        return self._seconds - self.first_s
-
-    @property
-    def num_written(self) -> int:
-        """Tokens that came in this time."""
-        return self.num_tokens - self._num_first
 
 
 def describe_speed(answers: Sequence[TimedText]) -> str:
     """How much was written, how fast, and after what time on average."""
     words = [f"{sum(one.num_tokens for one in answers)} tokens"]
-    seconds = sum(one.writing_s for one in answers)
+    seconds = sum(one.seconds - one.first_s for one in answers)
     if seconds > 0:
-        words.append(f"{sum(one.num_written for one in answers) / seconds:.1f} tokens/s")
+        written = sum(one.num_tokens - one.num_first for one in answers)
+        words.append(f"{written / seconds:.1f} tokens/s")
     began = [one.first_s for one in answers if one.num_tokens]
     if began:
         words.append(f"first token {sum(began) / len(began):.2f} s")
@@ -287,9 +275,7 @@ class Painter:
             if piece:
                 mark = BLOCK if drafter in self._block_drafters else source
                 self._waiting.append((piece, mark))
-        yield from self._take(output.text)
-
-    def _take(self, text: str) -> Iterator[tuple[str, str]]:
+        text = output.text
         while text:
             piece, source = self._waiting.pop(0) if self._waiting else (text, TokenSource.TARGET)
             part, rest = piece[: len(text)], piece[len(text) :]
