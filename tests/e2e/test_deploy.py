@@ -14,7 +14,7 @@ import yaml
 from foretoken.cli.app import app
 from foretoken.cli.lab.lint import own_parser
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.server.app import ROUTES

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig

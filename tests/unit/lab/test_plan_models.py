@@ -12,7 +12,7 @@ from foretoken.config import methods
 from foretoken.config.memory import ModelMemory
 from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
 from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import (

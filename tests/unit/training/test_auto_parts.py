@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.train_auto import (
+from foretoken.cli.train import (
     verdict_on,
     what_more,
 )

@@ -10,7 +10,6 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli.help import write_commands
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.audit import audit
 from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
@@ -24,6 +23,7 @@ from foretoken.cli.lab.plan import plan
 from foretoken.cli.lab.record import record
 from foretoken.cli.lab.tune import EPILOG as TUNE_EPILOG
 from foretoken.cli.lab.tune import tune
+from foretoken.cli.options import write_commands
 from foretoken.errors import ConfigError
 
 GONE = {

@@ -18,7 +18,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import refusal
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, is_known, planned_settings, unsaid_bits, why_not_loaded
 from foretoken.lab.plan.predict import MethodOutlook, PlannedSpeed, method_outlooks, predict
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup

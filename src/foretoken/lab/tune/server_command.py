@@ -60,8 +60,8 @@ class ServerCommand:
         if "{k}" in text:
             return cls(engine="template", words=tuple(words))
         launch = read_words([Word(word) for word in words])
-        image = launch is not None and engine_of_image(str(launch.of("before")[-1].value))
-        if words and words[0].rsplit("/", 1)[-1] in _CONTAINERS and image != "unknown":
+        image = launch is None or engine_of_image(str(launch.of("before")[-1].value))
+        if words and words[0].rsplit("/", 1)[-1] in _CONTAINERS and image:
             allowed = (
                 f"{EXAMPLE}, run inside the container; from outside `foretoken lab ab` compares "
                 f"two '{words[0]} run -p {{port}}:8000 ...' commands"
