@@ -6,7 +6,6 @@ The only place that knows all the constructors.
 import logging
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.leading import Crew, LoadShare
+from foretoken.runtime.leading import Leader, LoadShare
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig
@@ -166,11 +165,11 @@ class _Assembly:
         staged = config.user.pipeline_parallel_size > 1
         points = tuple(point for point in self.points if point != FINAL)
         options = replace(options, keeps_head=borrowed, by_layers=staged, points=points)
-        crew = None if followers is None else Crew(followers.joined)
-        runner = self._runner(self.folder, options, crew, self.points)
+        leader = None if followers is None else Leader(followers.joined)
+        runner = self._runner(self.folder, options, leader, self.points)
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
-        drafters = given or self._drafters(verifier, runner, shared, crew)
+        drafters = given or self._drafters(verifier, runner, shared)
         threads = self._threads()
         found = FoundParts(
             config=config, drafters=drafters, found=self.found, runner=runner, pool=self.pool,
@@ -256,23 +255,20 @@ class _Assembly:
             max_model_len=self.config.max_model_len,
         )
 
-    def _draft_runner(
-        self, crew: Crew | None, folder: Path, numbers: Numbers, ranks: int
-    ) -> Runner:
-        options = self._options(numbers, batch_invariant=False)
-        return self._runner(folder, options, crew if ranks > 1 else None)
+    def _draft_runner(self, folder: Path, numbers: Numbers) -> Runner:
+        return self._runner(folder, self._options(numbers, batch_invariant=False))
 
     def _runner(
         self,
         folder: Path,
         options: LoadOptions,
-        crew: Crew | None,
+        leader: Leader | None = None,
         points: tuple[int, ...] = (),
     ) -> Runner:
-        num_pages, leader = self.config.num_pages, None
-        if crew is not None:
-            leader = crew.load(LoadShare(folder, replace(options, keeps_head=False), num_pages))
-            options = replace(options, group=crew.group)
+        num_pages = self.config.num_pages
+        if leader is not None:
+            leader.load(LoadShare(folder, replace(options, keeps_head=False), num_pages))
+            options = replace(options, group=leader.group)
         runner = Runner.load(
             folder,
             options,
@@ -297,18 +293,12 @@ class _Assembly:
             target.share_features(shared)
         return shared
 
-    def _drafters(
-        self,
-        verifier: Verifier,
-        target: Runner,
-        shared: SharedPages | None,
-        crew: Crew | None,
-    ) -> Drafters:
+    def _drafters(self, verifier: Verifier, target: Runner, shared: SharedPages | None) -> Drafters:
         context = BuildContext(
             target=target,
             verifier=verifier,
             pool=self.pool,
-            load_model=partial(self._draft_runner, crew),
+            load_model=self._draft_runner,
             device=self.config.device,
             max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,

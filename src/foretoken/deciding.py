@@ -1,6 +1,6 @@
 """From settings to whoever decides how far each step drafts, and to those that learn from a step.
 
-Three ways: as the settings say, as a few lengths were measured at each load, or adaptive control.
+Two ways: as the settings say, or adaptive control.
 """
 
 import weakref
@@ -13,15 +13,13 @@ from foretoken.config import ResolvedConfig, SpeculativeConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.keeping import CostKeeper
-from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import DraftPlanner
 from foretoken.control.report.journal import ControlJournal
-from foretoken.control.report.reasons import by_plan, by_settings, by_trial, with_floors
+from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
@@ -64,7 +62,6 @@ class Decider:
     live: LivePolicy
     release: Callable[[str], None]
     """Forgets a request that ended; unknown ids are fine."""
-    measured: MeasuredLimit | None = None
     control: AdaptiveControl | None = None
     costs: EngineCosts | None = None
     """What control learns of times; None: nobody does."""
@@ -84,17 +81,15 @@ def decide_how(parts: FoundParts) -> Decider:
     limits = {name: member.most for name, member in drafters.members.items()}
     live = LivePolicy()
     way = user.control if limits else "fixed"
-    measured = MeasuredLimit(max(limits.values())) if way == "measured" else None
-    limit = measured or _load_limit(user.speculative_config)
-    budget = RequestBudget(limits, limit, live, limits_free=measured is None)
+    budget = RequestBudget(limits, _load_limit(user.speculative_config), live)
     costs = _costs(parts) if way == "adaptive" else None
     control = None if costs is None else _control(parts, budget, costs)
-    journal = _journal(way, drafters, measured, control) if limits else None
+    journal = _journal(way, drafters, control) if limits else None
     keeper = None if costs is None else costs.keeper()
     if keeper is not None:
         # Nobody closes an engine; it is collected, or the process ends.
         weakref.finalize(control, keeper.close)
-    learn = _learner(drafters, measured, control, journal, keeper)
+    learn = _learner(drafters, control, journal, keeper)
     failsafe = Failsafe(
         budget.plan if control is None else control.plan,
         tuple(limits),
@@ -105,7 +100,6 @@ def decide_how(parts: FoundParts) -> Decider:
         observers=(failsafe.guarded(learn),),
         live=live,
         release=_nobody if control is None else failsafe.guarded(control.release),
-        measured=measured,
         control=control,
         costs=costs,
         journal=journal,
@@ -138,8 +132,6 @@ def _control(parts: FoundParts, budget: RequestBudget, costs: EngineCosts) -> Ad
             looks_up=member.proposer.looks_up,
             missing=member.num_missing,
             max_window=member.proposer.max_window,
-            tree=TreeNodes.of(paths) if (paths := member.proposer.tree_paths) else None,
-            ends_by_price=member.proposer.ends_by_price,
             reads_features=name in parts.found and bool(parts.found[name].points),
             floor=member.floor,
         )
@@ -170,7 +162,6 @@ def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
 
 def _learner(
     drafters: Drafters,
-    measured: MeasuredLimit | None,
     control: AdaptiveControl | None,
     journal: ControlJournal | None,
     keeper: CostKeeper | None,
@@ -184,8 +175,6 @@ def _learner(
         drafters.observe(batch, verification, stats)
         outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
         journal.observe(batch.plan, outcomes, stats)
-        if measured is not None:
-            measured.observe(batch.plan, stats)
         if control is not None:
             control.observe(batch.plan, outcomes, stats)
         if keeper is not None:
@@ -194,15 +183,10 @@ def _learner(
     return observe
 
 
-def _journal(
-    mode: str,
-    drafters: Drafters,
-    limit: MeasuredLimit | None,
-    control: AdaptiveControl | None,
-) -> ControlJournal:
+def _journal(mode: str, drafters: Drafters, control: AdaptiveControl | None) -> ControlJournal:
     """Writes down what control does, and can say why."""
     limits = {name: member.most for name, member in drafters.members.items()}
-    why = by_settings(limits) if limit is None else by_trial(limit)
+    why = by_settings(limits)
     if control is not None:
         looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}
         why = by_plan(control.outlook, looks_up)

@@ -50,11 +50,6 @@ BLOCK = BlockShape(
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"method": "eagle", "num_speculative_tokens": 4},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
-    "padded": {
-        "method": "eagle3",
-        "num_speculative_tokens": 4,
-        "disable_padded_drafter_batch": False,
-    },
     "peagle": {"method": "peagle", "num_speculative_tokens": 3, "parallel_drafting": True},
     "anchored": {"method": "peagle", "num_speculative_tokens": 4},
     "dflash": {"method": "dflash", "num_speculative_tokens": 4},
@@ -141,7 +136,6 @@ def write_head(folder: Path, name: str, draft: Path, hidden: int = HIDDEN) -> Pa
     block heads may be for a target of another width."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(5)
-    name = "eagle3" if name == "padded" else name
     if name == "pard":
         config = json.loads((draft / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "pard_token": 96}))

@@ -60,19 +60,12 @@ COMPOSED: dict[str, dict[str, Any]] = {
         "min_speculative_tokens": 2,
         "num_speculative_tokens_per_batch_size": [[1, 6, 4], [7, 12, 1], [13, 15, 0], [16, 99, 3]],
     },
-    "draft padded": {**SHORT_MODEL, "disable_padded_drafter_batch": False},
-    "draft gain": {**SHORT_MODEL, "draft_expected_gain": True, "min_speculative_tokens": 1},
     "first": {
-        "policy": "first",
         "drafters": [
             {"method": "ngram", "num_speculative_tokens": 6, "min_speculative_tokens": 2},
             SHORT_MODEL,
         ],
     },
-}
-COMPOSED["best"] = {
-    "policy": "best",
-    "drafters": [{"method": "suffix", "num_speculative_tokens": 8}, SHORT_MODEL],
 }
 METHODS |= COMPOSED
 PRESSURES: dict[str, dict[str, Any]] = {

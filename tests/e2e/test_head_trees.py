@@ -1,5 +1,6 @@
 """Trees of heads: the same tokens as plain decoding, and every node what a chain would draft."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -21,6 +22,7 @@ from foretoken.runtime.draft_tree import tree_of
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
 from tests.marks import slow_but
+from tests.property.exact import assert_alike
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
@@ -123,3 +125,21 @@ def test_a_tree_deeper_than_the_head_is_refused(model: Path, folders: dict[str, 
         open_head(model, folders["mlp"], "mlp", choices=deep)
     with pytest.raises(ConfigError, match="tree_depth.*at most 3"):
         open_head(model, folders["medusa"], "medusa", tree_top_k=2, tree_depth=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_drawn_tokens_have_the_plain_distribution(
+    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
+) -> None:
+    """Four tokens without a seed: a two-sample chi-square of what came out."""
+    params = SamplingParams(
+        max_tokens=4, temperature=1.0, top_k=2, n=1200, detokenize=False, ignore_eos=True
+    )
+    counts: list[Counter[tuple[int, ...]]] = []
+    for config in (None, {"method": name, "model": str(folders[name]), **shape}):
+        with open_exact(model, config, seed=3) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
+            counts.append(Counter(out.token_ids for out in output.outputs))
+    assert_alike(*counts, least_freedom=3)

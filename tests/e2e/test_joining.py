@@ -18,10 +18,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft trees": {"method": "draft_model", "choices": [[0], [0, 0], [0, 1], [1]]},
     "rejection": {**DRAFT, "rejection_sample_method": "standard"},
     "eagle3": HEADS["eagle3"],
-    "padded": HEADS["padded"],
     "dflash": HEADS["dflash"],
     "medusa": HEADS["medusa"],
-    "several": {"policy": "best", "drafters": [{"method": "suffix"}, DRAFT]},
+    "several": {"drafters": [{"method": "suffix"}, DRAFT]},
 }
 TOKENS, COUNT = 24, 10
 

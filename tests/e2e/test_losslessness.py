@@ -58,7 +58,7 @@ def _compare(reference: Reference, llm: object, parameters: str, count: int) -> 
 
 
 EVERY = (
-    "junk", "ngram", "suffix", "draft auto", "draft probabilistic", "best",
+    "junk", "ngram", "suffix", "draft auto", "draft probabilistic", "first",
 )  # fmt: skip
 
 

@@ -315,11 +315,10 @@ def test_keys_and_values_of_its_own_change_no_token(
     assert need.draft_kv_per_token == kept + 4 * HIDDEN
 
 
-@pytest.mark.parametrize("policy", ["first", "best"])
-def test_among_other_drafters(policy: str, model: Path, head: Path, plain: Any) -> None:
+def test_among_other_drafters(model: Path, head: Path, plain: Any) -> None:
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     toys = [{"method": "toy", "model": str(head), "name": name} for name in ("one", "other")]
-    config = {"policy": policy, "drafters": [lookup, *toys]}
+    config = {"drafters": [lookup, *toys]}
     with open_exact(model, config, max_num_seqs=16) as llm:
         assert run(llm, "filters") == plain("filters")
         wish = SamplingParams(

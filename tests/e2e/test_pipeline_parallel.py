@@ -56,7 +56,7 @@ def open_llm(folder: Path, stages: int, members: list[dict[str, Any]], **setting
         str(folder),
         pipeline_parallel_size=stages,
         adaptive_speculation=False,
-        speculative_config={"policy": "first", "drafters": members},
+        speculative_config={"drafters": members},
         **{"kv_cache_memory_bytes": 8 << 20, **settings},
     )
 

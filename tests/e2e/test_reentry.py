@@ -29,7 +29,6 @@ TREES: dict[str, Any] = {"choices": [[0], [0, 0], [0, 1], [1]]}
 METHODS: dict[str, dict[str, Any]] = {
     "draft": DRAFT,
     "draft trees": {"method": "draft_model", **TREES},
-    "padded": {**DRAFT, "disable_padded_drafter_batch": False},
     "pard": HEADS["pard"],
     "eagle": HEADS["eagle"],
     "eagle3": HEADS["eagle3"],
@@ -44,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folders(folders: dict[str, Path], draft: Path) -> dict[str, Path]:
     trees = {f"{name} trees": folders[name] for name in ("eagle3", "dspark")}
-    return folders | trees | dict.fromkeys(("draft", "draft trees", "padded"), draft)
+    return folders | trees | dict.fromkeys(("draft", "draft trees"), draft)
 
 
 @pytest.fixture(scope="module")

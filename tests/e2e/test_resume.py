@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": NGRAM,
     "draft model": DRAFT,
-    "several": {"policy": "first", "drafters": [NGRAM, DRAFT]},
+    "several": {"drafters": [NGRAM, DRAFT]},
 }
 COMMON: dict[str, Any] = {"adaptive_speculation": False, "kv_cache_memory_bytes": 32 << 20}
 PRESSURES: dict[str, dict[str, Any]] = {

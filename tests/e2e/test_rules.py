@@ -101,9 +101,9 @@ SAMPLED: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "see
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 
 
-def several(draft: Path, policy: str = "first") -> dict[str, Any]:
+def several(draft: Path) -> dict[str, Any]:
     model = {"method": "draft_model", "model": str(draft), "name": "small"}
-    return {"drafters": [NGRAM, {**model, "num_speculative_tokens": 3}], "policy": policy}
+    return {"drafters": [NGRAM, {**model, "num_speculative_tokens": 3}]}
 
 
 def run(llm: LLM, each: list[dict[str, Any]]) -> list[RequestOutput]:

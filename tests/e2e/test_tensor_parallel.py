@@ -36,11 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
-    """`shares_draft`: on several ranks these share a draft model too."""
-    speculative, shares = settings.pop("speculative_config", None), settings.pop("shares_draft", 0)
+    speculative = settings.pop("speculative_config", None)
     if speculative is not None and "draft_model" in str(speculative):
-        drafting = ranks if shares else None
-        speculative = {**speculative, "model": str(folder), "draft_tensor_parallel_size": drafting}
+        speculative = {**speculative, "model": str(folder)}
     return LLM(
         str(folder),
         tensor_parallel_size=ranks,
@@ -69,16 +67,11 @@ def tokens(llm: LLM) -> dict[str, list[Any]]:
         (2, {"dtype": "float32", "batch_invariant": True}),
         pytest.param(
             3,
-            {
-                "dtype": "bfloat16",
-                "max_num_batched_tokens": 16,
-                "block_size": 8,
-                "shares_draft": True,
-            },
+            {"dtype": "bfloat16", "max_num_batched_tokens": 16, "block_size": 8},
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["2 of float32", "3 of bfloat16 in chunks, which share the draft"],
+    ids=["2 of float32", "3 of bfloat16 in chunks"],
 )
 def test_tokens_are_those_of_one_process(
     folder: Path, speculation: str, ranks: int, settings: dict[str, Any]
@@ -89,9 +82,7 @@ def test_tokens_are_those_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"quantization": "int8", "shares_draft": True}, {"quantization": "int4"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"quantization": "int4"}], ids=str)
 def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[str, Any]) -> None:
     """Trees move keys and values after a step, on every rank."""
     given = {**settings, "speculative_config": TREE, "batch_invariant": True}
@@ -104,33 +95,13 @@ def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[
 def test_fewer_key_heads_than_ranks_change_nothing(
     ranks: int, key_heads: int, tmp_path: Path
 ) -> None:
-    """Each is on two ranks, keys and values of drafts included; three or six query heads each."""
+    """Each is on two ranks; three or six query heads each."""
     few = write_tiny_llama(tmp_path / "model", num_attention_heads=6, num_key_value_heads=key_heads)
     given = {"dtype": "bfloat16", "speculative_config": SPECULATION["draft model"]}
-    with open_llm(few, 1, **given) as alone, open_llm(few, ranks, shares_draft=True, **given) as it:
+    with open_llm(few, 1, **given) as alone, open_llm(few, ranks, **given) as it:
         assert tokens(it) == tokens(alone)
         one, shared = alone._engine.parts.runner, it._engine.parts.runner
         assert shared.page_bytes == 2 * one.page_bytes == ranks * shared.store.page_bytes
-
-
-@pytest.mark.slow
-def test_the_slower_draft_is_dropped_by_all(folder: Path) -> None:
-    """Both are loaded and timed by all ranks; the next message finds the right one."""
-    draft = {"method": "draft_model", "model": str(folder), "quantization": "auto"}
-    given = {**draft, "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}
-    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-    with open_llm(folder, 1) as alone:
-        wanted = alone.generate(PROMPTS, params, use_tqdm=False)
-    with LLM(
-        str(folder),
-        tensor_parallel_size=2,
-        kv_cache_memory_bytes=8 << 20,
-        speculative_config=given,
-        adaptive_speculation=False,
-    ) as shared:
-        found = shared.generate(PROMPTS, params, use_tqdm=False)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def open_heads(model: Path, ranks: int, heads: list[dict[str, Any]], **settings:
         tensor_parallel_size=ranks,
         batch_invariant=True,
         adaptive_speculation=False,
-        speculative_config={"policy": "first", "drafters": heads} if heads else None,
+        speculative_config={"drafters": heads} if heads else None,
         **{"dtype": "float32", **PRESSURES["calm"], **settings},
     )
 

@@ -30,7 +30,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 PROCESSES: dict[str, dict[str, Any]] = {
     "one": {},
     "shared": {"tensor_parallel_size": 2},
-    "draft too": {"tensor_parallel_size": 2},
     "stages": {"pipeline_parallel_size": 2},
 }
 
@@ -66,10 +65,6 @@ def compare(
     compared = 0
     for name, processes in PROCESSES.items():
         settings = {"quantization": bits, "speculative_config": config, **processes, **SHORT}
-        if name == "draft too":
-            if config["method"] != "draft_model":
-                continue
-            settings["speculative_config"] = {**config, "draft_tensor_parallel_size": 2}
         with open_llm(model, **settings) as llm:
             found = {turn: run(llm, turn, count) for turn in runs}
             again = {turn: run(llm, turn, count) for turn in runs}

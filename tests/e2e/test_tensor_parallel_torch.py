@@ -23,7 +23,6 @@ DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 SPECULATION: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
     "draft model": DRAFT,
-    "shared draft model": {**DRAFT, "draft_tensor_parallel_size": 2},
     "tree": {"method": "draft_model", "choices": [[0], [0, 0], [1], [1, 0]]},
 }
 RUNS = ("greedy", "seeded", "filters", "logprobs")

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.control.cost import PassCost
-from foretoken.control.gain import Gain
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
@@ -176,16 +174,6 @@ def test_any_request_is_drafted_as_token_by_token(
 TABLES = [[3, 1, 4], [7, 2, 9], [0, 5, 6]]
 
 
-def frozen(row_s: float, pass_s: float) -> Gain:
-    """As if it had measured this and a second a token; it learns nothing."""
-    gain = Gain()
-    gain._token_s, gain._row_s, gain._pass = 1.0, row_s, PassCost(pass_s)
-    gain._acceptance.usual_chance = 0.5
-    for name in ("begin", "saw", "add_pass", "doubt"):
-        setattr(gain, name, lambda *_: None)
-    return gain
-
-
 def draft(
     runner: HeadRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
 ) -> ChainDraft:
@@ -202,13 +190,11 @@ def draft(
     return draft_chain(steps, sampler, spans, confidence)
 
 
-RULES: dict[str, Any] = {
-    "never": lambda: Confidence(threshold=1e-6),
-    "unsure": lambda: Confidence(threshold=0.25),
-    "at least two": lambda: Confidence(threshold=0.9, least=2),
-    "rows are dear": lambda: Confidence(gain=frozen(0.02, 0.0)),
-    "passes are dear": lambda: Confidence(gain=frozen(0.0, 0.1)),
-    "both": lambda: Confidence(gain=frozen(0.01, 0.05), threshold=0.1),
+RULES = {
+    "never": Confidence(threshold=1e-6),
+    "hardly": Confidence(threshold=0.1),
+    "unsure": Confidence(threshold=0.25),
+    "at least two": Confidence(threshold=0.9, least=2),
 }
 
 
@@ -221,7 +207,7 @@ def test_the_same_ends(params: dict[str, Any], count: int) -> None:
     compiled.features.slots_SF.normal_()
     lengths = set()
     for name, rule in RULES.items():
-        found, expected = (draft(one, count, params, rule(), 5) for one in (compiled, plain))
+        found, expected = (draft(one, count, params, rule, 5) for one in (compiled, plain))
         assert found.ids == expected.ids, name
         assert (found.probs_KV is None) == (expected.probs_KV is None)
         if found.probs_KV is not None and expected.probs_KV is not None:

@@ -6,19 +6,18 @@ What is guarded against is anticipation: a length or a drafter chosen for what w
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from foretoken.control.gain import Gain
-from foretoken.control.plan import NO_DRAFTS, DraftPrice
+from foretoken.control.plan import DraftPlan, StepForecast, StepLoad
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.choose.best import BestPolicy
+from foretoken.proposers.choose import planned
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.progress import DraftLimits
@@ -33,8 +32,6 @@ from tests.property.verifying import TableModel, sequence_of
 from tests.unit.proposing import draft_model
 
 SAMPLES, AT_ONCE, BUDGET = 3000, 40, 3
-DEAR_ROW = 0.03
-"""Seconds of a row after a first second: about half of what a token takes in a group."""
 
 
 class TableRunner:
@@ -104,9 +101,18 @@ def step(
     verifier: Verifier,
     target: TableModel,
     spans: list[Span],
-    price: DraftPrice | None,
 ) -> Batch:
-    plan = replace(NO_DRAFTS, prices={} if price is None else {"model": price})
+    count = len(spans)
+    plan = DraftPlan(
+        load=StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0),
+        drafts=(BUDGET,) * count,
+        lengths=(BUDGET,) * count,
+        drafters=("model",) * count,
+        surplus=(0.5,) * count,
+        forecast=StepForecast(
+            seconds=1.2, plain_s=1.0, tokens=2.0 * count, row_s=0.1 / count, free_rows=count
+        ),
+    )
     batch = Batch(spans=tuple(spans))
     batch = batch.with_draft(drafters.propose(Context(batch.spans, plan)))
     rows = [target.rows(span.sequence.token_ids, span.draft_ids) for span in batch.spans]
@@ -116,8 +122,6 @@ def step(
         assert result is not None
         span.sequence.token_ids.extend(result.new_ids)
         span.sequence.num_computed = span.sequence.num_tokens - 1
-    row_s = 1e-5 if drafters.members["model"].proposer.gain is None else DEAR_ROW
-    seconds = 1.0 + row_s * batch.num_tokens
     stats = StepStats(
         num_sequences=len(spans),
         num_tokens=batch.num_tokens,
@@ -128,33 +132,28 @@ def step(
         num_output_tokens=sum(len(result.new_ids) for result in found.spans if result is not None),
         num_waiting=0,
         drafting_s=0.0,
-        verifying_s=seconds,
-        total_s=seconds,
+        verifying_s=1.0,
+        total_s=1.0,
         num_sampled=len(spans),
     )
     drafters.observe(batch, found, stats)
     return batch
 
 
-PRICE = DraftPrice(token_s=0.05, row_s=DEAR_ROW, usual=0.6, pass_s=AT_ONCE * 0.002)
-
-
 @pytest.mark.parametrize(
-    ("policy", "confidence", "price"),
+    ("policy", "confidence"),
     [
-        (FirstPolicy, Confidence(), None),
-        slow(FirstPolicy, Confidence(threshold=0.7), None),
-        (FirstPolicy, Confidence(threshold=0.8, least=2), None),
-        (FirstPolicy, Confidence(gain=Gain()), None),
-        slow(FirstPolicy, Confidence(), PRICE),
-        slow(BestPolicy, Confidence(), None),
-        (BestPolicy, Confidence(threshold=0.8, least=1), None),
-        slow(BestPolicy, Confidence(gain=Gain(), least=1), None),
+        (FirstPolicy, Confidence()),
+        slow(FirstPolicy, Confidence(threshold=0.7)),
+        (FirstPolicy, Confidence(threshold=0.8, least=2)),
+        (PlannedPolicy, Confidence()),
+        slow(PlannedPolicy, Confidence(threshold=0.8, least=1)),
     ],
 )
 def test_unseeded_outputs_have_the_targets_distribution(
-    policy: type[Policy], confidence: Confidence, price: DraftPrice | None
+    policy: type[Policy], confidence: Confidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(planned, "_ASKS_AGAIN", 1)  # look-ups are asked in every step
     params, target = SamplingParams(temperature=0.9), TableModel(1, VOCAB)
     drafters, verifier = make_drafters(policy(), confidence), Verifier(VOCAB)
     requests = [
@@ -173,11 +172,11 @@ def test_unseeded_outputs_have_the_targets_distribution(
                 Span(sequence=s, start=s.num_computed, length=1, draft_budget=BUDGET, samples=True)
                 for s in active
             ]
-            batch = step(drafters, verifier, target, spans, price)
+            batch = step(drafters, verifier, target, spans)
             used.update(span.drafter for span in batch.spans)
             lengths.update(span.num_drafts for span in batch.spans if span.drafter == "model")
     assert used["model"] > SAMPLES / 20 and used["successor"] > 0, used
-    if confidence.threshold or confidence.gain is not None or price is not None:
+    if confidence.threshold:
         assert used[""] or min(lengths) < BUDGET, (used, lengths)
     counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
     assert_fits(counts, chain_probs(target, params))

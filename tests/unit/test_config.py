@@ -128,28 +128,34 @@ def test_removed_keys_name_their_successor() -> None:
         SpeculativeConfig.from_dict({"method": "ngram", "synthetic_acceptance_rate": 0.4})
     with pytest.raises(ConfigError, match="leave it out"):
         EngineConfig.from_kwargs(model="demo", swap_space=4)
-    with pytest.raises(ConfigError, match="draft_tensor_parallel_size"):
+    with pytest.raises(ConfigError, match="one process"):
         SpeculativeConfig.from_dict({"method": "ngram", "tensor_parallel_size": 1})
 
 
 @pytest.mark.parametrize(
-    ("given", "allowed"),
+    ("gone", "fine", "instead"),
     [
-        ({"method": "ngram"}, "1: ngram runs in one process"),
-        ({"model": "demo-eagle3"}, "1: eagle3 runs in one process"),
-        ({"model": "demo-draft", "ranks": 3}, "1 or 2, the tensor_parallel_size"),
+        ({"policy": "best"}, (), "adaptive_speculation chooses"),
+        ({"policy": "first"}, (), "the first in the list"),
+        ({"disable_padded_drafter_batch": False}, (True,), "True or left out"),
+        ({"draft_tensor_parallel_size": 2}, (None, 1), "1 or left out: .* one process"),
+        ({"draft_expected_gain": True}, (), "draft_confidence_threshold"),
     ],
 )
-def test_a_drafter_runs_in_one_process_or_in_those_of_the_target(
-    given: dict[str, Any], allowed: str
+def test_settings_that_went_say_what_to_do_instead(
+    gone: dict[str, Any], fine: tuple[object, ...], instead: str
 ) -> None:
-    ranks = given.pop("ranks", 2)
-    spec = {**given, "draft_tensor_parallel_size": ranks}
-    with pytest.raises(ConfigError, match="draft_tensor_parallel_size.*" + allowed):
-        EngineConfig.from_kwargs(model="demo", tensor_parallel_size=2, speculative_config=spec)
-    for fine in (None, 1):
-        spec = {**given, "draft_tensor_parallel_size": fine}
-        EngineConfig.from_kwargs(model="demo", tensor_parallel_size=2, speculative_config=spec)
+    [key] = gone
+    for given in ({"model": "demo-draft", **gone}, {"drafters": [{**NGRAM, **gone}]}):
+        with pytest.raises(ConfigError, match=f"{key}: .*{instead}"):
+            EngineConfig.from_kwargs(model="demo", tensor_parallel_size=2, speculative_config=given)
+    for value in fine:
+        assert one({"model": "demo-draft", key: value}).method == "draft_model"
+
+
+def test_control_by_trial_went() -> None:
+    with pytest.raises(ConfigError, match="True learns from what steps took"):
+        EngineConfig.from_kwargs(model="demo", adaptive_speculation="measured")
 
 
 def test_method_is_inferred() -> None:
@@ -428,10 +434,6 @@ SCHEDULES: list[Any] = [
     *([[1, 0, 3]], [[1, 4, -1]], [[1, 4, 9]], [[1, 4, 2.0]]),
 ]
 CHOICES: list[Any] = [[], [[]], [[0, 0]], [[0], [0]], [[-1]], [["0"]], "nonsense", 5, [[0]] * 129]
-BESIDE_TREES: list[dict[str, Any]] = [
-    {"draft_confidence_threshold": 0.2},
-    {"draft_expected_gain": True},
-]
 BESIDE_CHOICES: list[dict[str, Any]] = [
     {"num_speculative_tokens": 3},
     {"draft_confidence_threshold": 0.5},
@@ -449,7 +451,7 @@ SCHEDULE = "num_speculative_tokens_per_batch_size"
         ({"drafters": [3]}, "drafters[0]"),
         ({"drafters": [NGRAM, NGRAM]}, "drafters[1].name"),
         ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters[0].name"),
-        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters[0].policy"),
+        ({"drafters": [{**NGRAM, "posterior_alpha": 0.2}]}, "drafters[0].posterior_alpha"),
         ({"drafters": [{"drafters": [NGRAM]}]}, "drafters[0].drafters"),
         ({"drafters": [NGRAM, {**NGRAM, "max_model_len": 0}]}, "drafters[1].max_model_len"),
         ({"drafters": [NGRAM], "quantization": "int8"}, "quantization"),
@@ -458,22 +460,13 @@ SCHEDULE = "num_speculative_tokens_per_batch_size"
         ({"drafters": [NGRAM], "tree_depth": 2}, "tree_depth"),
         ({"drafters": [NGRAM], "method": "ngram"}, "method"),
         ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
-        ({"drafters": [NGRAM], "policy": "last"}, "policy"),
         ({"drafters": [NGRAM], "colour": "red"}, "colour"),
-        ({**NGRAM, "policy": "best"}, "policy"),
         ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
         ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
         ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
         ({"method": "suffix", "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
         ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
         ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
-        ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),
-        ({**MODEL, "draft_expected_gain": 1}, "draft_expected_gain"),
-        ({**MODEL, "disable_padded_drafter_batch": 0}, "disable_padded_drafter_batch"),
-        (
-            {"drafters": [NGRAM], "disable_padded_drafter_batch": False},
-            "disable_padded_drafter_batch",
-        ),
         ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
         ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
         ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
@@ -519,7 +512,6 @@ SCHEDULE = "num_speculative_tokens_per_batch_size"
             {"model": "x", "tree_top_k": 2, "draft_confidence_threshold": 0.2},
             "draft_confidence_threshold",
         ),
-        ({"model": "x", "tree_top_k": 2, "draft_expected_gain": True}, "draft_expected_gain"),
     ],
 )
 def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
@@ -543,7 +535,6 @@ def labels(config: SpeculativeConfig) -> list[str]:
 def test_everything_that_ships_competes_and_the_best_three_have_weights() -> None:
     config = auto()
     assert labels(config) == [*LOOK_UPS, "eagle3", "dspark", "peagle"]
-    assert config.policy == "best"
     weighty = [one for one in config.drafters if one.model is not None]
     assert len(weighty) == MOST_WITH_WEIGHTS
     assert [one.model for one in weighty] == ["demo-eagle3", "demo-dspark", "demo-parallel"]
@@ -584,8 +575,7 @@ def test_a_number_is_the_most_of_any_drafter() -> None:
 
 def test_a_list_beside_auto_is_what_competes() -> None:
     config = auto(drafters=[{"method": "ngram"}, {"method": "mlp"}], num_speculative_tokens=3)
-    assert labels(config) == ["ngram", "mlp"] and config.policy == "best"
-    assert auto(drafters=[{"method": "ngram"}], policy="first").policy == "first"
+    assert labels(config) == ["ngram", "mlp"]
 
 
 @pytest.mark.parametrize(
@@ -637,7 +627,6 @@ def test_auto_drafters_wants_a_number() -> None:
         ({}, {"method": "ngram", "disable_by_batch_size": 4}, "fixed"),
         ({"adaptive_speculation": True}, None, "adaptive"),
         ({"adaptive_speculation": False}, {"method": "auto"}, "fixed"),
-        ({"adaptive_speculation": "measured"}, {"method": "auto"}, "measured"),
     ],
 )
 def test_control_is_on_wherever_there_is_a_drafter(
@@ -647,7 +636,19 @@ def test_control_is_on_wherever_there_is_a_drafter(
     assert config.control == control
 
 
-@pytest.mark.parametrize("wanted", [True, "measured", "often"])
+@pytest.mark.parametrize("keys", [{"choices": [[0], [1]]}, {"tree_top_k": 2}])
+def test_trees_are_drafted_whole(keys: dict[str, Any]) -> None:
+    """Control plans chains; `auto` leaves an engine with trees to its settings."""
+    for trees in ({**MODEL, **keys}, {"drafters": [NGRAM, {**MODEL, **keys}]}):
+        found = EngineConfig.from_kwargs(model="demo", speculative_config=trees)
+        assert found.control == "fixed"
+        with pytest.raises(ConfigError, match="False beside trees, .*disable_by_batch_size"):
+            EngineConfig.from_kwargs(
+                model="demo", speculative_config=trees, adaptive_speculation=True
+            )
+
+
+@pytest.mark.parametrize("wanted", [True, "often"])
 def test_control_is_refused_beside_lengths_by_load(wanted: bool | str) -> None:
     by_load = {"method": "ngram", "disable_by_batch_size": 4}
     settings: dict[str, Any] = {"speculative_config": by_load, "adaptive_speculation": wanted}

@@ -13,7 +13,6 @@ from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.budget import PREDICTED_DRAFTS, LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.floor import FIRST_REST, JUDGED_FROM, LONGEST_REST, AcceptanceFloor
-from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -25,7 +24,7 @@ from foretoken.control.plan import (
 from foretoken.control.report import explain
 from foretoken.control.report.explain import Outlook
 from foretoken.control.report.journal import LOOK_EVERY, MOST_CHANGES, ControlJournal
-from foretoken.control.report.reasons import by_plan, by_settings, by_trial, with_floors
+from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
@@ -68,19 +67,6 @@ def test_lookups_cost_rows_only() -> None:
     assert explain.why_looking_up("ngram", 12, drafts=True).startswith("ngram drafts where")
     assert "seldom repeats" in explain.why_looking_up("ngram", 12, drafts=False)
     assert "one more row" in explain.why_looking_up("ngram", 0, drafts=False)
-
-
-@pytest.mark.parametrize(
-    ("drafts", "ms", "said"),
-    [
-        (3, {0: 1.4, 3: 1.2}, "up to 3 drafts at 5 to 8 running: 1.20 ms a token, 1.40 without"),
-        (0, {0: 1.4, 3: 1.6, 5: 1.5}, "no drafts at 5 to 8 running: 1.40 ms a token, 1.50 with up"),
-        (0, {0: 1.4}, "nothing else was tried yet"),
-        (3, {0: 1.4}, "not measured yet at 5 to 8 running: up to 3 drafts"),
-    ],
-)
-def test_why_a_length_that_was_tried(drafts: int, ms: dict[int, float], said: str) -> None:
-    assert said in explain.why_measured(drafts, ms, "5 to 8")
 
 
 def test_what_settings_say() -> None:
@@ -249,16 +235,11 @@ def test_steps_in_which_nobody_wants_drafts_say_nothing_of_drafters() -> None:
     assert watched.why_plain() == ""
 
 
-def test_reasons_of_settings_and_of_trials() -> None:
+def test_reasons_of_settings_and_of_floors() -> None:
     why = by_settings({"a": 5, "b": 3})
     assert "up to 5 in every step" in why("a", True, PLAN)
     assert "other drafters" in why("b", False, PLAN)
     assert "by load" in why("a", True, DraftPlan(load=LOAD, drafts=(0, 0), limit=2))
-    limit = MeasuredLimit(3)
-    tried = by_trial(limit)
-    assert "no drafts at 2 to 2 running" in tried("a", False, PLAN) or "not measured" in tried(
-        "a", False, PLAN
-    )
     floor = AcceptanceFloor(0.5)
     floor.observe("a", [DraftOutcome("r", "a", 100, 10)])
     floored = with_floors(why, {"a": floor})

@@ -12,55 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
-from foretoken.control.cost import (
-    LineCost,
-    PassCost,
-    PlainCost,
-    RelativeCost,
-    RooflineCost,
-    RowCost,
-    StepShape,
-    TokenCost,
-)
+from foretoken.control.cost import LineCost, PlainCost, RooflineCost, StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, cache_folder
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.keeping import CostKeeper
-
-
-def test_a_line_is_found_through_the_steps() -> None:
-    cost = RowCost()
-    for rows in (1, 6, 3, 9, 1, 4) * 3:
-        cost.observe(StepShape(rows), 0.01 + 0.002 * rows)
-    assert cost.row_seconds() == pytest.approx(0.002, rel=0.02)
-    assert cost.seconds(StepShape(5)).seconds == pytest.approx(0.02, rel=0.02)
-
-
-def test_steps_of_one_size_give_a_guess_and_no_nonsense() -> None:
-    cost = RowCost()
-    for _ in range(10):
-        cost.observe(StepShape(1), 0.01)
-    assert 0 < cost.row_seconds() < 0.01
-    assert cost.seconds(StepShape(1)).seconds == pytest.approx(0.01)
-
-
-@given(st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 10)), max_size=30))
-def test_costs_are_never_negative(steps: list[tuple[int, float]]) -> None:
-    cost = RowCost()
-    for rows, seconds in steps:
-        cost.observe(StepShape(rows), seconds)
-    assert cost.row_seconds() >= 0
-    assert cost.seconds(StepShape(1)).seconds > 0
-
-
-def test_what_is_not_known_has_no_bounds() -> None:
-    assert math.isinf(RowCost().seconds(StepShape(1)).sd)
 
 
 def test_plain_steps_of_other_sizes_stand_in_against_speculation() -> None:
@@ -94,39 +54,6 @@ def test_more_rows_read_more_experts() -> None:
     cost = roofline(expert_bytes=50.0, expert_share=0.5)
     assert cost.seconds(StepShape(1)).seconds == 0.75
     assert cost.seconds(StepShape(2)).seconds == 0.875
-
-
-def test_one_long_pass_does_not_spoil_the_measured_time() -> None:
-    cost = PassCost()
-    assert cost.seconds == 0.0
-    for seconds in (1.0, 1.0, 100.0, 1.0):
-        cost.observe(seconds)
-    assert cost.seconds < 1.3
-    before = cost.seconds
-    cost.doubt()
-    assert cost.seconds < before
-
-
-def test_tokens_are_never_believed_to_be_dearer_than_plain_ones() -> None:
-    cost = RelativeCost()
-    assert cost.share == 1.0
-    cost.observe(3.0, 1.0)
-    assert cost.share == 1.0
-    for _ in range(200):
-        cost.observe(1.0, 4.0)
-    assert cost.share == pytest.approx(0.25, rel=0.05)
-
-
-def test_a_doubted_length_follows_the_next_steps() -> None:
-    kept, doubted = TokenCost(), TokenCost()
-    for cost in (kept, doubted):
-        for _ in range(100):
-            cost.observe(1.0, 1.0)
-    doubted.doubt()
-    for cost in (kept, doubted):
-        for _ in range(6):
-            cost.observe(2.0, 1.0)
-    assert kept.per_token < 1.3 < 1.7 < doubted.per_token
 
 
 KEY = CostKey(

@@ -298,13 +298,6 @@ def test_what_devices_cannot_share_is_refused_by_name(
     )
 
 
-def test_a_draft_model_that_is_shared_is_checked_too() -> None:
-    odd = ModelMemory(shape=replace(EVEN, hidden_size=191), ranks=2)
-    with pytest.raises(ConfigError, match="hidden size 191") as found:
-        resolve_for(tensor_parallel_size=2, drafting=Drafting(models=(odd,)))
-    assert found.value.field == "speculative_config.draft_tensor_parallel_size"
-
-
 @pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_on_a_cpu_kernels_are_not_needed_but_bits_are_not_promised(setting: str) -> None:
     given: dict[str, Any] = {"gpus": None, setting: 2}

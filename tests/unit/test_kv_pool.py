@@ -297,22 +297,9 @@ def test_names_are_extended_in_place_and_only_as_far_as_needed() -> None:
 PAGE = 4
 
 
-def limits(padded_to: int) -> DraftLimits:
-    return DraftLimits(max_model_len=64, max_num_batched_tokens=64, padded_to=padded_to)
-
-
-def test_ragged_feeds_what_is_missing() -> None:
-    assert limits(0).starts([9, 4, 0], [10, 8, 30]) == [9, 4, 0]
-
-
-def test_padded_feeds_as_many_of_all_that_decode() -> None:
-    """As many as the longest of them, a prompt aside, as far as there are places before them."""
-    assert limits(5).starts([9, 4, 0, 1], [10, 8, 30, 2]) == [6, 4, 0, 0]
-    assert limits(3).starts([9, 4, 0, 1], [10, 8, 30, 2]) == [9, 4, 0, 1]
-
-
 def progress(gaps: FeatureGaps | None = None, *, made_of: MadeOf = MadeOf.TOKEN) -> DraftProgress:
-    return DraftProgress([1] * 64, PAGE, limits(0), gaps=gaps, made_of=made_of)
+    limits = DraftLimits(max_model_len=64, max_num_batched_tokens=64)
+    return DraftProgress([1] * 64, PAGE, limits, gaps=gaps, made_of=made_of)
 
 
 def sequence_of(count: int, first_page: int = 0, name: str = "r") -> Sequence:

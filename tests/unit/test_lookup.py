@@ -395,7 +395,7 @@ class Parrot:
     def propose(self, context: Context) -> Draft:
         self.seen += [list(span.sequence.token_ids) for span in context.spans]
         count = len(context.spans)
-        return Draft(ids=((SAYS,),) * count, promises=(0.5,) * count)
+        return Draft(ids=((SAYS,),) * count)
 
 
 def encoder(tokenizer: Tokenizer) -> ByteEncoder:
@@ -417,7 +417,6 @@ def test_drafts_come_back_in_the_targets_tokens(tmp_path: Path) -> None:
     proposer, _, _ = make(tmp_path, 8)
     found = proposer.propose(make_context((named("x", [A, C]), 3), (named("y", [C]), 0)))
     assert found.ids == ((B,), ())
-    assert found.promises == (0.5, None)
 
 
 def test_the_oldest_shadow_makes_room_but_none_of_this_step(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_registering_twice_is_harmless_and_taking_a_word_is_not() -> None:
     ("key", "owner"),
     [
         ("num_speculative_tokens", "speculative_config itself"),
-        ("policy", "speculative_config itself"),
+        ("drafters", "speculative_config itself"),
         ("max_draft_len", "speculative_config itself"),
         ("draft_tensor_parallel_size", "speculative_config itself"),
         ("prompt_lookup_max", "method ngram"),

@@ -33,6 +33,7 @@ VALUES: dict[str, object] = {
     "kv_cache_dtype": "int8",
     "max_model_len": 64,
     "draft_tensor_parallel_size": 1,
+    "disable_padded_drafter_batch": True,
     "disable_by_batch_size": 8,
     "choices": [[0], [0, 0]],
     "tree_top_k": 2,

@@ -61,12 +61,22 @@ SPECULATIVE_KEYS = KeyTable(
         "fly_window_size": (None,),
         "fly_entropy_threshold": (0.3,),
         "fly_entropy_top_k": (3,),
+        "disable_padded_drafter_batch": (True,),
+        "draft_tensor_parallel_size": (None, 1),
         "disable_eagle_block_drop": (False,),
         "disable_lookahead_block_hashes": (False,),
         "draft_lm_head_quantization": (None,),
         "use_local_argmax_reduction": (False,),
     },
     removed=_ANSWERED,
+    gone={
+        "policy": "nothing: adaptive_speculation chooses among drafters in each step; where that "
+        "is off, the first in the list that has a draft serves",
+        "disable_padded_drafter_batch": "True or left out: each sequence is fed what it misses",
+        "draft_tensor_parallel_size": "1 or left out: a drafter runs in one process",
+        "draft_expected_gain": "nothing: adaptive_speculation plans drafts by what they save; "
+        "draft_confidence_threshold ends those that look unlikely",
+    },
 )
 """Keys of `speculative_config`."""
 

@@ -63,10 +63,6 @@ class StopConfig:
     ] = 0.0
     """Draft no further where the drafter gives its best next token less probability than this
     (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
-    draft_expected_gain: bool = False
-    """Draft no further where one more draft is expected to take more time than it saves: by the
-    drafter's probabilities so far, and at the price of the step's plan, or by times as measured
-    where control is off (chains of draft models and heads). It may stand beside a threshold."""
     min_acceptance: Annotated[
         float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
     ] = 0.0
@@ -179,13 +175,6 @@ class DrafterConfig:
     8 (`int8`). `auto`: 8 for draft models, 16 for heads. It never changes the output."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
-    draft_tensor_parallel_size: Annotated[int, at_least(1)] | None = None
-    """Processes that share the drafter: 1, or where it is a language model as many as share the
-    target; default 1."""
-    disable_padded_drafter_batch: bool = True
-    """Before its first draft, a drafter with keys and values of its own feeds of each sequence what
-    it misses: one token, or as many as were accepted. False: equally many of all that decode, by
-    feeding some again, which was never faster. (vLLM pads by default.)"""
     stop: StopConfig = flat(StopConfig)
     """Where chains end."""
     tree: TreeConfig = flat(TreeConfig)
@@ -236,10 +225,6 @@ class DrafterConfig:
             value = getattr(self.vocabulary, name)
             allowed = f"False: {method.name} has no tokenizer of its own"
             require(WHERE + name, value, not value or method.own_tokenizer, allowed)
-        ranks = self.draft_tensor_parallel_size
-        allowed = f"1: {method.name} runs in one process"
-        ok = ranks in (None, 1) or method.drafts_with == "model"
-        require(WHERE + "draft_tensor_parallel_size", ranks, ok, allowed)
         check_draft_quantization(method, self.quantization)
         check_draft_activations(method, self.activations, self.quantization)
         kept = self.kv_cache_dtype
@@ -272,9 +257,6 @@ class DrafterConfig:
         instead = method.threshold_key or "a method with weights"
         where = WHERE + "draft_confidence_threshold"
         require(where, threshold, threshold == 0, f"0; use {instead}")
-        gain = stop.draft_expected_gain
-        allowed = f"False: {method.name} has no weights"
-        require(WHERE + "draft_expected_gain", gain, not gain, allowed)
 
     def _check_tree(self, method: DraftingMethod) -> None:
         tree, count = self.tree, self.num_speculative_tokens
@@ -317,11 +299,6 @@ class DrafterConfig:
         method = find_method(self.method)
         cards = (card.acceptance for card in method.packaged if card.model == self.model)
         return next((one for one in cards if one is not None), method.usual_acceptance)
-
-    @property
-    def padded_to(self) -> int:
-        """As in `DraftLimits`: what verification can add to a sequence, or 0."""
-        return 0 if self.disable_padded_drafter_batch else self.num_speculative_tokens + 1
 
     @property
     def label(self) -> str:

@@ -20,11 +20,12 @@ _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)
 _SHARE = Allowed("a number in (0, 1]", lambda share: 0 < share <= 1)
 _INVARIANT = Allowed('"auto", True or False', lambda given: given in ("auto", True, False))
 _ADAPTIVE = Allowed(
-    '"auto", True, False or "measured"', lambda given: given in ("auto", True, False, "measured")
+    '"auto", True or False; True learns from what steps took, which "measured" was for',
+    lambda given: given in ("auto", True, False),
 )
 
-Control: TypeAlias = Literal["adaptive", "measured", "fixed"]
-"""How the length of drafts is decided: by what is expected, by trial, or not at all."""
+Control: TypeAlias = Literal["adaptive", "fixed"]
+"""How the length of drafts is decided: by what is expected, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ class EngineConfig:
     adaptive_speculation: Annotated[bool | str, _ADAPTIVE] = "auto"
     """In each step draft only as far as it is expected to be faster, up to num_speculative_tokens,
     and not at all where it is not. What is written stays the same. `auto`: True with a
-    speculative_config, unless that has lengths by load. False: always as far as configured.
-    `measured`: no expectations, whichever of a few lengths took the least time at this load."""
+    speculative_config, unless that has lengths by load or trees, which are drafted whole. False:
+    always as far as configured."""
 
     @classmethod
     def from_kwargs(cls, **given: Any) -> Self:
@@ -126,17 +127,14 @@ class EngineConfig:
         check_fields(self)
         check_quantization("quantization", self.quantization)
         adaptive = self.adaptive_speculation
-        allowed = "False beside lengths by load in speculative_config"
-        ok = adaptive in ("auto", False) or not self.has_lengths_by_load
-        require("adaptive_speculation", adaptive, ok, allowed)
+        if adaptive not in ("auto", False):
+            allowed = "False beside lengths by load in speculative_config"
+            require("adaptive_speculation", adaptive, not self.has_lengths_by_load, allowed)
+            allowed = "False beside trees, which are drafted whole; disable_by_batch_size ends them"
+            require("adaptive_speculation", adaptive, not self.drafts_trees, allowed)
         if self.pipeline_parallel_size > 1 and self.tensor_parallel_size > 1:
             given = self.pipeline_parallel_size
             raise NotYetError("pipeline_parallel_size", given, "1 beside tensor_parallel_size > 1")
-        for drafter in () if spec is None else spec.drafters:
-            ranks, all_of_them = drafter.draft_tensor_parallel_size, self.tensor_parallel_size
-            where = "speculative_config.draft_tensor_parallel_size"
-            allowed = f"1 or {all_of_them}, the tensor_parallel_size"
-            require(where, ranks, ranks in (None, 1, all_of_them), allowed)
 
     @property
     def num_processes(self) -> int:
@@ -158,11 +156,16 @@ class EngineConfig:
         return self.speculative_config is not None and self.speculative_config.load.is_set
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether a drafter drafts trees."""
+        drafters = () if self.speculative_config is None else self.speculative_config.drafters
+        return any(drafter.tree.num_nodes is not None for drafter in drafters)
+
+    @property
     def control(self) -> Control:
         """How the length of drafts is decided, `auto` resolved."""
         given = self.adaptive_speculation
         if given == "auto":
-            given = self.speculative_config is not None and not self.has_lengths_by_load
-        if given == "measured":
-            return "measured"
+            said = self.has_lengths_by_load or self.drafts_trees
+            given = self.speculative_config is not None and not said
         return "adaptive" if given else "fixed"

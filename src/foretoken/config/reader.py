@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
@@ -76,6 +76,8 @@ class KeyTable:
     """Keys of other engines, and the values at which they change nothing here."""
     removed: Mapping[str, str]
     """Keys of other engines that are not taken, and what to write instead; see VALUE."""
+    gone: Mapping[str, str] = field(default_factory=dict)
+    """Keys that were ours, and what to write instead; beside the values that are neutral."""
 
     def accept(self, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         """The part of `given` whose keys are `known`, with `_` for `-`.
@@ -90,10 +92,13 @@ class KeyTable:
             name = str(key).replace("-", "_")
             if name in known:
                 kept[name] = value
+            elif any(value == v and type(value) is type(v) for v in self.neutral.get(name, ())):
+                continue
+            elif name in self.gone:
+                raise ConfigError(f"{self.where}.{name}", value, self.gone[name])
             elif name in self.neutral:
-                if not any(value == v and type(value) is type(v) for v in self.neutral[name]):
-                    allowed = " or ".join(repr(v) for v in self.neutral[name])
-                    raise NotYetError(f"{self.where}.{name}", value, f"{allowed} (not yet built)")
+                allowed = " or ".join(repr(v) for v in self.neutral[name])
+                raise NotYetError(f"{self.where}.{name}", value, f"{allowed} (not yet built)")
             elif name in self.removed:
                 allowed = self.removed[name].replace(VALUE, json.dumps(value, default=repr))
                 raise ConfigError(f"{self.where}.{name}", value, allowed)

@@ -3,7 +3,7 @@
 The result holds numbers only; nothing later changes it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from foretoken.config.engine import EngineConfig
@@ -179,7 +179,7 @@ def resolve(
     max_model_len = _length(config, shape)
     drafting, target = drafting or Drafting(), _target(config, shape)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
-    _check_ranks(target, drafting.models, used, can_watch="cpu" in packs)
+    _check_ranks(target, used, can_watch="cpu" in packs)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
         target=target,
@@ -216,26 +216,21 @@ def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
     require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
 
 
-def _check_ranks(
-    target: ModelMemory, drafts: Sequence[ModelMemory], gpus: Gpus | None, *, can_watch: bool
-) -> None:
-    """Whether each model can be computed by as many processes as it is to be.
+def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> None:
+    """Whether the target can be computed by as many processes as it is to be.
 
     Args:
         target: the model.
-        drafts: those that draft.
-        gpus: where they run; None: on the CPU.
+        gpus: where it runs; None: on the CPU.
         can_watch: whether the host has the compiled kernels, by which processes watch each other.
     """
-    named = [("tensor_parallel_size", target)]
-    named += [("speculative_config.draft_tensor_parallel_size", draft) for draft in drafts]
-    for where, model in named:
-        if model.ranks > 1:
-            _check_own(where, model.ranks, model.shape)
-            check_heads(where, model.ranks, model.shape)
-            if gpus is not None:
-                _check_gpus(where, model.ranks, gpus, can_watch=can_watch)
-                _check_even(where, model.ranks, model.shape)
+    where, ranks = "tensor_parallel_size", target.ranks
+    if ranks > 1:
+        _check_own(where, ranks, target.shape)
+        check_heads(where, ranks, target.shape)
+        if gpus is not None:
+            _check_gpus(where, ranks, gpus, can_watch=can_watch)
+            _check_even(where, ranks, target.shape)
     where, stages, most = "pipeline_parallel_size", target.stages, target.shape.num_hidden_layers
     if stages > 1:
         _check_own(where, stages, target.shape)

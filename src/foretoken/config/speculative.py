@@ -148,11 +148,8 @@ class SpeculativeConfig:
 
     drafters: tuple[DrafterConfig, ...]
     """Several drafters: a list of dictionaries with the keys of one drafter each. Left out where
-    the keys of a single drafter stand beside the others."""
-    policy: Annotated[str, words("first", "best")] = "first"
-    """Which of several drafters serves a sequence: `first`: the first in the list that has a
-    draft; `best`: the one that promises most accepted tokens per second, as measured. Under
-    `auto` the default is `best`."""
+    the keys of a single drafter stand beside the others. Adaptive control chooses among them in
+    each step; without it the first in the list that has a draft serves a sequence."""
     rule: RuleConfig = flat(RuleConfig)
     """How drafts are checked."""
     load: LoadConfig = flat(LoadConfig)
@@ -177,9 +174,7 @@ class SpeculativeConfig:
         common, own = keys_of(cls), drafter_keys()
         kept = SPECULATIVE_KEYS.accept(named, (*common, *own))
         kept = {key: value for key, value in kept.items() if value is not None}
-        defaults = {"policy": "best"} if auto else {}
-        mine = {key: value for key, value in kept.items() if key in common}
-        shared = grouped(cls, defaults | mine)
+        shared = grouped(cls, {key: value for key, value in kept.items() if key in common})
         if "drafters" in kept:
             shared["drafters"] = _several(kept, target)
         elif auto:
@@ -189,8 +184,6 @@ class SpeculativeConfig:
             most = kept.get("num_speculative_tokens") or shared["load"].longest
             shared["drafters"] = auto_drafters(target, most)
         else:
-            policy = kept.get("policy", "first")
-            require(WHERE + "policy", policy, policy == "first", "first, unless there are drafters")
             most = shared["load"].longest
             single = {key: value for key, value in kept.items() if key in own}
             said = "method" in single or "model" in single

@@ -1,15 +1,11 @@
-"""The model of acceptance: how many drafts of a request will be kept.
+"""How many drafts will be kept, by one chance for all of them or by what was promised of them.
 
-Every estimate of acceptance in Foretoken is an `AcceptanceModel` of this file. The planner takes
-one chance for all drafts (`ConstantAcceptance`). The policy `best` weighs what drafters promise by
-what came of it (`PromisedAcceptance`). The expected gain of one more draft follows from a drafter's
-own confidences (`ConfidenceAcceptance`). Knows neither tokens nor seconds. Invariant: what a model
-is asked about drafts is known before any of them is drawn.
+The lab's planner takes one chance for all drafts (`ConstantAcceptance`). Look-ups are weighed by
+what came of what they promised (`PromisedAcceptance`). Knows neither tokens nor seconds. Invariant:
+what is asked about drafts is known before any of them is drawn.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import final
 
 TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
@@ -24,12 +20,6 @@ _RANGE = 10.0
 """A sequence is at most this much better or worse than usual."""
 _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Upper edges of the sizes of promises that are told apart."""
-_SURE = 0.7
-"""Before it is known: the chance of a drafter's best next token."""
-_SURE_LEARNS = 0.01
-"""Share of a new chance in that."""
-_LEAST_KEPT, _MOST_KEPT = 0.1, 1.5
-"""Accepted drafts per expected one, at the least and at the most."""
 
 
 def temperature_bucket(temperature: float) -> str:
@@ -38,17 +28,8 @@ def temperature_bucket(temperature: float) -> str:
     return f"{edge:g}"
 
 
-class AcceptanceModel(ABC):
-    """What will be kept of the drafts that a drafter makes for a request."""
-
-    @abstractmethod
-    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """For draft 1, ..., `num_drafts` of a chain the chance that it and all before it are
-        accepted. Never rises; its sum is the number of drafts expected to be accepted."""
-
-
 @final
-class ConstantAcceptance(AcceptanceModel):
+class ConstantAcceptance:
     """Every draft is accepted with the same chance, given that all before it were.
 
     Leviathan et al. (2022), section 3.
@@ -58,10 +39,6 @@ class ConstantAcceptance(AcceptanceModel):
         """The chance; asserts that it is one."""
         assert 0.0 <= alpha <= 1.0, alpha
         self.alpha = alpha
-
-    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """Powers of the chance."""
-        return tuple(self.alpha**i for i in range(1, num_drafts + 1))
 
     def length(self, k: int) -> float:
         """Tokens per verification of k drafts, the recovered or bonus token included."""
@@ -92,18 +69,17 @@ class ConstantAcceptance(AcceptanceModel):
 class KeptRatio:
     """Faded accepted tokens per expected one, near what is usual while little is known."""
 
-    __slots__ = ("_accepted", "_expected", "_fade")
+    __slots__ = ("_accepted", "_expected")
 
-    def __init__(self, fade: float = _FADE) -> None:
-        """Nothing measured yet; `fade` is what is left of it at each later draft."""
-        self._fade = fade
+    def __init__(self) -> None:
+        """Nothing measured yet."""
         self._accepted = 0.0
         self._expected = 0.0
 
     def observe(self, expected: float, accepted: float) -> None:
         """One draft's outcome."""
-        self._expected = self._fade * self._expected + expected
-        self._accepted = self._fade * self._accepted + accepted
+        self._expected = _FADE * self._expected + expected
+        self._accepted = _FADE * self._accepted + accepted
 
     def value(self, usual: float) -> float:
         """Accepted per expected token."""
@@ -111,7 +87,7 @@ class KeptRatio:
 
 
 @final
-class PromisedAcceptance(AcceptanceModel):
+class PromisedAcceptance:
     """What drafters promise, times what became of promises of that size and of that request."""
 
     def __init__(self) -> None:
@@ -127,10 +103,6 @@ class PromisedAcceptance(AcceptanceModel):
         """Forget a request that ended; unknown ids are fine."""
         self._by_request.pop(request_id, None)
 
-    def knows(self, request_id: str, drafter: str) -> bool:
-        """Whether drafts of this drafter were checked for this request before."""
-        return drafter in self._by_request.get(request_id, ())
-
     def expected(self, request_id: str, drafter: str, promise: float, num_drafts: int) -> float:
         """How many of `num_drafts` drafts will be accepted, of which the drafter promises so many:
         the sum of their survival."""
@@ -139,13 +111,6 @@ class PromisedAcceptance(AcceptanceModel):
         if own is not None:
             tokens *= min(max(own.value(1.0), 1 / _RANGE), _RANGE)
         return min(tokens, float(num_drafts))
-
-    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """Survival of drafts that are promised whole; all positions have the mean."""
-        if num_drafts == 0:
-            return ()
-        tokens = self.expected(request_id, drafter, float(num_drafts), num_drafts)
-        return (tokens / num_drafts,) * num_drafts
 
     def observe(self, request_id: str, drafter: str, promise: float, accepted: int) -> None:
         """One draft's outcome; nothing is learnt of requests that were not begun."""
@@ -163,33 +128,3 @@ class PromisedAcceptance(AcceptanceModel):
         if by_size is None:
             by_size = self._by_drafter[drafter] = [KeptRatio() for _ in range(len(_SIZES) + 1)]
         return by_size[bisect_right(_SIZES, promise)]
-
-
-@final
-class ConfidenceAcceptance(AcceptanceModel):
-    """The chances that one drafter gives its own best tokens, as far as they were borne out."""
-
-    def __init__(self) -> None:
-        """Nothing measured yet."""
-        self._kept = KeptRatio()
-        self.usual_chance = _SURE
-        """The mean chance of a best next token."""
-
-    @property
-    def trust(self) -> float:
-        """Accepted drafts per draft that the chances made one expect."""
-        return min(max(self._kept.value(1.0), _LEAST_KEPT), _MOST_KEPT)
-
-    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """Before any chance is seen: powers of the mean one, times the trust."""
-        trust, chance = self.trust, self.usual_chance
-        return tuple(min(trust * chance**i, 1.0) for i in range(1, num_drafts + 1))
-
-    def saw(self, chances: Sequence[float]) -> None:
-        """Best next tokens had these chances."""
-        for chance in chances:
-            self.usual_chance += _SURE_LEARNS * (chance - self.usual_chance)
-
-    def observe(self, expected: float, accepted: int) -> None:
-        """A step's drafts were expected to come to so many accepted ones, and came to these."""
-        self._kept.observe(expected, accepted)

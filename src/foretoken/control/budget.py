@@ -8,7 +8,7 @@ every sequence means that no drafter runs. `AdaptiveControl` takes its caps from
 from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Protocol, final
+from typing import final
 
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
 from foretoken.types import DEFAULT_GUARD, Request, Speculation
@@ -16,13 +16,6 @@ from foretoken.types import DEFAULT_GUARD, Request, Speculation
 PREDICTED_DRAFTS = 10
 """Most drafts from a prediction or a grammar where no drafter allows more: they cost nothing to
 make."""
-
-
-class Limit(Protocol):
-    """What the load leaves of the drafts of any sequence."""
-
-    def at(self, load: StepLoad) -> int:
-        """Most drafts of a sequence in a step of this load."""
 
 
 @final
@@ -68,17 +61,11 @@ class RequestBudget:
     def __init__(
         self,
         drafters: Mapping[str, int],
-        limit: Limit | None = None,
+        limit: LoadLimit | None = None,
         live: LivePolicy | None = None,
-        *,
-        limits_free: bool = True,
     ) -> None:
-        """Most drafts of each drafter by name; `limit` and `live` for all.
-
-        Without `limits_free`, requests with a prediction or a grammar are spared `limit`.
-        """
+        """Most drafts of each drafter by name; `limit` and `live` for all."""
         assert all(count >= 1 for count in drafters.values()), drafters
-        self._limits_free = limits_free
         self._drafters = dict(drafters)
         self._most = max(drafters.values(), default=0)
         self._limit = limit
@@ -89,10 +76,8 @@ class RequestBudget:
         limit: int | None = None
         drafts = []
         for sequence in sequences:
-            most, free = self.wanted(sequence.request)
-            # A step where nobody wants drafts that the load limits must not be taken for a
-            # measurement of that limit, so the limit is only asked for when it binds somebody.
-            if most and self._limit is not None and (self._limits_free or not free):
+            most, _ = self.wanted(sequence.request)
+            if most and self._limit is not None:
                 limit = self._limit.at(load) if limit is None else limit
                 most = min(most, limit)
             drafts.append(most)

@@ -4,9 +4,9 @@ A step's plan is made once, before the step runs, and its batch carries it. Whoe
 the plan back together with the outcome and the times, so nothing has to be remembered in between.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from foretoken.types import FinishReason, Request
@@ -53,37 +53,6 @@ class DecodingSequence(Protocol):
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended; None while it runs."""
-
-
-class PlannedTree(NamedTuple):
-    """What a plan leaves of a drafter's tree."""
-
-    nodes: tuple[int, ...]
-    """Of those that the drafter said, the best first; parents before children."""
-    depth: int
-    """Passes of the drafter, which several sequences share."""
-
-
-class DraftPrice(NamedTuple):
-    """What decides inside a draft whether it goes on, in seconds of the whole step."""
-
-    token_s: float
-    """That an accepted draft saves, times how far the drafter's own chances can be believed."""
-    row_s: float
-    """That checking one more draft takes."""
-    usual: float
-    """The chance of a next draft before it is known."""
-    pass_s: float
-    """That another pass of the drafter takes, for all of its sequences."""
-
-    def pays(self, reach: float) -> bool:
-        """Whether checking a draft pays that has this chance, together with all before it."""
-        return reach * self.token_s > self.row_s
-
-    def of_next(self, reach: float) -> float:
-        """What the next draft saves behind one that has the chance `reach`, before its own chance
-        is known; 0: it would not be checked."""
-        return max(reach * self.usual * self.token_s - self.row_s, 0.0)
 
 
 class Feed(NamedTuple):
@@ -140,10 +109,6 @@ class DraftPlan:
     """Of these, drafts by the drafter in `drafters`, whose passes are part of the plan."""
     drafters: tuple[str, ...] = ()
     """Whose passes serve each sequence; empty string: nobody's. Left empty: as drafters please."""
-    trees: tuple[PlannedTree | None, ...] = ()
-    """The trees of sequences; left empty: nobody has a tree, or as drafters please."""
-    prices: Mapping[str, DraftPrice] = field(default_factory=dict)
-    """By which drafters stop inside their drafts; those that are left out draft what is planned."""
     surplus: tuple[float, ...] = ()
     """Tokens that the lengths are expected to bring beyond what they cost, for each sequence."""
     feeds: tuple[Feed, ...] = ()
@@ -195,6 +160,3 @@ class DraftOutcome(NamedTuple):
     num_accepted: int
     promise: float | None = None
     """How many the drafter expected to be accepted, before it drew any; None: no opinion."""
-    tried: tuple[tuple[int, int], ...] | None = None
-    """Of a tree: for each depth at which the branch that was kept had candidates, how many, and
-    which of them was accepted (-1: none). None: the draft was a chain."""

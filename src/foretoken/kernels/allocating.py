@@ -1,7 +1,7 @@
 """The search for a step's plan, in one call into C (native/allocate.h).
 
 The reference twin is `foretoken.control.adaptive.allocation.allocate`. Invariant: both find the
-same slots in the same order, and the same numbers to the last bit. Owns the call's buffers; one
+same lengths, and the same numbers to the last bit. Owns the call's buffers; one
 object is for one thread.
 """
 
@@ -58,7 +58,6 @@ class AllocationKernel:
             tokens=call.tokens,
             unguarded=call.unguarded,
             depth=call.depth,
-            slots=self._slots[: call.num_slots].copy() if call.num_slots else None,
         )
 
     def _make_room(self, sequences: int, slots: int, options: int) -> None:
@@ -79,9 +78,6 @@ def _fill(record: FtDraftOption, option: DraftOption) -> list[NDArray[Any]]:
     ]
     record.survival, record.depth_s, record.start_s = (one.ctypes.data for one in kept)
     record.slot_s, record.levels = option.slot_s, None
-    if option.levels_K is not None:
-        kept.append(np.ascontiguousarray(option.levels_K, np.int64))
-        record.levels = kept[-1].ctypes.data
     return kept
 
 

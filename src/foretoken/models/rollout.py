@@ -166,7 +166,7 @@ class CompiledRollout:
             self._store = store
             self._model.kv_stride = store.layers[0].stride(0)
         self._model.kv = self._layers.stores_of(store)
-        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        stop = None if plan.stop is None else StopCall(plan.stop, sequences, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
         ended, done = done < 0, done if done >= 0 else -1 - done  # Negative: the rule ended all.
@@ -177,7 +177,7 @@ class CompiledRollout:
             undecided_BV=None if done == steps or ended else logits_KV[at : at + sequences],
             stream_BD=buffers.x_TD[:sequences] if self._parts.takes_beside else None,
         )
-        return found if stop is None else cut(found, stop.found(done, ended=ended))
+        return found if stop is None else cut(found, stop.found(ended=ended))
 
     def _put_masks(self, masks: MaskSlots | None, steps: int) -> None:
         self._call.masks = None

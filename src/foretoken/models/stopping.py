@@ -13,22 +13,22 @@ from foretoken.models.tensors import RolledOut, Stopped, StopRule
 class StopCall:
     """One rule for one call."""
 
-    def __init__(self, rule: StopRule, steps: int) -> None:
-        """Room for a call of so many steps at most."""
-        count = len(rule.reach)
+    def __init__(self, rule: StopRule, count: int, steps: int) -> None:
+        """Room for a call of `count` sequences and so many steps at most."""
         self._sure = array("f", bytes(4 * steps * count))
-        self._reach = array("f", rule.reach)
+        self._reach = array("f", [1.0]) * count
         self._lengths = array("q", bytes(8 * count))
+        # Neither a row nor a pass has a price: what is sure enough pays.
         self._struct = FtStop(
             least_sure=rule.least_sure,
-            token=rule.token,
-            row=rule.row,
-            usual=rule.usual,
+            token=1.0,
+            row=0.0,
+            usual=1.0,
             least=rule.least,
             sure=self._sure.buffer_info()[0],
             reach=self._reach.buffer_info()[0],
             lengths=self._lengths.buffer_info()[0],
-            **{"pass": rule.another},
+            **{"pass": -1.0},
         )
 
     @property
@@ -36,13 +36,10 @@ class StopCall:
         """Address of its ft_stop; valid while this object lives."""
         return ctypes.addressof(self._struct)
 
-    def found(self, done: int, *, ended: bool) -> Stopped:
-        """After `done` steps; `ended` if no other pass was worth it."""
-        lengths = self._lengths.tolist()
+    def found(self, *, ended: bool) -> Stopped:
+        """After the call; `ended` if it ended all sequences."""
         going = [row for row, reach in enumerate(self._reach) if reach > 0.0 and not ended]
-        return Stopped(
-            lengths=lengths, going=going, sure=self._sure.tolist()[: done * len(lengths)]
-        )
+        return Stopped(lengths=self._lengths.tolist(), going=going)
 
 
 def cut(found: RolledOut, stopped: Stopped) -> RolledOut:

@@ -48,22 +48,12 @@ class SpanLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Where drafts of a rollout end early: `foretoken.proposers.confidence` says why. A draft is
-    made if its chance is `least_sure` and `reach` times it times `token` above `row`."""
+    """Where drafts of a rollout end early: `foretoken.proposers.confidence` says why."""
 
     least_sure: float
-    token: float
-    """What an accepted draft saves."""
-    row: float
-    """What checking a draft takes."""
-    usual: float
-    """The chance of a next token before it is known."""
-    another: float
-    """What another pass takes: it must save more for all sequences together."""
+    """A draft is made if its chance is at least this."""
     least: int
     """Drafts of each in any case."""
-    reach: list[float]
-    """For each sequence, the chance that all drafts before these are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +63,7 @@ class Stopped:
     lengths: list[int]
     """How many drafts each sequence has."""
     going: list[int]
-    """The sequences that did not end; none, where no other pass was worth it."""
-    sure: list[float]
-    """Step by step, B each: the chances of the best next tokens, also of those not drafted."""
+    """The sequences that did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
-from foretoken.control.gain import Gain
-from foretoken.control.plan import NO_DRAFTS, DraftPlan, DraftPrice
+from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -22,9 +21,6 @@ class Context:
     room for draft_budget tokens after the committed ones."""
     plan: DraftPlan = NO_DRAFTS
     """What was decided for the step as a whole; budgets already follow from it."""
-    price: DraftPrice | None = None
-    """By which the drafter that is asked may stop inside its drafts; None: it drafts what budgets
-    say."""
 
     @property
     def wanted(self) -> list[int]:
@@ -52,13 +48,6 @@ class Proposer(ABC):
     looks_up: ClassVar[bool] = False
     """Whether drafts cost next to nothing and follow from known text alone, with no draw: such a
     draft may be made, looked at, and set aside for another drafter's."""
-    gain: Gain | None = None
-    """What it decides by how far to draft, which wants to know what became of each step."""
-    tree_paths: tuple[tuple[int, ...], ...] = ()
-    """Of a drafter of trees: the nodes that they are planned from, as paths of ranks, parents and
-    better candidates of a place first."""
-    ends_by_price: bool = False
-    """Whether its own chances decide inside a draft where another token no longer pays."""
     times: tuple[DraftingTime, ...] = ()
     """What drafters did in the last step, where it asks several and times them."""
     drafts_blocks: bool = False

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.control.plan import DraftPrice
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
-from foretoken.proposers.confidence import Confidence, Stopping
+from foretoken.proposers.confidence import Confidence
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
@@ -29,8 +28,6 @@ class ChainSteps(ABC):
     all_or_none: bool = False
     """Whether a rollout drafts everything from the start on, and only where all spans want equally
     many drafts."""
-    one_pass: bool = False
-    """Whether all drafts of a rollout come of one pass, so that no pass is saved by stopping."""
 
     @abstractmethod
     def first(self) -> Tensor:
@@ -81,25 +78,13 @@ class ChainDraft:
     ids: list[list[int]]
     probs_KV: Tensor | None
     """float32 distributions of all drafts, span after span; None: one-hot."""
-    promises: list[float] | None = None
-    """How many drafts of each span are expected to be accepted; None: nobody asked."""
 
     def as_draft(self, places: Seq[int], count: int, drafter: str) -> Draft:
         """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
         ids: list[tuple[int, ...]] = [()] * count
         for place, tokens in zip(places, self.ids, strict=True):
             ids[place] = tuple(tokens)
-        promises: list[float | None] | None = None
-        if self.promises is not None:
-            promises = [None] * count
-            for place, promise in zip(places, self.promises, strict=True):
-                promises[place] = promise
-        return Draft(
-            ids=tuple(ids),
-            probs_KV=self.probs_KV,
-            drafter=drafter,
-            promises=None if promises is None else tuple(promises),
-        )
+        return Draft(ids=tuple(ids), probs_KV=self.probs_KV, drafter=drafter)
 
 
 def draft_chain(
@@ -107,11 +92,9 @@ def draft_chain(
     sampler: DraftSampler,
     spans: list[Span],
     confidence: Confidence | None = None,
-    price: DraftPrice | None = None,
 ) -> ChainDraft:
-    """Draft every span up to its budget, or to where `confidence` ends, at the `price` of the plan
-    if it has one; default: never before."""
-    stopping = None if confidence is None else confidence.begin(len(spans), price)
+    """Draft every span up to its budget, or to where `confidence` ends; default: never before."""
+    stopping = confidence if confidence is not None and confidence.threshold else None
     chains = _Chains(spans, sampler)
     while chains.active:
         # The fast way: one call drafts several tokens of each span. Python between two tokens would
@@ -135,9 +118,7 @@ def draft_chain(
                 break
         chains.choose(logits_BV)
         chains.drop_full()
-        if stopping is not None:
-            chains.drop_hopeless(stopping)
-    return chains.draft(None if stopping is None else stopping.promises)
+    return chains.draft()
 
 
 class _Chains:
@@ -159,7 +140,7 @@ class _Chains:
         """The drafts so far of the active spans."""
         return [self._drafted[i] for i in self.active]
 
-    def roll_out(self, steps: ChainSteps, stopping: Stopping | None) -> RolledOut | None:
+    def roll_out(self, steps: ChainSteps, stopping: Confidence | None) -> RolledOut | None:
         """Draft several tokens of each active span by one call, if that can be done."""
         active, before = self.active, self.before
         left = [self._spans[i].draft_budget - len(self._drafted[i]) for i in active]
@@ -172,13 +153,12 @@ class _Chains:
         if plan is None:
             return None
         if stopping is not None:
-            plan = stopping.on(plan, active, len(before[0]), at_once=steps.one_pass)
+            plan = stopping.on(plan, len(before[0]))
         found = steps.roll_out(active, before, plan)
         if found is None or (steps.all_or_none and found.undecided_BV is not None):
             return None
         self._append(found, sequences)
-        if found.stopped is not None and stopping is not None:
-            stopping.took(active, found.stopped)
+        if found.stopped is not None:
             self.active = [active[row] for row in found.stopped.going]
         return found
 
@@ -222,26 +202,20 @@ class _Chains:
         self.active = [i for i in self.active if len(drafted[i]) < spans[i].draft_budget]
 
     def drop_unsure(
-        self, logits_BV: Tensor, stopping: Stopping, sure: list[float] | None
+        self, logits_BV: Tensor, stopping: Confidence, sure: list[float] | None
     ) -> Tensor:
         """Go on with the spans whose next token is to be drafted; their logits."""
-        counts = [len(self._drafted[i]) for i in self.active]
-        kept = stopping.keeps(logits_BV, self.active, counts, sure)
+        kept = stopping.keeps(logits_BV, len(self.before[0]), sure)
         if len(kept) < len(self.active):
             logits_BV, self.active = logits_BV[kept], [self.active[i] for i in kept]
         return logits_BV
 
-    def drop_hopeless(self, stopping: Stopping) -> None:
-        """Go on with the spans that are worth another pass of the drafter."""
-        counts = [len(self._drafted[i]) for i in self.active]
-        self.active = stopping.goes_on(self.active, counts)
-
-    def draft(self, promises: list[float] | None) -> ChainDraft:
+    def draft(self) -> ChainDraft:
         """All drafts; distributions were kept round by round and are wanted span by span."""
         if not self._probs:
-            return ChainDraft(ids=self._drafted, probs_KV=None, promises=promises)
+            return ChainDraft(ids=self._drafted, probs_KV=None)
         probs_KV = self._probs[0] if len(self._probs) == 1 else torch.cat(self._probs)
         order = sorted(range(len(self._owners)), key=self._owners.__getitem__)
         if order != list(range(len(order))):
             probs_KV = probs_KV[order]
-        return ChainDraft(ids=self._drafted, probs_KV=probs_KV, promises=promises)
+        return ChainDraft(ids=self._drafted, probs_KV=probs_KV)

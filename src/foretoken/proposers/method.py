@@ -42,9 +42,9 @@ class BuildContext:
     verifier: Verifier
     pool: PagePool
     """The target's pages. A drafter's own keys and values lie under the same numbers."""
-    load_model: Callable[[Path, Numbers, int], Runner]
-    """(folder, how its numbers are kept, processes: 1 or those of the target) -> another model over
-    a KV store of its own, with as many pages as the target's."""
+    load_model: Callable[[Path, Numbers], Runner]
+    """(folder, how its numbers are kept) -> another model over a KV store of its own, with as many
+    pages as the target's."""
     device: str
     """Where the target runs."""
     max_model_len: int

@@ -87,9 +87,6 @@ class KVProposer(Proposer):
         self.progress = progress
         self._sampler = sampler
         self._trees, self._confidence = trees, confidence
-        self.tree_paths = () if trees is None else trees.paths
-        self.gain = None if confidence is None else confidence.gain
-        self.ends_by_price = self.gain is not None or (trees is not None and trees.by_confidence)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -103,13 +100,13 @@ class KVProposer(Proposer):
         spans, count = [every[i] for i in wanted], len(every)
         steps = self.make_steps(spans)
         if self._trees is None:
-            drafted = draft_chain(steps, self._sampler, spans, self._confidence, context.price)
+            drafted = draft_chain(steps, self._sampler, spans, self._confidence)
             draft = drafted.as_draft(wanted, count, self.name)
             # The last draft of a chain was chosen and never fed.
             fed = [tokens[:-1] for tokens in drafted.ids]
         else:
             trees = start_trees(self._trees, spans)
-            found = draft_trees(steps.trees(), self._sampler, trees, context.price)
+            found = draft_trees(steps.trees(), self._sampler, trees)
             draft = draft_of_trees(found, wanted, count, self.name)
             fed = [_first_branch(tree) for tree in trees]
         for span, tokens in zip(spans, fed, strict=True):

@@ -32,19 +32,8 @@ class DraftLimits:
     """No drafts for sequences that would outgrow this many tokens."""
     max_num_batched_tokens: int
     """Most tokens of one pass."""
-    padded_to: int = 0
-    """What is fed before the first draft is made equally long for all sequences that miss at most
-    so many places; 0: each feeds what it misses."""
     enters: bool = True
     """Whether it may begin inside of a sequence: only distances between positions matter to it."""
-
-    def starts(self, starts: Seq[int], ends: Seq[int]) -> list[int]:
-        """Where the stretches to be fed begin, given those of what is missing: padding feeds
-        places before them again, as far as there are any."""
-        counts = [end - start for start, end in zip(starts, ends, strict=True)]
-        longest = max((n for n in counts if n <= self.padded_to), default=0)
-        padded = zip(starts, ends, counts, strict=True)
-        return [max(0, end - longest) if n < longest else start for start, end, n in padded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +168,7 @@ class DraftProgress:
             start, end = self._missing(sequence, reach)
             first.append(start - origin)
             ends.append(end - origin)
-        return Stretches(self.limits.starts(first, ends), ends)
+        return Stretches(first, ends)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Places that it would have to be fed; 0 where it cannot draft yet."""

@@ -9,7 +9,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy, Policy
+from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, FindDrafter, FoundDrafter, Target
 
@@ -53,7 +53,7 @@ def create_drafters(
         config: the settings.
         found: what the drafters of the settings need, by label.
         context: what they are built from.
-        planned: whether the plans of steps say who drafts, instead of the policy of the settings.
+        planned: whether the plans of steps say who drafts, instead of the order of the settings.
 
     Raises:
         ConfigError: settings that a drafter cannot follow, or a user's class that cannot be loaded.
@@ -70,16 +70,5 @@ def create_drafters(
             floor=AcceptanceFloor(least) if least else None,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,
         )
-    given = create_policy("first" if config is None else config.policy)
-    policy = PlannedPolicy() if planned else given
+    policy = PlannedPolicy() if planned else FirstPolicy()
     return Drafters(members, policy, context.verifier.sampler.grammars)
-
-
-def create_policy(name: str) -> Policy:
-    """The policy of that name, one of those that `SpeculativeConfig` allows."""
-    if name == "first":
-        return FirstPolicy()
-    assert name == "best", name
-    from foretoken.proposers.choose.best import BestPolicy
-
-    return BestPolicy()

@@ -124,8 +124,7 @@ def time_drafter(
     if not found:
         found = [(DraftShape(1, 1, 1, 0.0), _FOREIGN_SHARE * plain_s)]
     found = _with_long_reading(found)
-    # Nodes of a tree are chosen level by level, even where one pass has all logits.
-    one_pass = member.proposer.looks_up or (not member.proposer.tree_paths and _is_flat(found))
+    one_pass = member.proposer.looks_up or _is_flat(found)
     if one_pass:
         found = [(s._replace(passes=1), seconds) for s, seconds in found]
     return DrafterCost(found, sd=TIMED_SD, one_pass=one_pass, machine=target)

@@ -5,7 +5,6 @@ candidates. It knows nothing of where logits come from. How a tree takes its sha
 of its `Growth`, and `foretoken.proposers.tree_shapes` has the two ways.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from foretoken.control.plan import DraftPrice, PlannedTree
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.candidates import Candidates, OpenNode, choose_candidates
@@ -30,8 +28,6 @@ class Grown:
     parents: tuple[int, ...]
     probs: list[Tensor]
     """What each token was drawn from, [V]; empty: they are fixed."""
-    promise: float | None = None
-    """How many are expected to be accepted; None: no opinion."""
 
 
 class Growth(ABC):
@@ -64,14 +60,9 @@ class Growth(ABC):
     def grow(self, chosen: Sequence[Candidates]) -> None:
         """Add a level: candidates of each node of the frontier, in its order."""
 
-    def saves(self, price: DraftPrice) -> float:
-        """Seconds that another level is expected to save; infinite where its shape is fixed."""
-        return math.inf
-
     @abstractmethod
-    def finish(self, price: DraftPrice | None = None) -> Grown:
-        """The tree that is to be checked, first branches first; of nodes that nobody has drawn only
-        those that are worth the `price`."""
+    def finish(self) -> Grown:
+        """The tree that is to be checked, first branches first."""
 
 
 class TreeShape(ABC):
@@ -79,28 +70,15 @@ class TreeShape(ABC):
 
     setting: ClassVar[str]
     """The key of `speculative_config` that says how deep they are."""
-    by_confidence: ClassVar[bool]
-    """Whether the drafter's own chances say which nodes a tree has."""
 
     @property
     @abstractmethod
     def depth(self) -> int:
         """Most drafts on a branch."""
 
-    @property
     @abstractmethod
-    def paths(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that trees are planned from, as paths of ranks; parents and better candidates
-        of a place first."""
-
-    @abstractmethod
-    def start(self, budget: int, planned: PlannedTree | None = None) -> Growth:
-        """A tree of at most `budget` nodes, with nothing but its root.
-
-        Args:
-            budget: most nodes.
-            planned: which of `paths`, or how deep; None: all that the budget allows.
-        """
+    def start(self, budget: int) -> Growth:
+        """A tree of at most `budget` nodes, with nothing but its root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +167,8 @@ def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:
     return [tree.growth.tokens[node] for tree in trees for node in tree.growth.frontier]
 
 
-def draft_trees(
-    steps: TreeSteps,
-    sampler: DraftSampler,
-    trees: Sequence[SpanTree],
-    price: DraftPrice | None = None,
-) -> list[Grown]:
-    """Draft all levels of all trees; distributions of all trees if any has some.
-
-    Trees that grow by confidence end where another level, or a node, costs more than it brings at
-    the `price`.
-    """
+def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTree]) -> list[Grown]:
+    """Draft all levels of all trees; distributions of all trees if any has some."""
     draws = any(
         sampler.draws(tree.span.sequence.request.params) and not tree.growth.fixed for tree in trees
     )
@@ -214,20 +183,14 @@ def draft_trees(
             tree.growth.grow(found[: len(some)])
             found = found[len(some) :]
         growing = [tree for tree in growing if tree.growth.frontier]
-        # A pass serves all trees: it is run if what they expect of it together pays for it. Nothing
-        # of this level was drawn where promises decide.
-        pays = price is None or sum(tree.growth.saves(price) for tree in growing) > price.pass_s
-        if not growing or not pays:
-            return [tree.growth.finish(price) for tree in trees]
+        if not growing:
+            return [tree.growth.finish() for tree in trees]
         logits_NV = steps.after(growing)
 
 
 def start_trees(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
     """A tree of this shape for each span, with nothing but its root."""
-    return [
-        SpanTree(i, span, shape.start(span.draft_budget, span.planned_tree))
-        for i, span in enumerate(spans)
-    ]
+    return [SpanTree(i, span, shape.start(span.draft_budget)) for i, span in enumerate(spans)]
 
 
 def draft_of_trees(
@@ -239,13 +202,9 @@ def draft_of_trees(
     for place, grown in zip(places, found, strict=True):
         ids[place], parents[place] = grown.ids, grown.parents
     probs = [row for grown in found for row in grown.probs]
-    promises: list[float | None] = [None] * count
-    for place, grown in zip(places, found, strict=True):
-        promises[place] = grown.promise
     return Draft(
         ids=tuple(ids),
         parents=tuple(parents),
         probs_KV=torch.stack(probs) if probs else None,
         drafter=drafter,
-        promises=tuple(promises),
     )

@@ -14,24 +14,16 @@ the rule.
 Sources: Cai et al. 2024 (Medusa, arXiv 2401.10774); Li et al. 2024 (EAGLE-2, arXiv 2406.16858).
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
 from typing import ClassVar, Self, final
 
 from torch import Tensor
 
 from foretoken.config import DrafterConfig
-from foretoken.control.plan import DraftPrice, PlannedTree
 from foretoken.proposers.tree import Grown, Growth, TreeShape
 from foretoken.runtime.candidates import Candidates
-
-_FIRST, _OTHER = 0.7, 0.4
-"""Usual chance of a first candidate, and of another where those before it are refused."""
-_MOST_PLANNED = 64
-"""Nodes that trees which grow by confidence are planned from."""
 
 
 def tree_shape(config: DrafterConfig) -> TreeShape | None:
@@ -49,7 +41,6 @@ class StaticTree(TreeShape):
     """Nodes by index."""
 
     setting: ClassVar[str] = "choices"
-    by_confidence: ClassVar[bool] = False
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
     """Which candidate of its parent each node is."""
@@ -79,21 +70,13 @@ class StaticTree(TreeShape):
         """Nodes from the root's child down to `node`."""
         return _path(self.parents, node)
 
-    @property
-    def paths(self) -> tuple[tuple[int, ...], ...]:
-        """All nodes."""
-        every = (self.path(node) for node in range(self.num_nodes))
-        return tuple(tuple(self.ranks[node] for node in path) for path in every)
-
     def forks(self, nodes: tuple[int, ...]) -> dict[int, list[int]]:
         """Children of every node (-1: the root) that has some, among these nodes."""
         return _forks(self.parents, nodes)
 
-    def start(self, budget: int, planned: PlannedTree | None = None) -> "StaticGrowth":
-        """The first `budget` nodes of the shape, or the best of those that are planned."""
-        if planned is None:
-            return StaticGrowth(self, tuple(range(min(budget, self.num_nodes))))
-        return StaticGrowth(self, planned.nodes[:budget])
+    def start(self, budget: int) -> "StaticGrowth":
+        """The first `budget` nodes of the shape."""
+        return StaticGrowth(self, tuple(range(min(budget, self.num_nodes))))
 
 
 @lru_cache(maxsize=256)
@@ -148,7 +131,7 @@ class StaticGrowth(Growth):
                         self._probs[child] = found.probs_CV[rank]
         self.frontier = sorted(child for child in added if child in self._forks)
 
-    def finish(self, price: DraftPrice | None = None) -> Grown:
+    def finish(self) -> Grown:
         """The nodes that were filled, in order of index; they may be drawn, so all are checked."""
         nodes = sorted(self.tokens)
         place = {node: i for i, node in enumerate(nodes)}
@@ -166,7 +149,6 @@ class DynamicTree(TreeShape):
     """How wide and how deep trees may be that grow by confidence."""
 
     setting: ClassVar[str] = "tree_depth"
-    by_confidence: ClassVar[bool] = True
     top_k: int
     """Nodes of a level that have children, and children of each."""
     most: int
@@ -177,33 +159,9 @@ class DynamicTree(TreeShape):
         """Most drafts on a branch."""
         return self.most
 
-    @property
-    def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Those that are the most promising as long as nothing is known of the drafter."""
-        return _usual_paths(self.top_k, self.most, 2 * self.top_k * self.most)
-
-    def start(self, budget: int, planned: PlannedTree | None = None) -> "DynamicGrowth":
-        """Also at most `budget` nodes get children, since each of those takes a place in the KV.
-
-        Of what is planned the depth counts: which nodes it has is decided by confidence."""
-        if planned is not None and planned.depth < self.most:
-            return DynamicGrowth(replace(self, most=planned.depth), budget)
+    def start(self, budget: int) -> "DynamicGrowth":
+        """Also at most `budget` nodes get children, since each of those takes a place in the KV."""
         return DynamicGrowth(self, budget)
-
-
-def _usual_paths(top_k: int, depth: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """The `count` most promising nodes of a drafter as good as usual, parents first."""
-    others = ((1.0 - _FIRST) * _OTHER * (1.0 - _OTHER) ** rank for rank in range(top_k - 1))
-    shares = (_FIRST, *others)
-    open_nodes: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
-    found = list[tuple[int, ...]]()
-    while open_nodes and len(found) <= min(count, _MOST_PLANNED):
-        promise, path = heappop(open_nodes)
-        found.append(path)
-        if len(path) < depth:
-            for rank, share in enumerate(shares):
-                heappush(open_nodes, (promise * share, (*path, rank)))
-    return tuple(sorted(found[1:]))
 
 
 @final
@@ -256,26 +214,15 @@ class DynamicGrowth(Growth):
         self.frontier = sorted(new[: min(self._shape.top_k, room)]) if deeper else []
         self._inner.extend(self.frontier)
 
-    def saves(self, price: DraftPrice) -> float:
-        """What the best children of the frontier save."""
-        return sum(price.of_next(math.exp(self._promises[node])) for node in self.frontier)
-
-    def finish(self, price: DraftPrice | None = None) -> Grown:
+    def finish(self) -> Grown:
         """The nodes that promise most, in order of their paths of ranks."""
-        best, promise = self._best(), None
-        if price is not None:
-            # The pass is paid for: its best node is checked in any case.
-            worth = [n for n in best[1:] if price.pays(math.exp(self._promises[n]))]
-            best = [*best[:1], *worth]
-            promise = sum(math.exp(self._promises[n]) for n in best)
-        nodes = sorted(best, key=self._ranks.__getitem__)
+        nodes = sorted(self._best(), key=self._ranks.__getitem__)
         place = {node: i for i, node in enumerate(nodes)}
         place[-1] = -1
         return Grown(
             ids=tuple(self.tokens[node] for node in nodes),
             parents=tuple(place[self._parents[node]] for node in nodes),
             probs=[],
-            promise=promise,
         )
 
     def _best(self) -> list[int]:

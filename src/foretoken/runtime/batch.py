@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from foretoken.control.plan import NO_DRAFTS, DraftPlan, PlannedTree
+from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.draft_tree import Tree, is_chain, tree_of
 from foretoken.runtime.sequence import Sequence
@@ -24,8 +24,6 @@ class Span:
     length: int
     draft_budget: int = 0
     """Most drafts this span may carry; its pages are already reserved."""
-    planned_tree: PlannedTree | None = None
-    """What the plan leaves of the tree of its drafter; None: as the budget allows."""
     draft_ids: tuple[int, ...] = ()
     draft_parents: tuple[int, ...] | None = None
     """The parent of each draft if they are a tree (`Draft.parents`); None: they are a chain."""

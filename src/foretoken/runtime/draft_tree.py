@@ -5,7 +5,6 @@ committed token where that is -1. Knows no tokens. Shapes repeat from step to st
 derived from one is kept.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,18 +29,6 @@ class Tree:
     def depth(self) -> int:
         """Nodes of the longest path."""
         return max(map(len, self.paths), default=0)
-
-    def tried(self, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """For each depth at which the accepted `path` had candidates: how many, and which of them
-        was accepted, -1 for none. Behind a leaf nothing was tried."""
-        found, at = [], ROOT
-        for node in path:
-            candidates = self.children[at + 1]
-            found.append((len(candidates), candidates.index(node)))
-            at = node
-        if self.children[at + 1]:
-            found.append((len(self.children[at + 1]), -1))
-        return tuple(found)
 
     @property
     def num_leaves(self) -> int:

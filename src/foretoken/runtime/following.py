@@ -12,12 +12,12 @@ import torch
 from foretoken.backend import backend_for
 from foretoken.distributed import Group
 from foretoken.distributed.on_device import group_on
-from foretoken.runtime.leading import DropShare, LoadShare, listen
+from foretoken.runtime.leading import LoadShare, listen
 from foretoken.runtime.runner import Runner
 
 
 def follow(group: Group, threads: int, device: str) -> None:
-    """Load shares of models and run their steps, as rank 0 says, until the group ends.
+    """Load a share of a model and run its steps, as rank 0 says, until the group ends.
 
     Args:
         group: the ranks.
@@ -35,15 +35,13 @@ def follow(group: Group, threads: int, device: str) -> None:
 
 
 def _follow(group: Group, threads: int) -> None:
-    runners = dict[int, Runner]()
-    for number, said in listen(group):
+    runner: Runner | None = None
+    for said in listen(group):
         if isinstance(said, LoadShare):
             options = replace(said.options, group=group)
-            runners[number] = Runner.load(said.folder, options, num_pages=said.num_pages)
-        elif isinstance(said, DropShare):
-            del runners[number]
+            runner = Runner.load(said.folder, options, num_pages=said.num_pages)
         else:
-            runner = runners[number]
+            assert runner is not None, "the model is loaded first"
             with backend_for(runner.device).step_threads(runner.dtype, threads):
                 runner.obey(said)
                 group.finish()

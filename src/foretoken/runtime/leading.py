@@ -1,13 +1,14 @@
-"""Ranks that compute models together: one says what is computed, the others follow.
+"""Ranks that compute a model together: one says what is computed, the others follow.
 
-Rank 0 schedules, samples and verifies; before it runs a step of a model it says which, in one
-message, and every rank runs it over its own share of weights, keys and values. Models have numbers,
-in the order in which they were loaded. Knows no requests. Invariant: whoever fails in the middle of
-a step ends the group, since the others wait for its share.
+Rank 0 schedules, samples and verifies; before it runs a step of the model it says so, in one
+message, and every rank runs it over its own share of weights, keys and values. Knows no requests.
+Invariant: whoever fails in the middle of a step ends the group, since the others wait for its
+share.
 """
 
 import pickle
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Final, final
 
 import torch
 
-from foretoken.control.cost import RowCost, StepShape
 from foretoken.distributed import Group
 from foretoken.kv.free_runs import Run
 from foretoken.models import LoadOptions
@@ -26,18 +26,12 @@ from foretoken.models.tensors import SpanLayout
 @final
 @dataclass(frozen=True, slots=True)
 class LoadShare:
-    """Load a share of a model, which has the next number."""
+    """Load a share of the model."""
 
     folder: Path
     options: LoadOptions
     """As of one process; each rank puts its own group in."""
     num_pages: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DropShare:
-    """Nobody runs the model any more."""
 
 
 @final
@@ -72,12 +66,16 @@ class Forget:
     runs: Sequence[Run]
 
 
-Said = LoadShare | DropShare | Forward | Move | Forget
+Said = LoadShare | Forward | Move | Forget
 
 _TIMES: Final = 20.0
 _MORE_S: Final = 5.0
 _FIRST_S: Final = 600.0
 """Nobody knows yet how fast the machine is."""
+_LAST: Final = 64
+"""Steps that are remembered."""
+_FEW: Final = 64
+"""Tokens up to which steps take about as long as each other, since they read the same weights."""
 _LOADING_S: Final = 1800.0
 """Disks are slow, and a rank may find its files in memory that another had to read."""
 
@@ -85,54 +83,42 @@ _LOADING_S: Final = 1800.0
 @final
 class Patience:
     """How long ranks wait for each other in a step before one counts as lost: 20 times as long as
-    such a step takes, and 5 s. Who died or was stopped is noticed earlier, who hangs is not."""
+    the slowest of the last steps, and 5 s. Who died or was stopped is noticed earlier, who hangs is
+    not."""
 
     def __init__(self) -> None:
         """No step has been seen."""
-        self._cost = RowCost()
+        self._token_s: deque[float] = deque(maxlen=_LAST)
 
     def seconds(self, num_tokens: int) -> float:
         """For a step of so many tokens, 0 if it only moves things."""
-        if not self._cost.known:
+        if not self._token_s:
             return _FIRST_S
-        expected = self._cost.seconds(StepShape(max(num_tokens, 1)))
-        return _TIMES * expected.seconds + _MORE_S
+        return _TIMES * max(self._token_s) * max(num_tokens, _FEW) + _MORE_S
 
     def passed(self, num_tokens: int, seconds: float) -> None:
         """It took so long."""
         if num_tokens:
-            self._cost.observe(StepShape(num_tokens), seconds)
-
-
-@final
-class Crew:
-    """The other ranks, who listen, as rank 0 sees them."""
-
-    def __init__(self, group: Group) -> None:
-        """No model has been loaded."""
-        assert group.rank == 0, group.rank
-        self.group = group
-        self._num_models = 0
-
-    def load(self, said: LoadShare) -> "Leader":
-        """Have them load it; rank 0 does so meanwhile.
-
-        Raises:
-            RankLostError: one of them left, died or was late.
-        """
-        number = self._num_models
-        self._num_models += 1
-        self.group.broadcast(pickle.dumps((number, said, self.group.wait_s)), idle=True)
-        return Leader(self.group, number)
+            self._token_s.append(seconds / max(num_tokens, _FEW))
 
 
 @final
 class Leader:
-    """Rank 0's side of a model."""
+    """Rank 0's side: has the other ranks, who listen, do what it does."""
 
-    def __init__(self, group: Group, number: int) -> None:
-        """Lead the other ranks of `group` where the model of this number is run."""
-        self._group, self._number, self._patience = group, number, Patience()
+    def __init__(self, group: Group) -> None:
+        """Lead the other ranks of `group`, who have loaded nothing."""
+        assert group.rank == 0, group.rank
+        self.group = group
+        self._patience = Patience()
+
+    def load(self, said: LoadShare) -> None:
+        """Have them load the model; rank 0 does so meanwhile.
+
+        Raises:
+            RankLostError: one of them left, died or was late.
+        """
+        self.group.broadcast(pickle.dumps((said, self.group.wait_s)), idle=True)
 
     @contextmanager
     def leading(self, said: Said) -> Iterator[None]:
@@ -142,28 +128,28 @@ class Leader:
             RankLostError: one of them left, died or was late.
         """
         num_tokens = said.num_tokens if isinstance(said, Forward) else 0
-        wait_s = self._group.wait_s = self._patience.seconds(num_tokens)
+        wait_s = self.group.wait_s = self._patience.seconds(num_tokens)
         began = time.perf_counter()
         # Plain bytes of our own processes; lists of ints are what pickle is quickest at.
         try:
-            self._group.broadcast(pickle.dumps((self._number, said, wait_s)), idle=True)
+            self.group.broadcast(pickle.dumps((said, wait_s)), idle=True)
             yield
-            self._group.finish()
+            self.group.finish()
             self._patience.passed(num_tokens, time.perf_counter() - began)
         except BaseException as error:
-            self._group.abort(f"a step failed: {type(error).__name__}: {error}")
+            self.group.abort(f"a step failed: {type(error).__name__}: {error}")
             raise
 
 
-def listen(group: Group) -> Iterator[tuple[int, Said]]:
-    """What rank 0 says and of which model, on the others, until the group ends.
+def listen(group: Group) -> Iterator[Said]:
+    """What rank 0 says, on the others, until the group ends.
 
     Raises:
         RankLostError: it has ended, by rank 0's word or because a rank is lost.
     """
     while True:
-        number, said, group.wait_s = pickle.loads(group.broadcast(None, idle=True))
-        yield number, said
+        said, group.wait_s = pickle.loads(group.broadcast(None, idle=True))
+        yield said
 
 
 def wait_for_loading(group: Group, page_bytes: int) -> int:

@@ -29,7 +29,6 @@ from foretoken.models.tensors import (
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.leading import (
-    DropShare,
     Forget,
     Forward,
     Leader,
@@ -216,11 +215,6 @@ class Runner:
         pages = Forget(tuple(runs))
         with self._leading(pages):
             self.store.give_back(pages.runs)
-
-    def drop(self) -> None:
-        """Have other ranks free what they have of it; it cannot be run any more."""
-        with self._leading(DropShare()):
-            pass
 
     def obey(self, said: Said) -> None:
         """Do what the runner of rank 0 does now, over this rank's share."""

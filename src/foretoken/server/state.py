@@ -84,9 +84,8 @@ class ServerState:
             return "off (predictions and grammars are drafted from)"
         named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
         journal = self.engine.engine.parts.deciding.journal
-        decides = {"adaptive": "expected to be faster", "measured": "measured faster"}
-        how = None if journal is None else decides.get(journal.mode)
-        return named if how is None else f"{named}, as far as {how}"
+        controlled = journal is not None and journal.mode == "adaptive"
+        return f"{named}, as far as expected to be faster" if controlled else named
 
     @property
     def max_model_len(self) -> int:

@@ -181,24 +181,9 @@ def chains(random: Random, count: int, most: int, *, in_steps: bool) -> Any:
     return np.cumprod(chances, axis=1)
 
 
-def trees(random: Random, count: int, most: int) -> tuple[Any, Any]:
-    """Nodes with their parents first: chances [N, K] and levels [K]."""
-    levels, chances = np.ones(most, np.int64), random.uniform(0.1, 0.95, (count, most))
-    for node in range(1, most):
-        parent = int(random.integers(-1, node))
-        if parent >= 0:
-            levels[node] = levels[parent] + 1
-            chances[:, node] *= chances[:, parent]
-    return chances, levels
-
-
 def option(random: Random, count: int, most: int) -> DraftOption:
-    levels = None
-    if random.random() < 0.3:
-        survival, levels = trees(random, count, most)
-    else:
-        survival = chains(random, count, most, in_steps=random.random() < 0.3)
-    if levels is None and random.random() < 0.4:
+    survival = chains(random, count, most, in_steps=random.random() < 0.3)
+    if random.random() < 0.4:
         survival[np.arange(most) >= random.integers(0, most + 1, (count, 1))] = 0.0
     if random.random() < 0.2:
         survival[random.random(count) < 0.5] = 0.0
@@ -210,7 +195,6 @@ def option(random: Random, count: int, most: int) -> DraftOption:
         depth_s=np.maximum(passes - passes[0], 0.0),
         slot_s=float(random.choice([0.0, 0.001, 0.02])),
         start_s=np.where(late, random.uniform(0.0, 0.5, count), 0.0),
-        levels_K=levels,
     )
 
 
@@ -239,9 +223,6 @@ def drawn(seed: int) -> tuple[StepOptions, list[DraftOption]]:
 def same(found: Allocation, wanted: Allocation) -> None:
     assert found.drafts_N.tolist() == wanted.drafts_N.tolist()
     assert found.drafter_N.tolist() == wanted.drafter_N.tolist()
-    assert (found.slots is None) == (wanted.slots is None)
-    if found.slots is not None and wanted.slots is not None:
-        assert found.slots.tolist() == wanted.slots.tolist()
     for name in ("seconds", "tokens", "unguarded", "depth", "rate"):
         assert getattr(found, name) == getattr(wanted, name), name
 

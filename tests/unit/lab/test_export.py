@@ -32,9 +32,6 @@ MODEL = {"model": "org/target"}
 OF_THE_FRONT = {"replicas", "max_replicas", "ray_address"}
 """Options of several servers behind one address, which are no server's own."""
 NOTHING_TO_SAY = {
-    ("sglang", "disable_padded_drafter_batch"),
-    ("llama.cpp", "disable_padded_drafter_batch"),
-    ("openvino", "disable_padded_drafter_batch"),
     ("vllm", "disable_log_stats"),
 }
 """What is asked for is what the engine does anyhow."""

@@ -49,9 +49,6 @@ class DraftOption:
     """The part of `start_s` that is the same for every sequence."""
     late_N: NDArray[np.bool_] | None = None
     """Sequences that will end before what would have to be read of them comes back; None: none."""
-    levels_K: Counts | None = None
-    """Of a drafter of trees, whose drafts are nodes with the parents first: the depth of each.
-    None: draft j of a chain has depth j."""
 
     def without(self, places: NDArray[np.bool_] | list[int]) -> "DraftOption":
         """The same without drafts for these sequences."""
@@ -64,12 +61,6 @@ class DraftOption:
         survival_NK = self.survival_NK.copy()
         survival_NK[:, depth:] = 0.0
         return replace(self, survival_NK=survival_NK)
-
-    @property
-    def depths_K(self) -> Counts:
-        """How many passes each draft needs."""
-        most = self.survival_NK.shape[1]
-        return np.arange(1, most + 1) if self.levels_K is None else self.levels_K
 
 
 @final
@@ -105,8 +96,6 @@ class Allocation:
     """Tokens per second that the best plan would have without bounds."""
     depth: int = 0
     """Passes of the drafters."""
-    slots: Counts | None = None
-    """The drafts that were chosen, the best first: draft x N + sequence. None: the first ones."""
 
     @property
     def rate(self) -> float:
@@ -117,15 +106,10 @@ class Allocation:
 def accepted_drafts(found: Allocation, options: Seq[DraftOption]) -> Floats:
     """How many drafts of each sequence are expected to be accepted, [N], by what `options` say of
     those that `found` chose."""
-    count = len(found.drafts_N)
-    accepted_N = np.zeros(count)
+    accepted_N = np.zeros(len(found.drafts_N))
     for index in sorted(set(found.drafter_N.tolist()) - {-1}):
         survival_NK = options[index].survival_NK
-        if found.slots is None:
-            taken_NK = np.arange(survival_NK.shape[1]) < found.drafts_N[:, None]
-        else:
-            taken_NK = np.zeros(survival_NK.shape, np.bool_)
-            taken_NK[found.slots % count, found.slots // count] = True
+        taken_NK = np.arange(survival_NK.shape[1]) < found.drafts_N[:, None]
         own_N = found.drafter_N == index
         accepted_N[own_N] = (survival_NK * taken_NK).sum(axis=1)[own_N]
     return accepted_N
@@ -190,7 +174,7 @@ def _with(
     step: StepOptions, options: Seq[DraftOption], chosen: tuple[int, ...], rate: float
 ) -> Allocation:
     """The best plan in which these drafters, and no others, run passes; nothing if none may."""
-    if len(step.bound_s) == 1 and len(chosen) == 1 and options[chosen[0]].levels_K is None:
+    if len(step.bound_s) == 1 and len(chosen) == 1:
         return _alone(step, options[chosen[0]], chosen[0])
     owner_N = _owners(step, options, chosen, rate)
     survival_NK, start_N = _of_owners(options, chosen, owner_N)
@@ -199,17 +183,11 @@ def _with(
     best: tuple[float, int, int, float, float] | None = None
     unguarded = 0.0
     order_by_depth: dict[int, Counts] = {}
-    levels_NK = _levels(options, chosen, owner_N)
-    deepest = most if levels_NK is None else int(levels_NK.max())
-    passes_K = np.sum([options[i].depth_s[: deepest + 1] for i in chosen], axis=0)
-    if levels_NK is None:
-        deepest = _worth_looking_at(step, survival_NK, np.diff(passes_K))
+    passes_K = np.sum([options[i].depth_s[: most + 1] for i in chosen], axis=0)
+    deepest = _worth_looking_at(step, survival_NK, np.diff(passes_K))
     for depth in range(1, deepest + 1):
-        slots = survival_NK[:, :depth]
-        if levels_NK is not None:
-            slots = np.where(levels_NK <= depth, survival_NK, 0.0)
         # Depth is the slower index, so that equal chances are taken from the first draft on.
-        flat = slots.T.ravel()
+        flat = survival_NK[:, :depth].T.ravel()
         order = np.argsort(-flat, kind="stable")
         taken = flat[order]
         size = int(np.searchsorted(-taken, 0.0))
@@ -238,13 +216,12 @@ def _with(
     if best is None:
         return replace(_nothing(step, count), unguarded=unguarded)
     _, depth, size, took_s, brought = best
-    chosen_slots = order_by_depth[depth][:size]
-    sequences = chosen_slots % count
+    sequences = order_by_depth[depth][:size] % count
     drafts_N = np.bincount(sequences, minlength=count).astype(np.int64)
     drafter_N = np.where(drafts_N > 0, np.asarray(chosen, dtype=np.int64)[owner_N], -1)
     return Allocation(
         drafts_N=drafts_N, drafter_N=drafter_N, seconds=took_s, tokens=brought,
-        unguarded=unguarded, depth=depth, slots=chosen_slots,
+        unguarded=unguarded, depth=depth,
     )  # fmt: skip
 
 
@@ -276,13 +253,6 @@ def _worth_looking_at(step: StepOptions, survival_NK: Floats, pass_s: Floats) ->
     return int(deeper[-1]) + 1 if len(deeper) else 1
 
 
-def _levels(options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts) -> Counts | None:
-    """Passes that each draft of each sequence needs, [N, K]; None where all are chains."""
-    if all(options[index].levels_K is None for index in chosen):
-        return None
-    return np.stack([options[index].depths_K for index in chosen])[owner_N]
-
-
 def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
     """`_with` for one sequence and one drafter, where a set of slots is a depth."""
     # Near the end of an output the step has room for fewer rows than the drafter has drafts.
@@ -299,7 +269,6 @@ def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
     return Allocation(
         drafts_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
         tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()), depth=at + 1,
-        slots=np.arange(at + 1),
     )  # fmt: skip
 
 

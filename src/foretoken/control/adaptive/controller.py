@@ -350,25 +350,16 @@ class AdaptiveControl:
         """How many drafts were checked, and how many accepted."""
         planner = self._planner
         drafted = kept = 0
-        promised: dict[str, int] = {}
-        for request_id, drafter, num_drafted, num_accepted, promise, tried in outcomes:
+        for request_id, drafter, num_drafted, num_accepted, _ in outcomes:
             drafted += num_drafted
             kept += num_accepted
             made.note(request_id, num_drafted, num_accepted)
             if drafter not in planner.drafters:
                 continue
-            if promise is not None:
-                planner.drafters[drafter].confidence.observe(promise, num_accepted)
-                promised[drafter] = promised.get(drafter, 0) + num_accepted
-            if tried is not None:
-                planner.acceptance.observe_tree(request_id, drafter, tried)
-            elif drafter == made.trial:
+            if drafter == made.trial:
                 planner.acceptance.observe_trial(request_id, drafter, num_drafted, num_accepted)
             else:
                 planner.acceptance.observe(request_id, drafter, num_drafted, num_accepted)
-        for drafter, accepted in promised.items():
-            if drafter in made.expected:
-                planner.drafters[drafter].planned.observe(made.expected[drafter], accepted)
         if drafted:
             # A run without any accepted draft that was not to be expected.
             self._in_vain = 1.0 if kept else self._in_vain * made.chance_of_none

@@ -1,15 +1,12 @@
 """One drafter as control sees it: what is fixed, and what it did of late."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
-from foretoken.control.acceptance import KeptRatio
 from foretoken.control.adaptive.allocation import MARGIN
-from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.drafter_cost import DrafterCost
-from foretoken.control.plan import DraftPrice
 
 _BEGINNING = 0.05
 """What drafts have to bring where nobody drafts yet: what has not run for a while is slow at first,
@@ -24,10 +21,6 @@ _HOPES_MOST = 2048
 """Steps that a drafter which paid is tried often."""
 _SHARE = 0.003
 """Of the time, for trials of a drafter that is known not to pay."""
-_FADE = 0.99
-"""What a step's weight is multiplied by at each later one, in what became of plans."""
-_LEAST_KEPT = 0.1
-"""Neither promises nor plans are ever taken to be more than ten times too good or too bad."""
 _LASTS, _LASTS_LEARNT, _LASTS_FORGOTTEN = 512.0, 0.3, 5e-4
 """Steps for which a drafter goes on once it has begun, as long as nothing else was seen; what each
 time says of the next; and how much of what was seen a step at rest takes back."""
@@ -51,10 +44,6 @@ class DrafterFacts:
     """Tokens of a sequence that it would read before its first draft."""
     max_window: int = 0
     """Most of the latest tokens that it may take for a whole sequence; 0: it has to read all."""
-    tree: TreeNodes | None = None
-    """What its trees are planned from; None: it drafts chains."""
-    ends_by_price: bool = False
-    """Whether it looks at its own chances to stop inside its drafts."""
     reads_features: bool = False
     """Whether it reads hidden states of the target, which nobody writes while it rests."""
     floor: AcceptanceFloor | None = None
@@ -91,20 +80,6 @@ class DrafterState:
     lasts: float = _LASTS
     """Steps for which it may be expected to go on once it has begun. What it reads of sequences has
     to come back in that time: where plans change soon, it does not pay to begin."""
-    confidence: KeptRatio = field(default_factory=KeptRatio)
-    """Accepted drafts per one that its own chances promised."""
-    planned: KeptRatio = field(default_factory=lambda: KeptRatio(_FADE))
-    """Accepted drafts per one that plans expected, where it stops inside its drafts: which places
-    are drafted then depends on how likely they look, and so do the chances that are learnt."""
-
-    @property
-    def kept(self) -> float:
-        """By what the worth of its drafts is multiplied."""
-        return _believable(self.planned)
-
-    def price(self, token_s: float, row_s: float, usual: float, pass_s: float) -> DraftPrice:
-        """What it stops by, where an accepted token saves `token_s`."""
-        return DraftPrice(_believable(self.confidence) * token_s, row_s, usual, pass_s)
 
     @property
     def rests(self) -> bool:
@@ -154,11 +129,6 @@ class DrafterState:
     @property
     def _most_spacing(self) -> int:
         return _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
-
-
-def _believable(ratio: KeptRatio) -> float:
-    """Accepted per expected, within reason."""
-    return min(max(ratio.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
 
 
 def least_gain(drafters: Iterable[DrafterState]) -> float:

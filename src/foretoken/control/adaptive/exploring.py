@@ -175,8 +175,7 @@ class Lengths:
 
         Each time the other way: shorter, then longer.
         """
-        chains = all(option.levels_K is None for option in options)
-        if self._steps < self._due or not found.drafts_N.any() or not chains:
+        if self._steps < self._due or not found.drafts_N.any():
             return None
         shorter = self._shorter and found.depth > 1
         other = scene.shorter(found, options) if shorter else scene.longer(found, options)

@@ -40,21 +40,18 @@ class Newcomers:
         """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
         sequence, missing = one.sequence, 0
         request = sequence.request
-        usual = made.usual(one.class_key)
-        length, name, drafts, surplus, tree, chances = usual
+        length, name, drafts, surplus, chances = made.usual(one.class_key)
         if name:
             allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
-            # A tree is taken whole: which of its nodes are the best was settled with it.
-            length = 0 if tree is not None and length < usual.length else length
             missing = self._missing(one, name)
             if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
                 length = 0
         if drafts:
             drafts = min(drafts, self._caps.wanted(request)[0])
         if not length:
-            name, tree = "", None
-        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree, chances)
+            name = ""
+        held = PlannedDrafts(length, name, max(drafts, length), surplus, chances)
         gained_s, token_s = self._ledger.gained(request.request_id), made.forecast.token_s
         tokens_N = sequence.num_output + self._left_of(one)
         guard_N = np.array([one.guard(self._caps)])

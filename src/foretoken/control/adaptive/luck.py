@@ -12,7 +12,6 @@ from typing import NamedTuple, final
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
-from foretoken.control.learned.regression import Floats
 
 _DEVIATIONS = 2.0
 """Standard deviations below the expectation up to which it is luck."""
@@ -57,11 +56,15 @@ class Luck:
 def chances(found: Allocation, options: Seq[DraftOption]) -> list[Chances]:
     """Of each sequence of a plan."""
     most_by = [_by_count(option, found.depth) for option in options]
+
+    def of(place: int, index: int, length: int) -> Chances:
+        if index < 0:
+            return ()
+        means, variances = most_by[index]
+        return tuple(map(Expected, means[place][:length], variances[place][:length]))
+
     each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
-    return [
-        _of(options[index], most_by[index], place, length, found.depth) if index >= 0 else ()
-        for place, (index, length) in enumerate(each)
-    ]
+    return [of(place, index, length) for place, (index, length) in enumerate(each)]
 
 
 def _by_count(option: DraftOption, depth: int) -> tuple[list[list[float]], list[list[float]]]:
@@ -72,20 +75,3 @@ def _by_count(option: DraftOption, depth: int) -> tuple[list[list[float]], list[
     odd_K = 2.0 * np.arange(survival_NK.shape[1]) + 1.0
     variance_NK = np.cumsum(odd_K * survival_NK, axis=1) - mean_NK**2
     return mean_NK.tolist(), variance_NK.tolist()
-
-
-def _of(
-    option: DraftOption,
-    by_count: tuple[list[list[float]], list[list[float]]],
-    place: int,
-    length: int,
-    depth: int,
-) -> Chances:
-    if option.levels_K is None:
-        means, variances = by_count
-        return tuple(map(Expected, means[place][:length], variances[place][:length]))
-    survival_K: Floats = option.survival_NK[place]
-    survival_K = np.sort(survival_K[option.levels_K <= depth])[::-1]
-    mean = min(float(survival_K[:length].sum()), float(depth))
-    # No count between 0 and `depth` with this mean varies more.
-    return (Expected(mean, mean * (depth - mean)),)

@@ -18,7 +18,6 @@ from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,
     Feed,
-    PlannedTree,
     StepForecast,
     StepLoad,
 )
@@ -35,7 +34,6 @@ class PlannedDrafts(NamedTuple):
     """Most drafts, those without a pass included."""
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
-    tree: PlannedTree | None = None
     chances: Chances = ()
     """How many drafts of a step are expected to be accepted."""
 
@@ -103,8 +101,6 @@ class MadePlan:
     invested_s: float = 0.0
     """Seconds of that for deciding and for reading before anybody could draft: it comes back, but
     not soon, and another plan would take it again."""
-    expected: dict[str, float] = field(default_factory=dict)
-    """Drafts of each drafter in a step that are expected to be accepted, by their chances alone."""
     luck: dict[str, Luck] = field(default_factory=dict)
     """What became of each request's drafts."""
     has_free: bool = False
@@ -264,15 +260,13 @@ class MadePlan:
         for place, request_id in enumerate(ids):
             if request_id in waiting:
                 done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
-        lengths, drafters, drafts, surplus, trees, _ = zip(*done, strict=True)
+        lengths, drafters, drafts, surplus, _ = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,
             drafts=drafts,
             lengths=lengths,
             drafters=drafters,
-            trees=trees if any(trees) else (),
-            prices=self.plan.prices,
             surplus=surplus,
             feeds=tuple(feeds),
             resting=self.plan.resting,

@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Search, allocate
-from foretoken.control.adaptive.chosen import Chosen, expected, held_by, planned_trees, prices
+from foretoken.control.adaptive.chosen import Chosen, held_by
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
@@ -151,7 +151,6 @@ class Planner:
             has_free=has_free,
             below_floor=below_floor,
             num_changes=self.acceptance.num_changes,
-            expected=expected(chosen.found, chosen.options, self.drafters),
             unguarded=chosen.found.unguarded,
             held_back=held_back,
             blocking={ids[place] for place in poor_N},
@@ -191,8 +190,6 @@ class Planner:
             drafts=drafts,
             lengths=tuple(lengths),
             drafters=tuple(names),
-            trees=planned_trees(found, options),
-            prices={} if trial else prices(found, options, self.drafters, forecast),
             surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),

@@ -23,7 +23,6 @@ from foretoken.control.adaptive.allocation import (
     accepted_drafts,
     allocate,
 )
-from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.regression import Floats
@@ -55,24 +54,8 @@ class DrafterView:
     """Tokens of each that the drafter has to read, beyond those of the last step."""
     windowed_N: NDArray[np.bool_]
     """Whether those are only the latest of all that it has not read."""
-    tree: TreeNodes | None = None
-    """What its trees are planned from; None: it drafts chains."""
-
-    kept: float = 1.0
-    """Accepted drafts per one that plans expected so far."""
     lasts: float = math.inf
     """Steps for which it may be expected to draft once it has begun."""
-
-    @property
-    def width(self) -> int:
-        """Drafts that may be chosen from."""
-        return self.most if self.tree is None else len(self.tree.levels_K)
-
-    def levels(self, width: int) -> Counts | None:
-        """The depth of each of so many drafts; None for chains."""
-        if self.tree is None:
-            return None
-        return np.pad(self.tree.levels_K, (0, width - self.width), constant_values=self.tree.depth)
 
 
 class OutputTokens(NamedTuple):
@@ -126,7 +109,7 @@ class Scene:
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
         allowed = [view for view in views if view.most_N.any()]
-        most = max((view.width for view in allowed), default=0)
+        most = max((view.most for view in allowed), default=0)
         return [self._option(view, most) for view in allowed]
 
     def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
@@ -185,15 +168,16 @@ class Scene:
         """The same where the drafts of all who are in doubt are as poor as they may well be."""
         doubt_N = self.acceptance.doubt(self.ids, option.name)
         doubt_N[doubt_N >= _KNOWN] = 1.0
-        survival_NK = option.survival_NK * doubt_N[:, None] ** option.depths_K
+        depths_K = np.arange(1, option.survival_NK.shape[1] + 1)
+        survival_NK = option.survival_NK * doubt_N[:, None] ** depths_K
         return replace(option, survival_NK=survival_NK)
 
     def could_pay(self, option: DraftOption, chance: float) -> bool:
         """Whether the option would bring anything if each of its drafts had this chance: for one of
         the sequences or for all, each with as many drafts."""
         slots_K = (option.survival_NK > 0.0).sum(axis=0)
-        passes_K = np.maximum.accumulate(option.depths_K)
-        tokens_K = chance ** np.arange(1, 1 + len(slots_K))
+        passes_K = np.arange(1, 1 + len(slots_K))
+        tokens_K = chance**passes_K
         for each_K in (slots_K > 0, slots_K):
             rows_K = np.cumsum(each_K)
             accepted_K = np.cumsum(tokens_K * each_K)
@@ -252,20 +236,17 @@ class Scene:
         if loses or (drafts_N == found.drafts_N).all():
             return None
         return replace(
-            found, drafts_N=drafts_N, seconds=seconds, depth=int(drafts_N.max()), slots=None,
+            found, drafts_N=drafts_N, seconds=seconds, depth=int(drafts_N.max()),
             tokens=len(self.ids) + float(accepted_N.sum()),
         )  # fmt: skip
 
     def outlook(self, option: DraftOption) -> Outlook:
         """What a drafter's best length would come to if all sequences had it."""
         count, slots_NK = len(self.ids), option.survival_NK > 0.0
-        # Nodes of a tree are not in the order of their worth.
-        worth_K = option.survival_NK.sum(axis=0)
-        order_K = np.argsort(-worth_K, kind="stable")
-        tokens_K = count + np.cumsum(worth_K[order_K])
-        rows_K = np.cumsum(slots_NK.sum(axis=0)[order_K])
-        passes_K = np.maximum.accumulate(option.depths_K[order_K])
-        seconds_K = self.rows_s[rows_K] + option.depth_s[passes_K] + option.slot_s * rows_K
+        tokens_K = count + np.cumsum(option.survival_NK.sum(axis=0))
+        rows_K = np.cumsum(slots_NK.sum(axis=0))
+        seconds_K = self.rows_s[rows_K] + option.depth_s[1 : len(rows_K) + 1]
+        seconds_K = seconds_K + option.slot_s * rows_K
         seconds_K = seconds_K + float(option.start_s.sum())
         best = int(np.argmax(tokens_K / seconds_K))
         return Outlook(
@@ -295,14 +276,9 @@ class Scene:
         """One drafter's option, as wide as that with the most drafts."""
         count = len(self.ids)
         survival: Floats = np.zeros((count, most))
-        if view.tree is None:
-            chances = self.acceptance.chances(self.ids, view.name, view.most)
-            np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
-            survival[np.arange(most) >= view.most_N[:, None]] = 0.0
-        else:
-            survival[:, : view.width] = self._of_tree(view, view.tree)
-        if view.kept != 1.0:
-            survival = np.minimum(view.kept * survival, 1.0)
+        chances = self.acceptance.chances(self.ids, view.name, view.most)
+        np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
+        survival[np.arange(most) >= view.most_N[:, None]] = 0.0
         # What a slot adds, on average up to those of the whole batch.
         batch, each_s = max(count, 2), view.cost.sequence_s
         one = view.cost.drafting(1, most, self.context)
@@ -329,13 +305,4 @@ class Scene:
             start_s=start_s,
             each_s=each_s,
             late_N=late_N,
-            levels_K=view.levels(most),
         )
-
-    def _of_tree(self, view: DrafterView, tree: TreeNodes) -> Floats:
-        """Chances of nodes, [N, K]; 0 for those beyond the best that a sequence may have."""
-        chances = self.acceptance.chances(self.ids, view.name, tree.depth)
-        survival_NK = tree.survival(chances, self.acceptance.others(view.name))
-        places_NK = np.argsort(np.argsort(-survival_NK, axis=1, kind="stable"), axis=1)
-        survival_NK[places_NK >= view.most_N[:, None]] = 0.0
-        return survival_NK

@@ -132,8 +132,6 @@ def view_of(
         most_N=np.minimum(allowed_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,
-        tree=facts.tree,
-        kept=drafter.kept,
         lasts=drafter.lasts,
     )
 

@@ -14,7 +14,6 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.acceptance import AcceptanceModel
 from foretoken.control.learned.classes import (
     CLASS_WEIGHT,
     LEAST,
@@ -31,7 +30,6 @@ from foretoken.control.learned.trials import (
     NumberRows,
     chances_by_bucket,
     chances_of_rows,
-    trials_by_depth,
     trials_of_draft,
 )
 
@@ -67,7 +65,7 @@ _LOG_2 = log(2.0)
 
 
 @final
-class LearnedAcceptance(AcceptanceModel):
+class LearnedAcceptance:
     """Hazards by depth for each request and drafter, censored where a draft ended.
 
     A draft of d tokens of which a are accepted is a success at depths 1 to a, a failure at a + 1 if
@@ -143,28 +141,9 @@ class LearnedAcceptance(AcceptanceModel):
             return self._class(owner, request_id).spread.weight
         return cells[track.row + BUCKETS] + cells[track.row + 2 * BUCKETS]
 
-    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """Products of the chances."""
-        chances = self.chances([request_id], drafter, num_drafts)[0]
-        return tuple(np.cumprod(chances).tolist())
-
     def observe(self, request_id: str, drafter: str, num_drafted: int, num_accepted: int) -> None:
         """What became of a chain; nothing is learnt of requests that were not begun."""
         self._learn(request_id, drafter, trials_of_draft(num_drafted, num_accepted))
-
-    def observe_tree(
-        self, request_id: str, drafter: str, tried: tuple[tuple[int, int], ...]
-    ) -> None:
-        """What became of a tree: for each depth that was tried, how many candidates, and which was
-        accepted. The request shows how good first candidates are, the drafter's others how often
-        they help where those are not."""
-        self._owner(drafter).others.observe(tried)
-        outcomes = tuple(accepted == 0 for _, accepted in tried)
-        self._learn(request_id, drafter, trials_by_depth(outcomes))
-
-    def others(self, drafter: str) -> Sequence[float]:
-        """The chance of a second, third ... candidate where those before it are refused."""
-        return self._owner(drafter).others.chances()
 
     def _learn(self, request_id: str, drafter: str, trials: tuple[BucketTrials, ...]) -> None:
         owner = self._drafters.get(drafter)

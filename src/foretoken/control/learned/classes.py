@@ -7,7 +7,6 @@ from collections import deque
 from math import inf
 from typing import final
 
-from foretoken.control.learned.candidates import OtherCandidates
 from foretoken.control.learned.spread import Spread
 from foretoken.control.learned.trials import BUCKETS, BucketTrials, chances_by_bucket
 
@@ -71,13 +70,12 @@ class RequestTrack:
 class DrafterAcceptance:
     """One drafter's classes and requests."""
 
-    __slots__ = ("classes", "others", "tracks", "usual")
+    __slots__ = ("classes", "tracks", "usual")
 
     def __init__(self, usual: float) -> None:
         self.usual = usual
         self.classes: dict[str, AcceptanceClass] = {}
         self.tracks: dict[str, RequestTrack] = {}
-        self.others = OtherCandidates()
 
     def prior(self) -> list[float]:
         """What a new class is taken for: the usual chance, and what other classes showed."""

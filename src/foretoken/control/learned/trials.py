@@ -7,7 +7,7 @@ Knows neither requests nor drafters.
 
 from array import array
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple, final
 
 import numpy as np
@@ -44,14 +44,7 @@ class BucketTrials(NamedTuple):
 def trials_of_draft(num_drafted: int, num_accepted: int) -> tuple[BucketTrials, ...]:
     """A draft as trials: one accepted at each depth reached, one refused behind the last of them
     unless the draft ended there, and nothing deeper."""
-    refused = (False,) if num_accepted < num_drafted else ()
-    return trials_by_depth((True,) * num_accepted + refused)
-
-
-@lru_cache(maxsize=1024)
-def trials_by_depth(outcomes: tuple[bool, ...]) -> tuple[BucketTrials, ...]:
-    """Trials at depths 1, 2, ..., as they turned out. In a tree one may be refused and a deeper one
-    be accepted: behind another candidate."""
+    outcomes = (True,) * num_accepted + (False,) * (num_accepted < num_drafted)
     found, first = [], 0
     for bucket, last in enumerate(LAST_DEPTHS):
         own = outcomes[first:last]

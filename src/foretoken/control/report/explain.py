@@ -6,7 +6,6 @@ what the same step would have taken without drafts.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from foretoken.types import RequestMetrics
@@ -74,25 +73,6 @@ def why_below_floor(acceptance: float, least: float) -> str:
     return (
         f"resting: {acceptance:.0%} of its recent draft tokens were accepted, "
         f"min_acceptance is {least:.0%}"
-    )
-
-
-def why_measured(drafts: int, ms_per_token: Mapping[int, float], running: str) -> str:
-    """Why this length is in force where lengths are tried: what each took at this load."""
-    plain, own = ms_per_token.get(0), ms_per_token.get(drafts)
-    if plain is None or own is None:
-        return f"not measured yet at {running} running: up to {drafts} drafts are being tried"
-    others = {k: ms for k, ms in ms_per_token.items() if k}
-    if drafts:
-        return (
-            f"up to {drafts} drafts at {running} running: {own:.2f} ms a token, {plain:.2f} without"
-        )
-    if not others:
-        return f"no drafts at {running} running: {plain:.2f} ms a token, nothing else was tried yet"
-    best = min(others, key=lambda k: others[k])
-    return (
-        f"no drafts at {running} running: {plain:.2f} ms a token, {others[best]:.2f} with "
-        f"up to {best}"
     )
 
 

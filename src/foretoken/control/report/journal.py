@@ -111,7 +111,7 @@ class ControlJournal:
         """Nothing happened yet.
 
         Args:
-            mode: `adaptive`, `measured` or `fixed`; what decides.
+            mode: `adaptive` or `fixed`; what decides.
             drafters: most drafts of each, by name.
             why: explains the present state of a drafter.
             facts: what models and books know: `account_s`, `trials_s`, `forgone_tokens`,

@@ -7,7 +7,6 @@ step, and that answers with a sentence of `control/report/explain.py`.
 from collections.abc import Callable, Collection, Mapping
 
 from foretoken.control.floor import AcceptanceFloor
-from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import DraftPlan
 from foretoken.control.report.explain import (
     Outlook,
@@ -16,7 +15,6 @@ from foretoken.control.report.explain import (
     why_drafting,
     why_fixed,
     why_looking_up,
-    why_measured,
     why_passed_over,
     why_resting,
 )
@@ -34,16 +32,6 @@ def by_settings(drafters: Mapping[str, int]) -> Why:
         if drafts or len(drafters) == 1:
             return why_fixed(drafters[drafter])
         return why_passed_over()
-
-    return why
-
-
-def by_trial(limit: MeasuredLimit) -> Why:
-    """The length in force at the load of the last step, and what it and others took."""
-
-    def why(drafter: str, drafts: bool, plan: DraftPlan) -> str:
-        found = limit.explained(plan.load)
-        return why_measured(*found) if drafts or not found[0] else why_passed_over()
 
     return why
 

@@ -270,8 +270,8 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
 
 
 def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list[Unsaid]]:
-    """The drafter that is written: of several that compete the first with weights that the engine
-    has, of several in order the first that it has."""
+    """The drafter that is written: the first with weights that the engine has, else the first that
+    it has."""
     refused = {}
     for one in config.drafters:
         method = find_method(one.method)
@@ -282,8 +282,7 @@ def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list
         first = config.drafters[0]
         allowed = f"another drafter: {refused[first.label]}"
         raise ConfigError("speculative_config.method", first.method, allowed)
-    with_weights = [one for one in able if one.model]
-    chosen = with_weights[0] if with_weights and config.policy == "best" else able[0]
+    chosen = next((one for one in able if one.model), able[0])
     why = f"{NAMES[engine]} is told of one drafter, {chosen.label}"
     left = [one.label for one in config.drafters if one is not chosen]
     return chosen, [Unsaid(f"drafter {name}", why) for name in left]
@@ -294,8 +293,6 @@ def _drafting_of(
 ) -> tuple[DraftingSetup, list[Unsaid]]:
     """What is told of a drafter, and what of its tree is not."""
     keys = dict(_changed_keys(drafter, config.rule))
-    if config.policy != "first" and len(config.drafters) == 1:
-        keys["policy"] = config.policy
     count = drafter.num_speculative_tokens
     unsaid: list[Unsaid] = []
     trees = [name for name in ("choices", "tree_top_k", "tree_depth") if name in keys]

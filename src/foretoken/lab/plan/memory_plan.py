@@ -188,8 +188,6 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
             head = head_bytes(model, setup.quantization)
     if draft and draft_model is not None and draft_ranks > 1:
         drafts_kv *= _key_copies(draft_model, draft_ranks)
-        if setup.in_processes:
-            draft += copied_bytes(draft_model, setup.draft_quantization, draft_ranks)
     fullest = target / ranks + draft / draft_ranks + head
     emptiest = target / ranks + (draft / draft_ranks if draft_ranks == ranks else 0.0)
     kv = kv_per_token(model, setup.kv_bytes, context, engine)

@@ -316,8 +316,6 @@ def _keys(engine: str, setup: Setup) -> dict[str, Any]:
             found["quantization"] = kept
         if method.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
             found["kv_cache_dtype"] = "int8"
-        if draft is not None and setup.tp > 1 and said == setup.tp:
-            found["draft_tensor_parallel_size"] = said  # else one process drafts
     elif draft is not None:
         found = {"quantization": weights.name} if engine == "llama.cpp" else {}
         found |= {"draft_tensor_parallel_size": said or setup.tp} if engine == "vllm" else {}

@@ -183,15 +183,13 @@ class Setup:
 
     @property
     def in_processes(self) -> bool:
-        """Whether ranks are processes of Foretoken: they share memory, and one of them drafts
-        unless a draft model is split over all."""
+        """Whether ranks are processes of Foretoken: they share memory, and one of them drafts."""
         return self.settings.engine == "foretoken" and self.device.kind == "cpu"
 
     @property
     def draft_ranks(self) -> int:
         """Ranks that keep a part of the drafter."""
-        whole = self.in_processes and self.drafts_with != "model"
-        return 1 if whole else min(self.draft_tp, self.tp)
+        return min(self.draft_tp, self.tp)
 
     @property
     def borrows_head(self) -> bool:
@@ -300,7 +298,7 @@ def _ranks(
     """Those of the target and of the draft.
 
     Raises:
-        ConfigError: more than there can be, or with Foretoken another number for the draft.
+        ConfigError: more than there can be, or with Foretoken several for the draft.
     """
     count, draft = settings.count, settings.draft_tensor_parallel_size
     tp, own = settings.tensor_parallel_size or count, settings.engine == "foretoken"
@@ -309,11 +307,9 @@ def _ranks(
         raise ConfigError("plan.tensor_parallel_size", tp, f"1 to plan.count ({count})")
     if not own:
         return tp, draft or tp
-    by_model = drafting is not None and drafting.drafts_with == "model"
-    allowed = f"1 or {tp}, the ranks of the target" if by_model else "1: it drafts in one process"
-    most = tp if by_model else 1
-    require("plan.draft_tensor_parallel_size", draft, draft in (0, 1, most), allowed)
-    return tp, draft or 1
+    allowed = "1: a drafter runs in one process"
+    require("plan.draft_tensor_parallel_size", draft, draft in (0, 1), allowed)
+    return tp, 1
 
 
 def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quantization) -> float:

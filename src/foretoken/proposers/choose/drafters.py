@@ -25,7 +25,7 @@ from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.verifier import SpanVerification, Verification
+from foretoken.runtime.verifier import Verification
 from foretoken.types import DraftingTime, StepStats
 
 MOST_PREDICTED = 128
@@ -52,10 +52,6 @@ class Drafters(Proposer):
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
-        # Where plans have prices nobody measures what drafts save a second time.
-        measures = {} if policy.has_prices else members
-        gains = {name: member.proposer.gain for name, member in measures.items()}
-        self._gains = {name: gain for name, gain in gains.items() if gain is not None}
         floors = {name: member.floor for name, member in members.items()}
         self._floors = {name: floor for name, floor in floors.items() if floor is not None}
 
@@ -128,13 +124,11 @@ class Drafters(Proposer):
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
         """Tell all that learn what became of a step."""
         several = len(self._names) > 1
-        if not several and not self._gains and not self._floors:
+        if not several and not self._floors:
             return
         outcomes = draft_outcomes(batch, verification)
         if several:
-            self._policy.observe(outcomes, stats)
-        for name, gain in self._gains.items():
-            gain.observe(outcomes, stats, name)
+            self._policy.observe(outcomes)
         for name, floor in self._floors.items():
             floor.observe(name, outcomes)
 
@@ -154,9 +148,6 @@ class Drafters(Proposer):
             step.take(step.ask(name, step.open))
             self.times = tuple(step.times.values())
             return step.draft()
-        price = context.plan.prices.get(name)
-        if price is not None:
-            context = replace(context, price=price)
         began = time.perf_counter()
         draft = member.propose(context)
         took = time.perf_counter() - began
@@ -173,15 +164,10 @@ def draft_outcomes(batch: Batch, verification: Verification) -> list[DraftOutcom
             found.num_drafted,
             found.num_accepted,
             span.promise,
-            _tried(span, found),
         )
         for span, found in zip(batch.spans, verification.spans, strict=True)
         if found is not None and found.num_drafted
     ]
-
-
-def _tried(span: Span, found: SpanVerification) -> tuple[tuple[int, int], ...] | None:
-    return None if found.path is None or span.tree is None else span.tree.tried(found.path)
 
 
 def _is_particular(span: Span) -> bool:

@@ -140,8 +140,7 @@ class StepOffers:
         if not asked:
             return {}
         began = time.perf_counter()
-        price = self.plan.prices.get(name)
-        draft = member.propose(Context(tuple(asked.values()), price=price))
+        draft = member.propose(Context(tuple(asked.values())))
         seconds = time.perf_counter() - began
         self._note(name, len(asked), draft, seconds)
         # Only a draft that follows from known text may be set aside for being short. A drawn one

@@ -8,13 +8,12 @@ anything is drawn. It replaces a planned draft where it is expected to bring mor
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import ClassVar, NamedTuple, final
+from typing import NamedTuple, final
 
 from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepForecast
 from foretoken.proposers.choose.offers import OWN, Offer, StepOffers
 from foretoken.proposers.choose.policy import Policy
-from foretoken.types import StepStats
 
 _LEARNS = 0.05
 """Share of a step in what asking a drafter brings."""
@@ -53,8 +52,6 @@ class _Asking:
 class PlannedPolicy(Policy):
     """Does what the plan of the step says."""
 
-    has_prices: ClassVar[bool] = True
-
     def __init__(self) -> None:
         """Nothing measured yet."""
         self._acceptance = PromisedAcceptance()
@@ -84,9 +81,9 @@ class PlannedPolicy(Policy):
             worth[i] = _Worth(offer, expected - forecast.price * forecast.row_s * rows)
         return self._within(worth, forecast.free_rows)
 
-    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
+    def observe(self, outcomes: Seq[DraftOutcome]) -> None:
         """Learn what became of what was looked up."""
-        for request_id, drafter, drafted, accepted, promise, _ in outcomes:
+        for request_id, drafter, drafted, accepted, promise in outcomes:
             if drafter in self._asking or drafter in OWN:
                 self._acceptance.begin(request_id)
                 promised = min(float(drafted) if promise is None else promise, float(drafted))

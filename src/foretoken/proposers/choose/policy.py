@@ -3,18 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import ClassVar, final
+from typing import final
 
 from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.choose.offers import Offer, StepOffers
-from foretoken.types import StepStats
 
 
 class Policy(ABC):
     """Which of several drafters serves each span; decides on what is known before any draw."""
-
-    has_prices: ClassVar[bool] = False
-    """Whether the plans of its steps say what a draft is worth."""
 
     @abstractmethod
     def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
@@ -25,8 +21,8 @@ class Policy(ABC):
         return offers
 
     @abstractmethod
-    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
-        """Learn what became of a step: of its drafts, and of its time."""
+    def observe(self, outcomes: Seq[DraftOutcome]) -> None:
+        """Learn what became of the drafts of a step."""
 
     @abstractmethod
     def release(self, request_id: str) -> None:
@@ -45,7 +41,7 @@ class FirstPolicy(Policy):
                 return
             step.take(step.ask(name, still_open))
 
-    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
+    def observe(self, outcomes: Seq[DraftOutcome]) -> None:
         """Nothing is learnt."""
 
     def release(self, request_id: str) -> None:

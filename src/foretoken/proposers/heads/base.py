@@ -87,7 +87,6 @@ class HeadSite:
         limits = DraftLimits(
             max_model_len=min(longest, max_positions),
             max_num_batched_tokens=engine.max_num_batched_tokens,
-            padded_to=config.padded_to,
             enters=enters,
         )
         return DraftProgress(

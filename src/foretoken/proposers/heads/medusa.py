@@ -260,12 +260,8 @@ class _Depths(ChainSteps):
     """The logits of all heads, made in one pass; what was drafted before does not count."""
 
     def __init__(self, net: Medusa, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        """Run as many heads as the longest budget or the deepest planned tree, or all of them."""
-        longest = max(
-            span.draft_budget if span.planned_tree is None else span.planned_tree.depth
-            for span in spans
-        )
-        count = min(longest, net.most)
+        """Run as many heads as the longest budget, or all of them."""
+        count = min(max(span.draft_budget for span in spans), net.most)
         states_BKD = net.states(hidden_BD, count)
         if net.shape.share_head:
             assert net.shared_logits is not None, "set by `serve`"

@@ -82,9 +82,6 @@ class StatelessProposer(Proposer):
         self.compiled = compiled
         self._site = site
         self._page_size = site.engine.target.page_size
-        trees, self.gain = site.trees, site.confidence.gain
-        self.tree_paths = () if trees is None else trees.paths
-        self.ends_by_price = self.gain is not None or (trees is not None and trees.by_confidence)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -99,12 +96,10 @@ class StatelessProposer(Proposer):
         if site.trees is not None:
             trees = start_trees(site.trees, spans)
             steps = self.head.tree_steps(self.newest_states(spans), spans)
-            found = draft_trees(steps, site.sampler, trees, context.price)
+            found = draft_trees(steps, site.sampler, trees)
             return draft_of_trees(found, wanted, count, self.name)
         spans = [span.clipped(self.head.most) for span in spans]
-        drafted = draft_chain(
-            _StatelessChains(self, spans), site.sampler, spans, site.confidence, context.price
-        )
+        drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
         return drafted.as_draft(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:
@@ -143,7 +138,6 @@ class _StatelessChains(ChainSteps):
         self._steps: ChainSteps | None = None
         self._call = proposer.compiled
         self.rolls_out = self._call is not None
-        self.one_pass = self._call is not None and self._call.one_pass
 
     def first(self) -> Tensor:
         states_BD = self._proposer.newest_states(self._spans)
@@ -230,7 +224,7 @@ class StatelessCall:
         call.slots, call.fed, call.tokens = map(_address, (slots_B, fed_B, tokens))
         call.draws, call.logits = plan.rows, self._logits_KV.data_ptr()
         call.rows, call.steps, call.keeps_logits = count, steps, plan.keeps_logits
-        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
         # A negative number says that the rule ended all spans after so many steps.
@@ -241,7 +235,7 @@ class StatelessCall:
             logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
             undecided_BV=None if done == steps or ended else self._logits_KV[at : at + count],
         )
-        return found if stop is None else cut(found, stop.found(done, ended=ended))
+        return found if stop is None else cut(found, stop.found(ended=ended))
 
 
 def _address(values: "array[int]") -> int:

@@ -86,13 +86,7 @@ class ModelOnDisk:
             shape=self.shape,
             quantization=self.config.quantization,
             kv_cache_dtype=self.config.kv_cache_dtype,
-            ranks=self.ranks,
         )
-
-    @property
-    def ranks(self) -> int:
-        """Processes that share it."""
-        return self.config.draft_tensor_parallel_size or 1
 
     def limits(self, max_num_batched_tokens: int) -> DraftLimits:
         """How far it may draft: as far as its own context and the settings reach."""
@@ -100,7 +94,6 @@ class ModelOnDisk:
         return DraftLimits(
             max_model_len=min(limit, self.config.max_model_len or limit),
             max_num_batched_tokens=max_num_batched_tokens,
-            padded_to=self.config.padded_to,
             enters=self.shape.counts_distances,
         )
 
@@ -108,13 +101,13 @@ class ModelOnDisk:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
         numbers = self.config.numbers
         if self.config.quantization != AUTO:
-            return context.load_model(self.folder, numbers, self.ranks)
+            return context.load_model(self.folder, numbers)
 
         def load(folder: Path, bits: str | None) -> Runner:
             # Floats are not multiplied so, which is no error of a setting for what may be chosen.
             kept = numbers.activations if bits else "auto"
             kept_as = replace(numbers, quantization=bits, activations=kept)
-            return context.load_model(folder, kept_as, self.ranks)
+            return context.load_model(folder, kept_as)
 
         return load_cheaper(load, self.folder)
 
@@ -146,9 +139,7 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
         "int8" if wins else "unrounded",
         ratio,
     )
-    kept, loser = (rounded, whole) if wins else (whole, rounded)
-    loser.drop()
-    return kept
+    return rounded if wins else whole
 
 
 def pays(before: Sequence[float], after: Sequence[float]) -> bool:

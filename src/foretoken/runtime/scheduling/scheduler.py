@@ -224,8 +224,7 @@ class Scheduler:
         spans = []
         # Pages for drafts are taken only where they do not keep the next request out.
         kept_free = self._queues.pages_for_next
-        trees = plan.trees or (None,) * len(decoding)
-        for sequence, wanted, tree in zip(decoding, plan.drafts, trees, strict=True):
+        for sequence, wanted in zip(decoding, plan.drafts, strict=True):
             budget = self._clip(sequence, wanted, allowance, kept_free)
             if budget:
                 self._pages.reserve(sequence, budget)
@@ -237,7 +236,6 @@ class Scheduler:
                     start=start,
                     length=1,
                     draft_budget=budget,
-                    planned_tree=tree,
                     samples=True,
                 )
             )

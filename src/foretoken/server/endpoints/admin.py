@@ -44,7 +44,6 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     policy = parts.deciding.live.speculation
     metrics = {metric.name: metric for metric in state.engine.engine.metrics.read()}
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
-    by_load = await state.engine.call(_by_load)
     control = await state.engine.call(_control)
     models = await state.engine.call(lambda engine: engine.parts.deciding.models())
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
@@ -55,17 +54,10 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "guard": policy.guard,
         "drafters": dict(parts.drafters),
         "last_minute": recent,
-        "by_load": by_load,
         "control": control,
         "models": models,
         "audit": None if state.auditor is None else state.auditor.describe(),
     }
-
-
-def _by_load(engine: Engine) -> list[dict[str, object]]:
-    """What was measured, and the length in force for it; nothing where lengths are not chosen."""
-    measured = engine.parts.deciding.measured
-    return [] if measured is None else measured.describe()
 
 
 def _control(engine: Engine) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ const percent = (share) => `${(100 * share).toFixed(0)} %`;
 
 const DECIDES = {
   adaptive: "Lengths follow what drafts are expected to bring.",
-  measured: "Lengths are chosen by trial.",
   fixed: "Lengths are as configured.",
 };
 

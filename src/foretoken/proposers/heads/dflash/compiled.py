@@ -315,7 +315,7 @@ class CompiledBlocks:
         call.added = self._room("added", count * head.columns, torch.float32)
         tokens = array("q", bytes(8 * count * steps))
         call.tokens, call.draws, call.first_row = _address(tokens), plan.rows, first_row
-        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(model), ctypes.addressof(call))
         del kept
@@ -327,7 +327,7 @@ class CompiledBlocks:
             logits_KV=logits_KV[: done * count] if plan.keeps_logits else None,
             undecided_BV=logits_KV[done * count : (done + 1) * count] if undecided else None,
         )
-        return found if stop is None else cut(found, stop.found(done, ended=ended))
+        return found if stop is None else cut(found, stop.found(ended=ended))
 
     def _begin(
         self,

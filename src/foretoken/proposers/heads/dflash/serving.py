@@ -116,7 +116,6 @@ class BlockSteps(KVSteps):
     """Reads the rows of one pass over blocks, each after the token that was chosen before it."""
 
     all_or_none = True
-    one_pass = True
 
     def __init__(self, runner: BlockRunner, spans: list[Span], fed: Stretches, most: int) -> None:
         """Nothing is run yet.

@@ -60,7 +60,6 @@ class ParallelSteps(KVSteps):
 
     rolls_out = True
     all_or_none = True
-    one_pass = True
 
     def __init__(
         self, runner: HeadRunner, masks: MaskedDrafts, known: SlotFeed, counts: list[int]

@@ -57,7 +57,6 @@ class StringDraftProposer(Proposer):
             draft: cuts text into the draft's.
         """
         self._inner = inner
-        self.gain = inner.gain
         self._pool = pool
         self._target = target
         self._draft = draft
@@ -68,7 +67,6 @@ class StringDraftProposer(Proposer):
         """Drafts of the spans that want one and whose text can be continued."""
         self._num_steps += 1
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
-        promises: list[float | None] = [None] * len(context.spans)
         places, spans = [], []
         for i in context.wanted:
             span = self._shadow_span(context.spans[i])
@@ -80,9 +78,7 @@ class StringDraftProposer(Proposer):
             for i, drafted in zip(places, found.ids, strict=True):
                 if drafted:
                     ids[i] = self._in_target_tokens(context.spans[i], drafted)
-            for i, promise in zip(places, found.promises or (), strict=False):
-                promises[i] = promise
-        return Draft(ids=tuple(ids), drafter=self.name, promises=tuple(promises))
+        return Draft(ids=tuple(ids), drafter=self.name)
 
     def num_missing(self, sequence: Sequence) -> int:
         """In tokens of the target for text that was not read yet, of the draft for the rest."""
