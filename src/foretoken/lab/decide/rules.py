@@ -23,7 +23,6 @@ from foretoken.lab.decide.evidence import (
     against_break_even,
     blocks_to_support,
     judge_ratio,
-    rule,
     show,
     show_break_even,
     show_share,
@@ -543,11 +542,13 @@ def _tail_holds(p99: ArmGain | None, usable: Sequence[ArmGain]) -> RuleResult:
     return RuleResult("inconclusive", says, needed_blocks=blocks_to_support(p99))
 
 
-_RULES: tuple[Callable[..., RuleResult], ...] = (
-    speedup, tail_tpot, p99_tpot, ttft, goodput, output_length, cost,
-    restarts, steady, production_load, plausible, busy_host, client_lag,
-    acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
-    outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
-)  # fmt: skip
-RULE_KINDS = {judge.__name__: rule(judge) for judge in _RULES}
+RULES: dict[str, Callable[..., RuleResult]] = {
+    judge.__name__: judge
+    for judge in (
+        speedup, tail_tpot, p99_tpot, ttft, goodput, output_length, cost,
+        restarts, steady, production_load, plausible, busy_host, client_lag,
+        acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
+        outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
+    )
+}  # fmt: skip
 """Every rule by its name."""

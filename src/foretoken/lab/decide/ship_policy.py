@@ -4,15 +4,16 @@ YAML. A file may extend another one (`default`, or a path beside it). Unknown ru
 errors; a rule set to null is dropped.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
-from foretoken.lab.decide.rules import RULE_KINDS
+from foretoken.lab.decide.evidence import WEIGHTS, RuleResult
+from foretoken.lab.decide.rules import RULES
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
 from foretoken.lab.verdict import WORTH_IT
@@ -25,9 +26,11 @@ _KEYS = ("name", "slo", "rules", "extends")
 class ShipRule:
     """One rule of a policy."""
 
-    kind: RuleKind
+    name: str
+    judge: Callable[..., RuleResult]
+    """Called with the evidence and the parameters."""
     weight: str
-    parameters: Any
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
         raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
     rules = content.get("rules")
     if not isinstance(rules, dict) or not any(rules.values()):
-        allowed = f"rules such as {', '.join(RULE_KINDS)}; `foretoken lab decide --show-policy`"
+        allowed = f"rules such as {', '.join(RULES)}; `foretoken lab decide --show-policy`"
         raise ConfigError("policy.rules", rules, allowed)
     return ShipPolicy(
         name=str(content.get("name", name or "default")),
@@ -117,14 +120,16 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 
 def _rule(name: str, value: object) -> ShipRule:
-    if name not in RULE_KINDS:
-        raise ConfigError(f"policy.rules.{name}", value, one_of(name, RULE_KINDS))
+    if name not in RULES:
+        raise ConfigError(f"policy.rules.{name}", value, one_of(name, RULES))
     if not isinstance(value, Mapping):
         raise ConfigError(f"policy.rules.{name}", value, "keys and values, such as {weight: must}")
     weight = value.get("weight", "must")
     if weight not in WEIGHTS:
         raise ConfigError(f"policy.rules.{name}.weight", weight, one_of(weight, WEIGHTS))
     given = {key: part for key, part in value.items() if key != "weight"}
-    kind = RULE_KINDS[name]
-    parameters = from_plain(kind.parameters, given, f"policy.rules.{name}")
-    return ShipRule(kind=kind, weight=weight, parameters=parameters)
+    # What a rule's function takes beside the evidence are the rule's keys.
+    own = list(inspect.signature(RULES[name]).parameters.values())[1:]
+    keys = make_dataclass(name, [(p.name, p.annotation, field(default=p.default)) for p in own])
+    parameters = vars(from_plain(keys, given, f"policy.rules.{name}"))
+    return ShipRule(name=name, judge=RULES[name], weight=weight, parameters=parameters)
