@@ -18,7 +18,9 @@ from foretoken.lab.analysis.summary import (
     Value,
     counted,
     is_good,
+    order_of,
     output_tokens,
+    range_of,
     rates_per_block,
     sample_of,
     temperature_key,
@@ -38,13 +40,13 @@ from foretoken.lab.stats.ratios import (
     RESTART_SD,
     Sample,
     Statistic,
+    WeightedQuantile,
     blocks_for_width,
     paired_ratio,
     ratio_of_blocks,
     supports_blocks,
     supports_quantile,
     weighted_mean,
-    weighted_quantile,
     whole,
 )
 
@@ -136,7 +138,7 @@ def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
 def time_gain(metric: str, samples: tuple[Sample, Sample], unseen_sd: float = 0.0) -> ArmGain:
     """The gain in a time, such as `tpot_p95`, of the baseline's and the candidate's requests."""
     q = _STATISTICS[metric.rsplit("_", 1)[-1]]
-    statistic = weighted_mean if q is None else weighted_quantile(q)
+    statistic = weighted_mean if q is None else WeightedQuantile(q)
     return _gain(metric, samples, statistic, unseen_sd, q)
 
 
@@ -245,7 +247,9 @@ def gains_by_class(
     keys = {
         "category": lambda r: r.category,
         "temperature": temperature_key(records),
-        "context": _context,
+        "context": lambda r: (
+            "" if r.prompt_tokens is None else f"{range_of(r.prompt_tokens, PROMPT_EDGES)} tokens"
+        ),
     }
     for by, key in keys.items():
         groups = _groups(records, key)
@@ -282,22 +286,3 @@ def _groups(
             groups[key(record)].append(record)
     groups.pop("", None)
     return dict(sorted(groups.items(), key=lambda g: order_of(g[0]))) if len(groups) > 1 else {}
-
-
-def order_of(value: str) -> tuple[float, str]:
-    """Classes that are numbers in their order, before all others."""
-    head = value.split("-")[0].split(" ")[0].strip("<>=")
-    try:
-        return float(head), value
-    except ValueError:
-        return float("inf"), value
-
-
-def _context(record: RequestRecord) -> str:
-    """The prompt's length between two edges; nothing where the server does not say."""
-    if record.prompt_tokens is None:
-        return ""
-    for low, high in zip((0, *PROMPT_EDGES), PROMPT_EDGES, strict=False):
-        if record.prompt_tokens <= high:
-            return f"{low + 1}-{high} tokens"
-    return f">{PROMPT_EDGES[-1]} tokens"

@@ -102,17 +102,14 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def gain_rows(
-    rows: Sequence[tuple[str, ArmGain]], height: float, label: str, right: float | None = None
-) -> Figure:
+def gain_rows(rows: Sequence[tuple[str, ArmGain]], label: str) -> Figure:
     """Named gains with their intervals, the first on top; `label` is the axis's.
 
-    An interval that goes on beyond `right` (None: a little beyond the largest gain) is cut there,
-    with an arrow. Hollow: too few requests for an interval.
+    An interval that goes on far beyond the largest gain is cut, with an arrow. Hollow: too few
+    requests for an interval.
     """
-    figure, axes = new_figure(height)
-    if right is None:
-        right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
+    figure, axes = new_figure(0.9 + 0.32 * len(rows))
+    right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
     for row, (_, gain) in enumerate(reversed(rows)):
         ratio = gain.ratio
         known = ratio.known and gain.enough

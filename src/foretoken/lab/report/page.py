@@ -16,7 +16,7 @@ from foretoken.lab.decide.overall import Overall
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import Quantiles
 from foretoken.lab.report.canvas import variables
-from foretoken.lab.report.plots import first_screen, gain_plot, run_plots
+from foretoken.lab.report.plots import draw_plots
 from foretoken.lab.report.runs import ReportRun, write_text
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT
@@ -37,8 +37,6 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         ConfigError: `file` cannot be written.
     """
     best = next(run for run in runs if run.decision is overall.best)
-    plots = gain_plot(runs, overall) | run_plots(best)
-    first = first_screen(plots)
     template = resources.files("foretoken.lab.report").joinpath("page.html").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template).render(
@@ -49,8 +47,7 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         tiles=tiles,
         milliseconds=_milliseconds,
         details=_details,
-        first=first,
-        others=[plot for plot in plots.values() if plot not in first],
+        plots=draw_plots(runs, overall),
         version=foretoken.__version__,
         when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         policy=policy,

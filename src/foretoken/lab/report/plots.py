@@ -1,13 +1,11 @@
-"""Which plots the page has, in which order, and how each is drawn, with what it shows and from how
-many. A plot without data is left out.
+"""The plots of the page: latency, acceptance by position, the gain over several runs, and classes.
 
-Four of them are the answer's pictures: latency, acceptance by position, load, classes. The others
-are for whoever asks why. Several runs are drawn along the first number in their traffic that
-differs, those only that are alike in everything else to the run that decides; where what differs is
-no number, the gain of every run is a row.
+Each says what it shows and from how many; one without data is left out. Several runs are drawn
+along the first number in their traffic that differs, those only that are alike in everything else
+to the run that decides; where what differs is no number, the gain of every run is a row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +13,6 @@ from matplotlib.figure import Figure
 
 from foretoken.lab.analysis.crossover import spans_widely
 from foretoken.lab.analysis.dimensions import Dimension, show_value
-from foretoken.lab.analysis.fit import least_steps, step_times, without_prompts
 from foretoken.lab.decide.evidence import requests_to_support
 from foretoken.lab.decide.overall import Overall
 from foretoken.lab.records.results import AcceptanceBucket
@@ -37,15 +34,10 @@ from foretoken.lab.report.canvas import (
 from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.verdict import WORTH_IT
 
-COLOURS = (BASELINE, CANDIDATE)
-WIDEST = 1.3
-"""Times the largest gain, where the intervals of a tail that few requests know are cut."""
-
 
 class Plot(NamedTuple):
     """A drawn plot."""
 
-    name: str
     title: str
     says: str
     """What is to be seen, and n."""
@@ -109,37 +101,6 @@ def by_position(run: ReportRun) -> Figure | None:
     return figure
 
 
-def step_cost(run: ReportRun) -> Figure | None:
-    """Mean step times, the middle half, and the means' ratio where both arms have enough."""
-    arms = without_prompts(*(step_times(run.of_arm(arm.arm)) for arm in run.arms))
-    sizes = [{int(b) for b in np.unique(own.batch_N)
-              if own.at(int(b)).seconds_N.size >= least_steps(own)} for own in arms]  # fmt: skip
-    common = sorted(sizes[0] & sizes[1])
-    if not common:
-        return None
-    figure, axes = new_figure(3.0)
-    means, highest = [], 0.0
-    for own, arm, colour in zip(arms, run.arms, COLOURS, strict=True):
-        times = [1e3 * own.at(batch).seconds_N for batch in common]
-        low, high = np.array([np.quantile(ms_N, (0.25, 0.75)) for ms_N in times]).T
-        # The mean: a median of steps of which few draft is a plain step.
-        means.append([float(ms_N.mean()) for ms_N in times])
-        highest = max(highest, *high, *means[-1])
-        axes.vlines(common, low, high, color=colour, alpha=0.35, linewidth=5)
-        axes.plot(common, means[-1], "o-", color=colour, label=arm.arm)
-    for batch, plain, verifying in zip(common, *means, strict=True):
-        axes.annotate(f"{verifying / plain:.2f}x", (batch, verifying), xytext=(12, 6),
-                      textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
-    axes.set_xticks(common)
-    axes.set_xlim(common[0] - 0.6, common[-1] + 0.6)
-    axes.set_ylim(0, 1.4 * highest)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel("requests that decode at once")
-    axes.set_ylabel("step, ms")
-    axes.legend(ncols=2, loc="upper left")
-    return figure
-
-
 def class_gains(run: ReportRun) -> Figure | None:
     """Gain of TPOT P50 and P99 per class; hollow where a P99 has too few requests."""
     short = {"temperature": "T = ", "category": "", "context": "prompt "}
@@ -155,7 +116,7 @@ def class_gains(run: ReportRun) -> Figure | None:
     if not rows:
         return None
     label = "gain of TPOT, 95 % interval (hollow: too few)"
-    return gain_rows(rows, 0.9 + 0.3 * len(rows), label)
+    return gain_rows(rows, label)
 
 
 def rates(run: ReportRun) -> Figure | None:
@@ -189,64 +150,6 @@ def _label(bucket: AcceptanceBucket) -> str:
     if bucket.by == "output_tokens":
         return f"{bucket.value} tokens out"
     return "all requests" if bucket.by == "all" else bucket.value or bucket.by
-
-
-def gains(run: ReportRun) -> Figure | None:
-    """Every gain with its interval, and the lines of the limits."""
-    found = [g for g in run.summary.gains if np.isfinite(g.ratio.estimate)]
-    if not found:
-        return None
-    # One interval of a tail that few requests know would squeeze all others together.
-    most = WIDEST * max(g.ratio.estimate for g in found)
-    right = min(most, max([WORTH_IT, *(g.ratio.high for g in found if g.ratio.known)]))
-    below = "gain with 95 % interval (right is better; hollow: too few requests)"
-    rows = [(label(g.metric), g) for g in found]
-    return gain_rows(rows, 0.75 + 0.33 * len(rows), below, right)
-
-
-def label(metric: str) -> str:
-    """`TPOT P50` for `tpot_p50`."""
-    if metric.endswith("_per_s"):
-        return metric.replace("_per_s", "/s")
-    head, _, tail = metric.partition("_")
-    names = {"e2e": "whole answer", "cost": "cost", "goodput": "goodput"}
-    quantile = tail if tail in ("mean", "total") else tail.upper()
-    return f"{names.get(head, head.upper())} {quantile}".strip()
-
-
-def _requests(run: ReportRun) -> str:
-    gain = run.summary.gain("tpot_p50")
-    if gain is None:
-        return f"n = {run.arms[1].num_requests:,} requests"
-    return f"n = {gain.num_pairs:,} requests an arm, {gain.num_blocks} starts of each server"
-
-
-def _verifications(run: ReportRun) -> str:
-    bucket = run.drafts
-    if bucket is None:
-        return ""
-    drafted = f"{bucket.num_drafted:,} drafted tokens"
-    steps = f"{bucket.num_steps:,} verifications" if bucket.num_steps else drafted
-    return f"n = {steps} of {bucket.num_requests:,} requests"
-
-
-_Row = tuple[str, str, str, Callable[[ReportRun], str], Callable[[ReportRun], Figure | None]]
-ONE_RUN: tuple[_Row, ...] = (
-    ("latency", "Latency", "How long requests took, without and with speculation; hollow: too few "
-     "for an interval.", _requests, latencies),
-    ("position", "Acceptance by position", "Bars fall by nature; the line tells whether later "
-     "guesses are worse.", _verifications, by_position),
-    ("steps", "What a step costs by load", "Mean step by requests that decode at once; the "
-     "factor is a step of the candidate, drafts or not, over a plain one.", _requests, step_cost),
-    ("classes", "Gain by class", "Requests of one class against the same requests without "
-     "speculation.", _requests, class_gains),
-    ("acceptance", "Acceptance by class", "Circle: share of drafted tokens that were accepted. "
-     "Tick: P10 as measured, noise included.", _verifications, rates),
-    ("gains", "Every gain", "Baseline over candidate for times, the other way round for rates. "
-     "Green excludes 1, red is a loss, orange is open.", _requests, gains),
-)  # fmt: skip
-_FIRST = (("latency", "gains"), ("position",), ("gain", "steps"), ("classes", "acceptance"))
-"""The pictures of the first screen, each with what takes its place where there is no data."""
 
 
 def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
@@ -309,37 +212,41 @@ def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
     ]
     if len(rows) < 2:
         return None
-    return gain_rows(rows, 0.9 + 0.36 * len(rows), "gain of TPOT P50 with 95 % interval")
+    return gain_rows(rows, "gain of TPOT P50 with 95 % interval")
 
 
-def run_plots(run: ReportRun) -> dict[str, Plot]:
-    """The plots of one run for which there is data, by what they show."""
+def draw_plots(runs: Sequence[ReportRun], overall: Overall) -> list[Plot]:
+    """The plots for which there is data, those of one run about the run that decides."""
+    best = next(run for run in runs if run.decision is overall.best)
+    gain, bucket, axis = best.summary.gain("tpot_p50"), best.drafts, _axis(runs, overall)
+    requests = f"n = {best.arms[1].num_requests:,} requests."
+    if gain is not None:
+        starts = f"{gain.num_blocks} starts of each server"
+        requests = f"n = {gain.num_pairs:,} requests an arm, {starts}."
+    drafts = ""
+    if bucket is not None:
+        steps = f"{bucket.num_steps:,} verifications" if bucket.num_steps else ""
+        counted = steps or f"{bucket.num_drafted:,} drafted tokens"
+        drafts = f"n = {counted} of {bucket.num_requests:,} requests."
+    along = "Green excludes 1, red is a loss, orange is open."
+    if axis is not None:
+        along = f"Diamonds and their bars: where it passes {WORTH_IT} and 1, with its interval."
     with house_style():
-        return {
-            name: Plot(f"{run.name}-{name}", title, f"{says} {count(run)}",
-                       as_svg(figure, f"{run.name}-{name}"))
-            for name, title, says, count, make in ONE_RUN
-            if (figure := make(run)) is not None
-        }  # fmt: skip
-
-
-def gain_plot(runs: Sequence[ReportRun], overall: Overall) -> dict[str, Plot]:
-    """The plot over several runs; none for a single one."""
-    axis = _axis(runs, overall)
-    title, says = "Gain by run", "Green excludes 1, red is a loss, orange is open."
-    with house_style():
-        if axis is None:
-            figure = gain_by_run(runs, overall)
-        else:
-            figure = gain_along(runs, overall, *axis)
-            title = f"Gain by {axis[0].name}"
-            says = (
-                f"Diamonds and their bars: where it passes {WORTH_IT} and 1, with their interval."
-            )
-        return {} if figure is None else {"gain": Plot("gain", title, says, as_svg(figure, "gain"))}
-
-
-def first_screen(plots: dict[str, Plot]) -> list[Plot]:
-    """The four pictures of the answer."""
-    wanted = (next((name for name in choices if name in plots), None) for choices in _FIRST)
-    return [plots[name] for name in wanted if name is not None]
+        drawn = (
+            ("latency", "Latency", latencies(best),
+             f"Without and with speculation; hollow: too few for an interval. {requests}"),
+            ("position", "Acceptance by position", by_position(best),
+             f"Bars fall by nature; the line tells whether later guesses are worse. {drafts}"),
+            ("gain", f"Gain by {axis[0].name if axis else 'run'}",
+             gain_along(runs, overall, *axis) if axis else gain_by_run(runs, overall), along),
+            ("classes", "Gain by class", class_gains(best),
+             f"Requests of one class against the same without speculation. {requests}"),
+            ("acceptance", "Acceptance by class", rates(best),
+             "Circle: share of drafted tokens that were accepted. Tick: P10 as measured, noise "
+             f"included. {drafts}"),
+        )  # fmt: skip
+        return [
+            Plot(title, says, as_svg(figure, name))
+            for name, title, figure, says in drawn
+            if figure is not None
+        ]

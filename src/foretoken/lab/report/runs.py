@@ -26,10 +26,6 @@ class ReportRun:
     """Those of a slow start are marked as warm-up, as in the summary; empty if only that is there.
     """
 
-    def of_arm(self, arm: str) -> list[RequestRecord]:
-        """Whole answers of one arm, warm-up left out."""
-        return [r for r in self.requests if r.arm == arm and r.ok and not r.warm_up]
-
     @property
     def arms(self) -> tuple[ArmSummary, ArmSummary]:
         """Baseline and candidate."""

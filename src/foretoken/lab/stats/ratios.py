@@ -104,11 +104,6 @@ def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Int
     return low_R
 
 
-def weighted_quantile(q: float) -> WeightedQuantile:
-    """The statistic "quantile q"."""
-    return WeightedQuantile(q)
-
-
 def weighted_mean(values_N: Floats, weights_RN: Floats) -> Floats:
     """The statistic "mean"."""
     means_R: Floats = weights_RN @ values_N / weights_RN.sum(axis=1)
@@ -122,9 +117,8 @@ def of_blocks(statistic: Statistic, sample: Sample, weights_RC: Floats) -> Float
     if statistic is weighted_mean:
         size = weights_RC.shape[1]
         sums_C = np.bincount(sample.blocks_N, sample.values_N, size)
-        means_R: Floats = (
-            weights_RC @ sums_C / (weights_RC @ np.bincount(sample.blocks_N, None, size))
-        )
+        counts_C = np.bincount(sample.blocks_N, None, size)
+        means_R: Floats = weights_RC @ sums_C / (weights_RC @ counts_C)
         return means_R
     return statistic(sample.values_N, weights_RC[:, sample.blocks_N])
 
