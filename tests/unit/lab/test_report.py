@@ -100,7 +100,7 @@ def test_every_plot_is_drawn_in_the_page_s_colours(page: Path) -> None:
                       "Acceptance by class"]  # fmt: skip
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         used = set(re.findall(r"var\((--[a-z0-9-]+)\)", svg))
-        assert {"--ink", "--grid"} <= used
+        assert {"--faint", "--grid"} <= used
         assert all(f"{name}: #" in variables(dark=False) for name in used)
         assert not re.findall(r"#[0-9a-f]{6}", svg), "every colour is the page's"
         assert 'width="' not in svg[: svg.index(">")]

@@ -8,7 +8,7 @@ requests of a class ran among all others, so what is found is its gain in this m
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -152,43 +152,30 @@ def _gain(
     """The gain of a pair of samples; the first is on top of the ratio."""
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
-    by_block = _by_block(top, bottom, statistic)
+    pairs, by_block = int(top.values_N.size), []
+    for block in np.unique(top.blocks_N):
+        parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
+        if parts[1].size:
+            up, down = (whole(statistic, Sample(p, np.zeros(p.size, np.int64))) for p in parts)
+            by_block.append(up / down if down > 0 else math.nan)
     if q is not None and supports_blocks(top, q):
         ratio = ratio_of_blocks(np.array(by_block), unseen_sd=unseen_sd)
     else:
         ratio = paired_ratio(top, bottom, statistic, unseen_sd=unseen_sd)
     blocks = int(np.unique(top.blocks_N).size)
-    enough = blocks >= FEWEST_BLOCKS
-    if q is not None:
-        enough = enough and supports_quantile(top, q)
+    needed = blocks_for_width(ratio, blocks, NARROW)
+    if needed is not None and q is not None and pairs:
+        # Enough values beyond a quantile, too.
+        needed = max(needed, math.ceil(10 / min(q, 1 - q) * blocks / pairs))
     return ArmGain(
         metric=metric,
         ratio=ratio,
         num_blocks=blocks,
-        num_pairs=int(top.values_N.size),
-        enough=enough,
-        needed_blocks=_needed(ratio, blocks, q, top.values_N.size),
-        ratio_by_block=by_block,
+        num_pairs=pairs,
+        enough=blocks >= FEWEST_BLOCKS and (q is None or supports_quantile(top, q)),
+        needed_blocks=needed,
+        ratio_by_block=tuple(by_block),
     )
-
-
-def _needed(ratio: Interval, blocks: int, q: float | None, pairs: int) -> int | None:
-    """For a narrow interval, and for enough values beyond a quantile."""
-    narrow = blocks_for_width(ratio, blocks, NARROW)
-    if narrow is None or q is None or pairs == 0:
-        return narrow
-    beyond = 10 / min(q, 1 - q) * blocks / pairs
-    return max(narrow, int(np.ceil(beyond)))
-
-
-def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float, ...]:
-    ratios = []
-    for block in np.unique(top.blocks_N):
-        parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
-        if parts[0].size and parts[1].size:
-            up, down = (whole(statistic, Sample(p, np.zeros(p.size, np.int64))) for p in parts)
-            ratios.append(up / down if down > 0 else math.nan)
-    return tuple(ratios)
 
 
 def _rate_gain(
@@ -251,15 +238,21 @@ def gains_by_class(
             "" if r.prompt_tokens is None else f"{range_of(r.prompt_tokens, PROMPT_EDGES)} tokens"
         ),
     }
+    counting = [r for r in records if r.ok and not r.warm_up]
     for by, key in keys.items():
-        groups = _groups(records, key)
+        groups: dict[str, list[RequestRecord]] = defaultdict(list)
+        for record in counting:
+            groups[key(record)].append(record)
+        groups.pop("", None)
+        if len(groups) < 2:
+            continue
         apart = {frozenset((r.block, r.index) for r in own) for own in groups.values()}
         if apart in seen:
             continue
         seen.append(apart)
         every = [
             _times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
-            for value, own in groups.items()
+            for value, own in sorted(groups.items(), key=lambda group: order_of(group[0]))
         ]
         found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]
     return tuple(found)
@@ -274,15 +267,3 @@ def _times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
     times = tuple(g for g in gains if g.metric.startswith(("tpot_", "ttft_", "e2e_")))
     num = times[0].num_pairs if times else 0
     return ClassGains(by=by, value=value, num_pairs=num, gains=times)
-
-
-def _groups(
-    records: Sequence[RequestRecord], key: Callable[[RequestRecord], str]
-) -> dict[str, list[RequestRecord]]:
-    """Records by class, in order of its name; empty where there is one class only."""
-    groups: dict[str, list[RequestRecord]] = defaultdict(list)
-    for record in records:
-        if record.ok and not record.warm_up:
-            groups[key(record)].append(record)
-    groups.pop("", None)
-    return dict(sorted(groups.items(), key=lambda g: order_of(g[0]))) if len(groups) > 1 else {}

@@ -105,17 +105,12 @@ def other_lengths(
     found = []
     for k in lengths:
         low, middle, high = (replay(streams, k, open_chance=c) for c in (0.0, chance, 1.0))
-        ends = low.tokens_per_step, high.tokens_per_step
+        least, most = sorted((low.tokens_per_step, high.tokens_per_step))
+        speedup = _speedup(middle, counts, gain.ratio.estimate) if counts and gain else None
         found.append(
-            OtherLength(
-                k=k,
-                tokens_per_step=middle.tokens_per_step,
-                least=min(ends),
-                most=max(ends),
-                acceptance_rate=middle.acceptance_rate,
-                speedup=_speedup(middle, counts, gain.ratio.estimate) if counts and gain else None,
-            )
-        )
+            OtherLength(k=k, tokens_per_step=middle.tokens_per_step, least=least, most=most,
+                        acceptance_rate=middle.acceptance_rate, speedup=speedup)
+        )  # fmt: skip
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -207,12 +208,12 @@ def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBu
 
 
 def order_of(value: str) -> tuple[float, str]:
-    """Classes that are numbers in their order, before all others."""
+    """Classes that are numbers in their order, after all others."""
     head = value.split("-")[0].split(" ")[0].strip("<>=")
     try:
         return float(head), value
     except ValueError:
-        return math.inf, value
+        return -math.inf, value
 
 
 def range_of(tokens: int, edges: Sequence[int]) -> str:
@@ -254,6 +255,10 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
     within = np.array([_variance(a) for a in long_enough], np.float64)
     p10, p50, p90 = request_quantiles(rates, steps, within, (0.1, 0.5, 0.9))
     known_steps = [a.num_steps for a in found if a.num_steps is not None]
+    length = None
+    if all(a.num_steps for a in found):
+        counts = np.array(known_steps, np.float64)
+        length = _ratio(accepted + counts, counts)
     return AcceptanceBucket(
         by=by,
         value=value,
@@ -262,13 +267,13 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
         num_accepted=int(accepted.sum()),
         num_steps=sum(known_steps) if len(known_steps) == len(found) else None,
         rate=_ratio(accepted, drafted),
-        length=_length(found),
+        length=length,
         p10=p10,
         p50=p50,
         p90=p90,
         raw_p10=float(np.quantile(rates, 0.1)) if rates.size else float("nan"),
         num_too_short=len(found) - len(long_enough),
-        histogram=_pool(found),
+        histogram=tuple(map(sum, zip_longest(*(a.histogram for a in found), fillvalue=0))),
         exact=all(a.exact for a in found),
     )
 
@@ -285,14 +290,6 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     if top.size < 3 or point <= 0:
         return unknown(point)
     return clustered_interval(Sample(top, clusters), ratio)
-
-
-def _length(found: Sequence[RequestAcceptance]) -> Interval | None:
-    if any(not a.num_steps for a in found):
-        return None
-    tokens = np.array([a.num_accepted + (a.num_steps or 0) for a in found], np.float64)
-    steps = np.array([a.num_steps for a in found], np.float64)
-    return _ratio(tokens, steps)
 
 
 def _steps(found: RequestAcceptance) -> float:
@@ -312,11 +309,6 @@ def _variance(found: RequestAcceptance) -> float:
         rate = found.rate
         return max(rate * (1 - rate), 1e-6)
     return float(rates.var(ddof=1)) if rates.size > 1 else float("nan")
-
-
-def _pool(found: Sequence[RequestAcceptance]) -> tuple[int, ...]:
-    longest = max((len(a.histogram) for a in found), default=0)
-    return tuple(sum(a.histogram[j] for a in found if len(a.histogram) > j) for j in range(longest))
 
 
 def num_verifications(arm: ArmSummary) -> int:

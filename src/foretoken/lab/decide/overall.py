@@ -26,8 +26,6 @@ from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
-MOST_OTHERS = 4
-"""Configurations that are told of beside the best."""
 Indices = Sequence[int]
 Differing = Sequence[Dimension]
 
@@ -96,13 +94,11 @@ def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -
     pays = sum(decisions[i].verdict == USE_IT for i in best)
     split = bool(_split(decisions[decides]))
     waits = any(decisions[i].verdict == MEASURE_MORE for i in best)
-    others = [own for own in groups.values() if own is not best]
     named = ", ".join(f"{d.name} {d.show(decides)}" for d in chosen)
     says = [
-        f"Best of {len(groups)} configurations: {named}" if others else "",
+        f"Best of {len(groups)} configurations: {named}" if len(groups) > 1 else "",
         *_by_traffic(decisions, best, traffic, decides),
         *(_upper(found.says) for found in crossings),
-        *(_other(decisions, own, dimensions) for own in others[:MOST_OTHERS]),
         _unequal(list(groups.values()), traffic),
     ]
     return Overall(
@@ -181,22 +177,9 @@ def _by_traffic(
 
 
 def _reason(decision: Decision) -> str:
-    """The first rule that decides, and how many more there are."""
     if decision.verdict != USE_IT:
         return decision.reason
     return next((j.result.says for j in decision.rules if j.rule == "speedup"), "every rule holds")
-
-
-def _other(decisions: Sequence[Decision], own: Indices, dimensions: Differing) -> str:
-    """What a configuration that was not chosen comes to."""
-    named = ", ".join(f"{d.name} {d.show(own[0])}" for d in dimensions if not d.is_traffic)
-    differing = _differing([d for d in dimensions if d.is_traffic], own)
-    pays = [i for i in own if decisions[i].verdict == USE_IT]
-    worst = max(own, key=lambda i: _severity(decisions[i]))
-    if differing and 0 < len(pays) < len(own):
-        return f"{named} pays at {_places(differing, pays)} only"
-    where = f" at {_places(differing, [worst])}" if differing else ""
-    return f"{named}: {decisions[worst].verdict}{where}, {_reason(decisions[worst])}"
 
 
 def _upper(text: str) -> str:

@@ -1,7 +1,7 @@
 """Policy files: which rules count, how much, and with which numbers.
 
-YAML. A file may extend another one (`default`, or a path beside it). Unknown rules and keys are
-errors; a rule set to null is dropped.
+YAML. A file may extend the default one. Unknown rules and keys are errors; a rule set to null is
+dropped.
 """
 
 import inspect
@@ -48,9 +48,21 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
     Raises:
         ConfigError: the file is no policy, or names an unknown rule, key or value.
     """
-    content = _read(name or "default", ())
+    content: dict[str, Any] = parse_yaml(default_text(), "policy")
+    if name not in (None, "default"):
+        own = _read(str(name))
+        base = content if own.get("extends") else {}
+        content = {**base, **own, "rules": _over(base.get("rules"), own.get("rules") or {})}
     for change in changes:
-        _apply(content, change)
+        path, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError("--set", change, "RULE.KEY=VALUE, such as speedup.least=1.2")
+        value = parse_yaml(text, "--set")
+        rule, dot, key = path.partition(".")
+        if path == "slo":
+            content["slo"] = value
+        else:
+            content["rules"] = _over(content.get("rules"), {rule: {key: value} if dot else value})
     slo = content.get("slo", "tpot")
     if slo not in SLOS:
         raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
@@ -71,52 +83,28 @@ def default_text() -> str:
     return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
 
 
-def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    """A file's content over that of what it extends."""
-    if name in seen:
-        allowed = "default, or another file: a policy cannot extend itself"
-        raise ConfigError("policy.extends", name, allowed)
-    if name == "default":
-        content: dict[str, Any] = parse_yaml(default_text(), "policy")
-    else:
-        content = read_yaml(Path(name), "--policy")
+def _read(name: str) -> dict[str, Any]:
+    """A file's content, its keys checked."""
+    content: dict[str, Any] = read_yaml(Path(name), "--policy")
     unknown = set(content) - set(_KEYS)
     if unknown:
         key = sorted(map(str, unknown))[0]
         raise ConfigError(f"--policy {name}: {key}", content.get(key), one_of(key, _KEYS))
-    rules = content.get("rules") or {}
-    if not isinstance(rules, Mapping):
-        raise ConfigError(f"--policy {name}: rules", rules, "rules, each with keys and values")
-    parent = content.get("extends")
-    if parent is None:
-        return content
-    path = parent if parent == "default" else str(Path(name).parent / str(parent))
-    base = _read(path, (*seen, name))
-    merged = dict(base.get("rules") or {})
-    for key, value in rules.items():
-        keep = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = {**merged[key], **value} if keep else value
-    return {**base, **content, "rules": merged}
+    if not isinstance(content.get("rules") or {}, Mapping):
+        allowed = "rules, each with keys and values"
+        raise ConfigError(f"--policy {name}: rules", content["rules"], allowed)
+    if content.get("extends") not in (None, "default"):
+        raise ConfigError("policy.extends", content["extends"], "default")
+    return content
 
 
-def _apply(content: dict[str, Any], change: str) -> None:
-    """`speedup.least=1.2`, `slo=ttft`, or `cost=null`."""
-    path, equals, text = change.partition("=")
-    if not equals:
-        raise ConfigError("--set", change, "RULE.KEY=VALUE, such as speedup.least=1.2")
-    rules = content.get("rules") or {}
-    value = parse_yaml(text, "--set")
-    rule, dot, key = path.partition(".")
-    if path == "slo":
-        content["slo"] = value
-    elif dot:
-        own = rules.get(rule)
-        content["rules"] = {
-            **rules,
-            rule: {**(own if isinstance(own, Mapping) else {}), key: value},
-        }
-    else:
-        content["rules"] = {**rules, rule: value}
+def _over(rules: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules with those of `changes` over them, key by key."""
+    merged = dict(rules or {})
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = {**merged[name], **value} if both else value
+    return merged
 
 
 def _rule(name: str, value: object) -> ShipRule:

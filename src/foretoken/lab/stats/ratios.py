@@ -144,12 +144,10 @@ def paired_ratio(
     Blocks that only one arm has are left out. Fewer than three common blocks give an estimate with
     unknown ends. `unseen_sd` is what the logarithm of the ratio varies by and no block shows.
     """
-    top, bottom = top.known(), bottom.known()
-    common = np.intersect1d(top.blocks_N, bottom.blocks_N)
-    if common.size == 0:
-        return unknown(level=level)
-    pair = [_on_blocks(sample, common) for sample in (top, bottom)]
-    points = [whole(statistic, s) for s in pair]
+    samples = top.known(), bottom.known()
+    common = np.intersect1d(*(sample.blocks_N for sample in samples))
+    pair = [_on_blocks(sample, common) for sample in samples]
+    points = [whole(statistic, sample) if common.size else 0.0 for sample in pair]
     if min(points) <= 0:
         return unknown(level=level)
     if common.size < FEWEST_BLOCKS:
@@ -200,8 +198,7 @@ def log_interval(
 ) -> Interval:
     """Interval of exp(center), whose standard error was estimated from so many blocks."""
     half = _half(error, num_blocks, level, unseen_sd)
-    estimate = math.exp(center)
-    low, high = math.exp(center - half), math.exp(center + half)
+    estimate, low, high = (math.exp(x) for x in (center, center - half, center + half))
     return Interval(estimate, low, high, level, unseen_sd)
 
 
@@ -256,10 +253,8 @@ def supports_quantile(sample: Sample, q: float) -> bool:
 
 def supports_blocks(sample: Sample, q: float) -> bool:
     """Whether `q` is a tail that every block has values enough for."""
-    fewest = (
-        int(np.unique(sample.blocks_N, return_counts=True)[1].min()) if sample.blocks_N.size else 0
-    )
-    return q >= 0.9 and fewest * (1 - q) >= TAIL_OF_BLOCK
+    counts = np.unique(sample.blocks_N, return_counts=True)[1]
+    return q >= 0.9 and min(counts.tolist(), default=0) * (1 - q) >= TAIL_OF_BLOCK
 
 
 def blocks_for_width(interval: Interval, num_blocks: int, relative: float) -> int | None:
