@@ -16,7 +16,7 @@ from foretoken.lab.decide.rules import RULES
 from foretoken.lab.decide.ship_policy import default_text, load_policy
 from foretoken.lab.records.results import AbSummary, Equality
 from foretoken.lab.records.run_files import write_json
-from foretoken.lab.stats.intervals import Interval, unknown
+from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import log_interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from tests.unit.lab.summaries import (
@@ -42,24 +42,8 @@ def test_the_default_policy_uses_every_rule() -> None:
 
 def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
     decision = decide(ab(1.4, error=0.06, blocks=12), load_policy(None))
-    assert decision.verdict == MEASURE_MORE
     assert decision.needed_blocks is not None and decision.needed_blocks > 12
     assert decision.more_seconds == pytest.approx(100.0 * (decision.needed_blocks - 12))
-
-
-def test_three_blocks_are_asked_for_eight_first() -> None:
-    """Their spread is a guess: from it, hundreds of blocks would be asked for, or none."""
-    [speedup] = [
-        j.result
-        for j in decide(ab(1.7, error=0.3, blocks=3), load_policy(None)).rules
-        if j.rule == "speedup"
-    ]
-    assert speedup.outcome == "inconclusive" and speedup.needed_blocks == 8
-
-
-def test_an_interval_without_ends_is_never_a_pass() -> None:
-    blind = replace(gain("tpot_p50", 2.0), ratio=unknown(2.0), enough=True)
-    assert outcome(with_gain(ab(2.0), blind), "speedup") == "inconclusive"
 
 
 def test_an_impossible_result_is_invalid_in_words() -> None:

@@ -203,15 +203,12 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     )
 
 
-def least_steps(steps: StepTimes) -> float:
-    """Steps below which a batch was only passed through, as when a block ends."""
-    return max(FEWEST_STEPS, RAREST_BATCH * steps.seconds_N.size)
-
-
 def _point(batch: int, off: StepTimes, on: StepTimes, counts: StepCounts) -> FitPoint | None:
     own = [arm.at(batch) for arm in (off, on)]
-    if any(at.seconds_N.size < least_steps(arm) for at, arm in zip(own, (off, on), strict=True)):
-        return None
+    for at, arm in zip(own, (off, on), strict=True):
+        # Fewer were only passed through, as when a block ends.
+        if at.seconds_N.size < max(FEWEST_STEPS, RAREST_BATCH * arm.seconds_N.size):
+            return None
     bottom, top = (Sample(at.seconds_N, at.blocks_N) for at in own)
     mean = paired_ratio(top, bottom, weighted_mean)
     gain, share = counts.tokens_per_step, counts.draft_share

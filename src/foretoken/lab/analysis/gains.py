@@ -109,17 +109,14 @@ def _per_token(
         for a, b in zip(base, other, strict=True)
         if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)
     ]
-    blocks = np.array(sorted({a.block for a, _ in pairs}), np.int64)
+    of_pair = np.array([a.block for a, _ in pairs], np.int64)
+    blocks, place = np.unique(of_pair, return_inverse=True)
     samples = []
     for arm in (0, 1):
-        seconds: dict[int, float] = defaultdict(float)
-        tokens: dict[int, int] = defaultdict(int)
-        for both in pairs:
-            own = both[arm]
-            seconds[own.block] += own.tpot_s * own.tokens_after_first
-            tokens[own.block] += own.tokens_after_first
-        values = [seconds[block] / tokens[block] for block in blocks.tolist()]
-        samples.append(Sample(np.array(values, np.float64), blocks))
+        own = [both[arm] for both in pairs]
+        seconds = np.bincount(place, [r.tpot_s * r.tokens_after_first for r in own], blocks.size)
+        tokens = np.bincount(place, [r.tokens_after_first for r in own], blocks.size)
+        samples.append(Sample(seconds / tokens, blocks))
     return samples[0], samples[1]
 
 

@@ -99,8 +99,15 @@ def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -
         f"Best of {len(groups)} configurations: {named}" if len(groups) > 1 else "",
         *_by_traffic(decisions, best, traffic, decides),
         *(_upper(found.says) for found in crossings),
-        _unequal(list(groups.values()), traffic),
     ]
+    unequal = ", ".join(
+        d.name
+        for d in traffic
+        if len({frozenset(d.values[i] for i in own) for own in groups.values()}) > 1
+    )
+    if unequal:
+        fair = "Not a fair comparison: the configurations were measured at different"
+        says.append(f"{fair} {unequal}")
     return Overall(
         verdict=verdict,
         says=tuple(filter(None, says)),
@@ -184,15 +191,6 @@ def _reason(decision: Decision) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _unequal(groups: Sequence[Indices], traffic: Differing) -> str:
-    """A warning where configurations were not measured with the same traffic."""
-    names = ", ".join(
-        d.name for d in traffic if len({frozenset(d.values[i] for i in own) for own in groups}) > 1
-    )
-    fair = "Not a fair comparison: the configurations were measured at different"
-    return f"{fair} {names}" if names else ""
 
 
 def _differing(dimensions: Differing, own: Indices) -> list[Dimension]:
