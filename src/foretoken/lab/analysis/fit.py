@@ -29,7 +29,7 @@ from foretoken.lab.analysis.whole_time import (
 )
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
-from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
+from foretoken.lab.stats.lines import jackknife_covariance, quotient
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS, Ints, Sample, paired_ratio, weighted_mean
 
 TOGETHER_S = 0.0004
@@ -52,7 +52,7 @@ class StepTimes(NamedTuple):
 
     def only(self, keep_N: Bools) -> "StepTimes":
         """Some of the steps."""
-        return StepTimes(*(values_N[keep_N] for values_N in self))
+        return StepTimes._make(values_N[keep_N] for values_N in self)
 
     def at(self, batch: int) -> "StepTimes":
         """The steps at one batch size."""
@@ -233,7 +233,7 @@ class _Lines:
         size = max(int(blocks.size), 1)
         self._strata_C = blocks // BLOCKS_OF_A_RUN
         self._dof = int(blocks.size - np.unique(self._strata_C).size)
-        weights_RC = np.vstack([np.ones((1, size)), left_out_weights(size)])
+        weights_RC = np.vstack([np.ones((1, size)), 1.0 - np.eye(size)])
         with np.errstate(divide="ignore", invalid="ignore"):
             arms = [_fit_lines(_cells(steps, blocks), weights_RC) for steps in (off, on)]
         self._lines_R4 = np.hstack(arms)

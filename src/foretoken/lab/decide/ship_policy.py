@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.decide.evidence import WEIGHTS, RuleResult
@@ -18,8 +18,13 @@ from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
 from foretoken.lab.verdict import WORTH_IT
 
-SLOS = ("tpot", "ttft", "throughput")
-_KEYS = ("name", "slo", "rules", "extends")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PolicyFile:
+    name: str = "default"
+    slo: Literal["tpot", "ttft", "throughput"] = "tpot"
+    extends: Literal["default"] | None = None
+    rules: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +55,9 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
     """
     content: dict[str, Any] = parse_yaml(default_text(), "policy")
     if name not in (None, "default"):
-        own = _read(str(name))
-        base = content if own.get("extends") else {}
+        own = read_yaml(Path(str(name)), "--policy")
+        from_plain(_PolicyFile, own, f"--policy {name}")
+        base = content if own.get("extends") else {"name": name}
         content = {**base, **own, "rules": _over(base.get("rules"), own.get("rules") or {})}
     for change in changes:
         path, equals, text = change.partition("=")
@@ -63,39 +69,19 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
             content["slo"] = value
         else:
             content["rules"] = _over(content.get("rules"), {rule: {key: value} if dot else value})
-    slo = content.get("slo", "tpot")
-    if slo not in SLOS:
-        raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
-    rules = content.get("rules")
-    if not isinstance(rules, dict) or not any(rules.values()):
+    told = from_plain(_PolicyFile, content, "policy")
+    rules = {key: value for key, value in (told.rules or {}).items() if value is not None}
+    if not rules:
         allowed = f"rules such as {', '.join(RULES)}; `foretoken lab decide --show-policy`"
-        raise ConfigError("policy.rules", rules, allowed)
-    return ShipPolicy(
-        name=str(content.get("name", name or "default")),
-        slo=slo,
-        rules=tuple(_rule(key, value) for key, value in rules.items() if value is not None),
-    )
+        raise ConfigError("policy.rules", told.rules, allowed)
+    made = tuple(_rule(key, value) for key, value in rules.items())
+    return ShipPolicy(name=told.name, slo=told.slo, rules=made)
 
 
 def default_text() -> str:
     """The default policy file as it ships."""
     file = resources.files("foretoken.lab.decide").joinpath("default.yaml")
     return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
-
-
-def _read(name: str) -> dict[str, Any]:
-    """A file's content, its keys checked."""
-    content: dict[str, Any] = read_yaml(Path(name), "--policy")
-    unknown = set(content) - set(_KEYS)
-    if unknown:
-        key = sorted(map(str, unknown))[0]
-        raise ConfigError(f"--policy {name}: {key}", content.get(key), one_of(key, _KEYS))
-    if not isinstance(content.get("rules") or {}, Mapping):
-        allowed = "rules, each with keys and values"
-        raise ConfigError(f"--policy {name}: rules", content["rules"], allowed)
-    if content.get("extends") not in (None, "default"):
-        raise ConfigError("policy.extends", content["extends"], "default")
-    return content
 
 
 def _over(rules: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,9 +144,9 @@ def paired_ratio(
     Blocks that only one arm has are left out. Fewer than three common blocks give an estimate with
     unknown ends. `unseen_sd` is what the logarithm of the ratio varies by and no block shows.
     """
-    samples = top.known(), bottom.known()
-    common = np.intersect1d(*(sample.blocks_N for sample in samples))
-    pair = [_on_blocks(sample, common) for sample in samples]
+    top, bottom = top.known(), bottom.known()
+    common = np.intersect1d(top.blocks_N, bottom.blocks_N)
+    pair = [_on_blocks(sample, common) for sample in (top, bottom)]
     points = [whole(statistic, sample) if common.size else 0.0 for sample in pair]
     if min(points) <= 0:
         return unknown(level=level)
