@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
     from foretoken.lab.decide.overall import Overall
-    from foretoken.lab.records.results import RequestRecord
+    from foretoken.lab.records.results import ArmSummary, RequestRecord
     from foretoken.lab.report.runs import ReportRun
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
@@ -73,12 +73,9 @@ def decide(
     that decides; it needs a candidate that was started with --per-request-spec-decode-metrics
     detailed.
     """
-    from foretoken.lab.analysis.fit import fit_arms, of_runs
     from foretoken.lab.analysis.other_lengths import other_lengths
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.records.results import AbSummary
-    from foretoken.lab.records.run_files import read_summary
     from foretoken.lab.report.runs import read_runs, write_tables
 
     if show_policy:
@@ -89,18 +86,11 @@ def decide(
         raise ConfigError("RUNS", None, allowed)
     tried = parse_whole(lengths, "--k") if lengths is not None else []
     rules = load_policy(policy, tuple(changes or ()))
-    arm = None
-    if reference is not None:
-        known = read_summary(reference, "--reference")
-        arm = known.arm(known.candidate) if isinstance(known, AbSummary) else known.arm
-    found = read_runs(runs, rules, arm)
+    found = read_runs(runs, rules, _reference(reference) if reference else None)
     best = judge_runs([(run.summary, run.decision) for run in found], rules)
     own = next(run for run in found if run.decision is best.best)
     others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
-    fit = None
-    if fitted:
-        off, on = zip(*map(_answers, found), strict=True)
-        fit = fit_arms(of_runs(off), of_runs(on))
+    fit = _fit(found) if fitted else None
     if csv is not None:
         write_tables(csv, found)
     if html is not None:
@@ -112,6 +102,21 @@ def decide(
     else:
         _print(found, best, others, fit)
     raise typer.Exit(best.conclusion.exit_code)
+
+
+def _reference(run: Path) -> "ArmSummary":
+    from foretoken.lab.records.results import AbSummary
+    from foretoken.lab.records.run_files import read_summary
+
+    summary = read_summary(run, "--reference")
+    return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
+
+
+def _fit(runs: "Sequence[ReportRun]") -> "Fit":
+    from foretoken.lab.analysis.fit import fit_arms, of_runs
+
+    off, on = zip(*map(_answers, runs), strict=True)
+    return fit_arms(of_runs(off), of_runs(on))
 
 
 def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":

@@ -15,6 +15,7 @@ import numpy as np
 
 from foretoken.lab.analysis.summary import (
     ArmData,
+    Key,
     Value,
     counted,
     is_good,
@@ -228,7 +229,7 @@ def gains_by_class(
     of them counts.
     """
     found, seen = [], []
-    keys = {
+    keys: dict[str, Key] = {
         "category": lambda r: r.category,
         "temperature": temperature_key(records),
         "context": lambda r: (

@@ -57,7 +57,7 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
     if name not in (None, "default"):
         own = read_yaml(Path(str(name)), "--policy")
         from_plain(_PolicyFile, own, f"--policy {name}")
-        base = content if own.get("extends") else {"name": name}
+        base: dict[str, Any] = content if own.get("extends") else {"name": name}
         content = {**base, **own, "rules": _over(base.get("rules"), own.get("rules") or {})}
     for change in changes:
         path, equals, text = change.partition("=")
@@ -105,5 +105,5 @@ def _rule(name: str, value: object) -> ShipRule:
     # What a rule's function takes beside the evidence are the rule's keys.
     own = list(inspect.signature(RULES[name]).parameters.values())[1:]
     keys = make_dataclass(name, [(p.name, p.annotation, field(default=p.default)) for p in own])
-    parameters = vars(from_plain(keys, given, f"policy.rules.{name}"))
+    parameters = dict(vars(from_plain(keys, given, f"policy.rules.{name}")))
     return ShipRule(name=name, judge=RULES[name], weight=weight, parameters=parameters)
