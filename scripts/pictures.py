@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from foretoken.lab.report import canvas
 
-WIDTH = 4.8
-"""Inches of a picture: on a phone its words are as large as they are drawn."""
+WIDTH = canvas.WIDTH
+"""Inches of a picture."""
 PALETTE = {
     **canvas.PALETTE,
     "series-2": ("#d77400", "#f0a63a"),

@@ -33,6 +33,8 @@ PALETTE = {
 """Every colour on a light and on a dark ground, by its name in the page. Figures are drawn in the
 light ones."""
 INK, FAINT, GRID, GOOD, BAD, WARN, BASELINE, CANDIDATE = (light for light, _ in PALETTE.values())
+WIDTH = 4.8
+"""Inches of a picture: on a phone its words are as large as they are drawn."""
 _SIDE = 0.1
 """Inches left free at each side: fonts of a browser may be wider than those that were measured."""
 _IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
@@ -82,7 +84,7 @@ def empty_figure(width: float, height: float) -> Figure:
 
 def new_figure(height: float = 3.4) -> tuple[Figure, Axes]:
     """A figure with one set of axes; inches."""
-    figure = empty_figure(6.4, height)
+    figure = empty_figure(WIDTH, height)
     return figure, figure.subplots()
 
 

@@ -72,7 +72,7 @@ def latencies(run: ReportRun) -> Figure | None:
                       annotation_clip=False)  # fmt: skip
     plain_log(axes.xaxis, subs=(1,))
     name_rows(axes, [name for name, _ in rows])
-    axes.set_xlabel("ms (grey: without, blue: with speculation; bands: 95 %)")
+    axes.set_xlabel("ms (grey: without, blue: with speculation)")
     return figure
 
 
@@ -90,7 +90,7 @@ def by_position(run: ReportRun) -> Figure | None:
     figure, axes = new_figure(3.0)
     positions = np.arange(1, steps_j.size)
     axes.bar(positions, 100 * reached[1:], color=CANDIDATE, width=0.62, label="accepted")
-    label = "accepted, given all before were"
+    label = "given all before were"
     axes.plot(positions, 100 * given, "o-", color=WARN, markersize=5, label=label)
     axes.set_xticks(positions)
     axes.set_ylim(0, 105)
@@ -140,7 +140,7 @@ def rates(run: ReportRun) -> Figure | None:
         limit_lines(axes, ((100 * limit, BAD, "breaks even"),))
     name_rows(axes, [f"{_label(b)}, n={b.num_requests}" for b in found])
     axes.set_xlim(0, 100)
-    axes.set_xlabel("acceptance rate, % (line: P10 to P90 of requests, noise taken out)")
+    axes.set_xlabel("acceptance rate, %")
     return figure
 
 
@@ -234,7 +234,7 @@ def draw_plots(runs: Sequence[ReportRun], overall: Overall) -> list[Plot]:
     with house_style():
         drawn = (
             ("latency", "Latency", latencies(best),
-             f"Without and with speculation; hollow: too few for an interval. {requests}"),
+             f"Bands: 95 % intervals; hollow: too few for one. {requests}"),
             ("position", "Acceptance by position", by_position(best),
              f"Bars fall by nature; the line tells whether later guesses are worse. {drafts}"),
             ("gain", f"Gain by {axis[0].name if axis else 'run'}",
@@ -242,8 +242,8 @@ def draw_plots(runs: Sequence[ReportRun], overall: Overall) -> list[Plot]:
             ("classes", "Gain by class", class_gains(best),
              f"Requests of one class against the same without speculation. {requests}"),
             ("acceptance", "Acceptance by class", rates(best),
-             "Circle: share of drafted tokens that were accepted. Tick: P10 as measured, noise "
-             f"included. {drafts}"),
+             "Circle: share of drafted tokens that were accepted. Line: P10 to P90 of requests, "
+             f"noise taken out; tick: P10 with it. {drafts}"),
         )  # fmt: skip
         return [
             Plot(title, says, as_svg(figure, name))
