@@ -19,17 +19,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from pictures import SERIES, WIDTH, as_image
 
-from foretoken.lab.report.canvas import (
-    FAINT,
-    INK,
-    SERIES,
-    WIDTH,
-    as_image,
-    empty_figure,
-    house_style,
-    plain_log,
-)
+from foretoken.lab.report.canvas import FAINT, INK, empty_figure, house_style, plain_log
 
 PICTURE = Path(__file__).parents[1] / "docs" / "roofline.svg"
 OURS = "foretoken"

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -191,11 +190,11 @@ def _settings(
     Raises:
         ConfigError: something in them is wrong, or there is one server where two are needed.
     """
-    from foretoken.lab.decide.rules import RULE_KINDS
+    from foretoken.lab.decide.rules import RULES
     from foretoken.lab.measure.experiment import AbConfig, load_settings
     from foretoken.lab.measure.grid import FORCED, apply, cells_of
 
-    rules = [change for change in changes if change.split("=")[0].split(".")[0] in RULE_KINDS]
+    rules = [change for change in changes if change.split("=")[0].split(".")[0] in RULES]
     changes = [change for change in changes if change not in rules]
     try:
         found = load_settings(AbConfig, file, changes, {} if axes else ENOUGH)
@@ -424,19 +423,16 @@ def _say_break_evens(cells: "Sequence[Cell]", rows: list[dict[str, Any]], order:
 def _concluded(runs: Sequence[Path], order: _Order) -> "tuple[Verdict, dict[str, Any]]":
     """The verdict on all that was measured, and what is told of it as JSON; the page is written
     where there is something to draw and something to draw with."""
-    import foretoken
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.report.page import Stamp, write_page
+    from foretoken.lab.report.page import write_page
     from foretoken.lab.report.runs import read_runs
 
     found = read_runs(runs, order.policy)
     best = judge_runs([(run.summary, run.decision) for run in found], order.policy)
     dead = any(arm.num_errors == arm.num_requests for run in found for arm in run.arms)
     if order.page and not dead and find_spec("matplotlib") is not None:
-        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        stamp = Stamp(version=foretoken.__version__, when=when, policy=order.policy.name)
-        write_page(order.out / PAGE, found, best, stamp)
+        write_page(order.out / PAGE, found, best, order.policy.name)
         typer.echo(f"{order.out / PAGE}", err=True)
     said = best.conclusion
     told = {"verdict": said.word, "sentence": best.sentence, "decision": to_plain(best.best),

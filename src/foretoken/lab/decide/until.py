@@ -20,17 +20,13 @@ MOST_LOOKS = 5
 """The sixth look's intervals are so wide that another limit should be asked for instead."""
 
 
-def _untold(blocks: int, decision: Decision | None) -> None:
-    """Say nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntilLimits:
     """How long to go on."""
 
     most_s: float = 1800.0
     """No block begins that would end later than this, by the pace so far."""
-    tell: Callable[[int, Decision | None], None] = _untold
+    tell: Callable[[int, Decision | None], object] = lambda _blocks, _decision: None
     """Told of the blocks that are wanted, and of what was said about those before."""
 
 
