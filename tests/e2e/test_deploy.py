@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
+import write_dashboard
 import yaml
 
 from foretoken.cli.app import app
@@ -19,7 +20,6 @@ from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.server.app import ROUTES
 from foretoken.server.settings import Limits
-from scripts import write_dashboard
 from tests.e2e.serving import Serving, post
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
