@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.traces import WORDS
+from foretoken.lab.measure.workload import WORDS
 from foretoken.lab.stats.intervals import Floats
 from tests.mock_server.faults import hash_of
 

@@ -18,10 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError
-from foretoken.lab.measure.traces import load_workload
+from foretoken.lab.measure.workload import load_workload
 from foretoken.lab.records.proxy import Prompts, RecordingProxy
-from foretoken.lab.records.run_files import LineWriter
-from foretoken.lab.records.secrets import redact_secrets, redact_word
+from foretoken.lab.records.run_files import LineWriter, redact_secrets, redact_word
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running

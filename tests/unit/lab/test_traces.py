@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError
+from foretoken.lab.http.client import grown, parse_metrics
 from foretoken.lab.http.read_answer import (
     from_body,
     from_chunks,
@@ -14,9 +15,14 @@ from foretoken.lab.http.read_answer import (
     from_timings,
     parse_events,
 )
-from foretoken.lab.http.scraping import grown, parse_metrics
-from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.measure.workload import Load, draw_arrivals, take, with_temperatures
+from foretoken.lab.measure.workload import (
+    Load,
+    WorkloadConfig,
+    draw_arrivals,
+    load_items,
+    load_workload,
+    take,
+)
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -105,12 +111,13 @@ def test_broken_lines_are_counted_or_refused(tmp_path: Path) -> None:
 
 
 def test_items_go_round_with_new_indices(tmp_path: Path) -> None:
-    items = load_workload(write(tmp_path, "p.txt", "one\ntwo\nthree\n")).items
+    file = write(tmp_path, "p.txt", "one\ntwo\nthree\n")
+    items, _ = load_items(WorkloadConfig(file=str(file), temperatures=(0.0, 0.8)))
     taken = take(items, 5, 2)
     assert [(i.index, i.prompt) for i in taken] == [
         (2, "three"), (3, "one"), (4, "two"), (5, "three"), (6, "one"),
     ]  # fmt: skip
-    assert [i.temperature for i in with_temperatures(items, (0.0, 0.8))] == [0.0, 0.8, 0.0]
+    assert [i.temperature for i in items] == [0.0, 0.8, 0.0]
 
 
 def test_arrivals_have_their_rate_and_burstiness() -> None:
@@ -171,18 +178,16 @@ def test_metrics_pages_of_several_servers() -> None:
 vllm:spec_decode_num_drafts_total{engine="0"} 10
 vllm:spec_decode_num_drafts_total{engine="1"} 5
 vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4
 vllm:gpu_cache_usage_perc 0.5
-llamacpp:requests_deferred 2
+llamacpp:spec_decode_num_draft_tokens 2
 vllm:broken{ nan
 vllm:broken{a="b"} not-a-number
 vllm:e2e_bucket{le="+Inf"} 9
 """
     found = parse_metrics(page)
     assert found["vllm:spec_decode_num_drafts"] == 15
-    assert found['vllm:spec_decode_num_accepted_tokens_per_pos{position="1"}'] == 4
     assert found["vllm:kv_cache_usage_perc"] == 0.5
-    assert found["vllm:num_requests_waiting"] == 2
+    assert found["vllm:spec_decode_num_draft_tokens"] == 2
     assert not any("created" in name or "bucket" in name for name in found)
     assert grown({}, found)["vllm:spec_decode_num_drafts"] == 15
     after = {**found, "vllm:spec_decode_num_drafts": 3.0}

@@ -20,9 +20,9 @@ from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
     Sizes,
-    WorkloadConfig,
     load_settings,
 )
+from foretoken.lab.measure.workload import WorkloadConfig
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
 from foretoken.lab.verdict import MEASURE_MORE, USE_IT

@@ -79,11 +79,6 @@ class Incoming:
         self._arrived: list[tuple[float, bytes]] = []
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    @property
-    def started(self) -> bool:
-        """Whether the head is there."""
-        return self.head.is_set()
-
     def begin(self, exchange: "_Exchange") -> None:
         """The head has come."""
         self.status, self.headers = exchange.status, tuple(exchange.headers)
