@@ -135,15 +135,14 @@ def test_a_stopped_run_is_saved_and_goes_on(tmp_path: Path, workload: WorkloadCo
     out = tmp_path / "out"
     begun: list[str] = []
 
-    def stop(segment: Segment, record: RequestRecord | None) -> None:
-        if record is None:
-            begun.append(f"{segment.arm.name}{segment.block}")
-            if len(begun) == 4:
-                raise Interrupt
-
     def note(segment: Segment, record: RequestRecord | None) -> None:
         if record is None:
             begun.append(f"{segment.arm.name}{segment.block}")
+
+    def stop(segment: Segment, record: RequestRecord | None) -> None:
+        note(segment, record)
+        if len(begun) == 4:
+            raise Interrupt
 
     with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
         config = an_ab((off, on), workload)

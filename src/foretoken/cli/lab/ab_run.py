@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 import foretoken
 from foretoken.cli.lab.options import EXIT_STOPPED
@@ -249,11 +249,10 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
 class _LiveView:
     """Follows segments and requests: a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console, progress: Progress) -> None:
-        self._console, self._progress = console, progress
-        self._task: TaskID | None = None
+    def __init__(self, show: Console, bar: Progress) -> None:
+        self._console, self._bar = show, bar
+        self._task = bar.add_task("", visible=False)
         self._errors = 0
-        self._tpot: list[float] = []
         self._left, self._begun, self._started_s = 0, 0, 0.0
 
     def expect(self, blocks: int, out: Path, arms: int) -> None:
@@ -265,27 +264,21 @@ class _LiveView:
 
     def __call__(self, segment: Segment, record: RequestRecord | None) -> None:
         """A segment begins (None), or one of its requests has ended."""
-        if record is None:
-            self._begin(segment)
+        where = f"block {segment.block + 1}, {segment.arm.name}"
+        if record is not None:
+            self._errors += not record.ok
+            said = f"{where}, {self._errors} errors" if self._errors else where
+            self._bar.update(self._task, advance=1, description=said)
             return
-        self._errors += not record.ok
-        if record.tpot_s == record.tpot_s:
-            self._tpot.append(record.tpot_s)
-        if self._task is not None:
-            self._progress.update(self._task, advance=1, description=self._describe(segment))
-
-    def _begin(self, segment: Segment) -> None:
-        self._errors, self._tpot = 0, []
+        self._errors = 0
         if self._begun == 0:
             self._started_s = monotonic()
-        if not self._console.is_terminal:
-            where = f"block {segment.block + 1}, {segment.arm.name}"
+        if self._console.is_terminal:
+            said, size = where + self._estimate(), len(segment.items)
+            self._bar.reset(self._task, total=size, description=said, visible=True)
+        else:
             asked = f"{len(segment.items)} requests, {segment.load}"
             self.say(f"{where}: {asked}{self._estimate()}")
-        else:
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task = self._progress.add_task(self._describe(segment), total=len(segment.items))
         self._begun += 1
 
     def _estimate(self) -> str:
@@ -296,16 +289,10 @@ class _LiveView:
         minutes = (monotonic() - self._started_s) / self._begun * left / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", under a minute left"
 
-    def _describe(self, segment: Segment) -> str:
-        pace = f", {1000 * sum(self._tpot) / len(self._tpot):.1f} ms/token" if self._tpot else ""
-        errors = f", {self._errors} errors" if self._errors else ""
-        left = self._estimate()
-        return f"block {segment.block + 1} {segment.arm.name}{pace}{errors}{left}"
-
 
 @contextmanager
 def _live_view() -> Iterator[_LiveView]:
     """A view for as long as a measurement lasts."""
-    console = Console(stderr=True, highlight=False)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield _LiveView(console, progress)
+    show = Console(stderr=True, highlight=False)
+    with Progress(console=show, transient=True, disable=not show.is_terminal) as bar:
+        yield _LiveView(show, bar)

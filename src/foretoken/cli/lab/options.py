@@ -48,13 +48,10 @@ def parse_whole(text: str, option: str) -> list[int]:
     Raises:
         ConfigError: there is something else, or nothing.
     """
-    try:
-        found = [int(part) for part in text.split(",") if part]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
+    parts = [part.strip() for part in text.split(",") if part]
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(option, text, "whole numbers above 0 between commas, such as 1,3,5")
-    return found
+    return [int(part) for part in parts]
 
 
 def parse_load(text: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -120,7 +119,9 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
     told = False
 
     async def watched() -> T:
-        task = asyncio.current_task()
+        if threading.current_thread() is not threading.main_thread():
+            return await main
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
 
         def end() -> None:
@@ -128,8 +129,14 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
             told = True
             task.cancel()
 
-        with _told_by_sigterm(end):
+        before = signal.getsignal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, end)
+        try:
             return await main
+        finally:  # who handled it before does so again
+            loop.remove_signal_handler(signal.SIGTERM)
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
 
     try:
         return asyncio.run(watched())
@@ -137,23 +144,3 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
         if told:
             raise KeyboardInterrupt from None
         raise
-
-
-@contextmanager
-def _told_by_sigterm(end: Callable[[], None]) -> Iterator[None]:
-    """Have the running loop call `end` at SIGTERM; who handled it before does so again after."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-    try:
-        loop.add_signal_handler(signal.SIGTERM, end)
-    except NotImplementedError:  # on Windows
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)

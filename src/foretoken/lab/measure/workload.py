@@ -1,19 +1,16 @@
 """What is asked and when: the requests of a workload file, and when a load has them sent.
 
-Files are our own JSONL, plain lines, ShareGPT, Spec-Bench, Mooncake, Azure and BurstGPT. A line
-that cannot be read is skipped and counted, or an error with `strict`. Traces that have lengths but
-no text get prompts of made-up words, shared prefixes as their block hashes say.
+Files are our own JSONL, plain lines, ShareGPT and Spec-Bench. A line that cannot be read is skipped
+and counted, or an error with `strict`. Traces that have lengths but no texts are refused.
 
 An `Item` is what both arms of a comparison get alike. Poisson and gamma arrivals are drawn from a
 seed, so that two arms can be given the same instants. Knows no server and no clock.
 """
 
-import csv
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,9 +28,8 @@ WORDS = tuple(
     " the of and to in is it you that he was for on are with as his they be at one have this from"
     " or had by hot but some what there".split()
 )
-"""Made-up prompts are of these."""
-_MOONCAKE_BLOCK = 512
-"""Tokens per hash of a Mooncake trace."""
+"""Prompts that stand in for what was recorded as hashes are of these."""
+_TRACES_OF_LENGTHS = ("lengths", "mooncake", "azure", "burstgpt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +138,12 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
         allowed = f"a readable file, or demo for held-out Python ({error})"
         raise ConfigError("--workload", str(path), allowed) from error
     kind = _detect(path, text) if format == "auto" else format
+    if kind in _TRACES_OF_LENGTHS:
+        allowed = (
+            "requests with their texts, since drafts are right or wrong about real text; "
+            "arrivals are arrival_s of our own jsonl"
+        )
+        raise ConfigError("--workload", f"{path}, a trace of lengths", allowed)
     if kind not in _READERS:
         raise ConfigError("workload.format", format, one_of(format, ("auto", *_READERS)))
     items: list[Item] = []
@@ -166,15 +168,13 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
 def _detect(path: Path, text: str) -> str:
     head = text.lstrip()[:4000]
     first = head.split("\n", 1)[0]
-    if path.suffix == ".csv":
-        return "azure" if "contexttokens" in first.lower() else "burstgpt"
+    if path.suffix == ".csv" or '"input_length"' in first:
+        return "lengths"
     if head.startswith("["):
         return "sharegpt"
     if not head.startswith("{"):
         return "lines"
-    if '"turns"' in first:
-        return "spec-bench"
-    return "mooncake" if '"input_length"' in first else "jsonl"
+    return "spec-bench" if '"turns"' in first else "jsonl"
 
 
 def _rows(kind: str, text: str) -> Iterator[tuple[int, Any]]:
@@ -185,8 +185,6 @@ def _rows(kind: str, text: str) -> Iterator[tuple[int, Any]]:
             allowed = f"ShareGPT, a JSON list of conversations ({error})"
             raise ConfigError("--workload", text[:80], allowed) from error
         yield from enumerate(rows, start=1)
-    elif kind in ("azure", "burstgpt"):
-        yield from enumerate(csv.DictReader(text.splitlines()), start=2)
     else:
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
@@ -199,7 +197,8 @@ def _own(index: int, line: str) -> Item:
     length = (row.get("observed") or {}).get("prompt_tokens")
     if not prompt and row.get("prompt_hash") and length:
         # Recorded as a hash: words as many as the prompt had tokens, equal for equal hashes.
-        prompt = _words(str(row["prompt_hash"]), int(length))
+        luck = random.Random(str(row["prompt_hash"]))
+        prompt = " ".join(luck.choices(WORDS, k=int(length)))
     if not isinstance(prompt or "", str) or not (prompt or messages):
         raise ValueError("neither a prompt nor messages")
     temperature, arrival_s = row.get("temperature"), row.get("arrival_s")
@@ -246,51 +245,11 @@ def _spec_bench(index: int, line: str) -> Item:
     )
 
 
-def _mooncake(index: int, line: str) -> Item:
-    row = json.loads(line)
-    length = int(row["input_length"])
-    blocks = row.get("hash_ids") or [f"own {index}"]
-    each = _MOONCAKE_BLOCK if len(blocks) > 1 else length
-    words = " ".join(_words(str(block), each) for block in blocks).split()
-    return Item(
-        index=index,
-        prompt=" ".join(words[:length]),
-        max_tokens=max(1, int(row["output_length"])),
-        arrival_s=float(row["timestamp"]) / 1000,
-        cluster=str(blocks[0]),
-    )
-
-
-def _azure(index: int, row: dict[str, str]) -> Item:
-    at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-    return _lengths(index, at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-
-
-def _burstgpt(index: int, row: dict[str, str]) -> Item:
-    output = int(row["Response tokens"])
-    if output <= 0:
-        raise ValueError("a failed request, without a response")
-    return _lengths(index, float(row["Timestamp"]), int(row["Request tokens"]), output)
-
-
-def _lengths(index: int, at: float, prompt: int, output: int) -> Item:
-    text = _words(f"own {index}", prompt)
-    return Item(index=index, prompt=text, max_tokens=max(1, output), arrival_s=at)
-
-
-def _words(seed: str, count: int) -> str:
-    """About one token per word."""
-    return " ".join(random.Random(seed).choices(WORDS, k=count))
-
-
 _READERS: dict[str, Callable[[int, Any], Item]] = {
     "jsonl": _own,
     "lines": lambda index, line: Item(index=index, prompt=line),
     "sharegpt": _sharegpt,
     "spec-bench": _spec_bench,
-    "mooncake": _mooncake,
-    "azure": _azure,
-    "burstgpt": _burstgpt,
 }
 
 

@@ -49,7 +49,7 @@ _TIMEOUT_S = 3600.0
 logger = logging.getLogger("foretoken")
 
 
-class RecordingProxy:
+class RecordingProxy(Starlette):
     """The ASGI application."""
 
     def __init__(self, upstream: str, writer: LineWriter, prompts: Prompts = "hash") -> None:
@@ -57,11 +57,7 @@ class RecordingProxy:
         self._pool, self._writer, self._prompts = HttpPool(upstream), writer, prompts
         self._start_s = now()
         self.recorded = self.lost = 0
-        self._app = Starlette(routes=[Mount("/", app=self._serve)], lifespan=self._lifespan)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await self._app(scope, receive, send)
+        super().__init__(routes=[Mount("/", app=self._serve)], lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
