@@ -82,7 +82,6 @@ RestartOption = Annotated[
         help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
     ),
 ]
-PolicyOption = Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -117,7 +116,7 @@ def ab(
     price: PriceOption = None,
     diagnose: DiagnoseOption = False,
     restart_command: RestartOption = None,
-    policy: PolicyOption = None,
+    policy: Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")] = None,
     setting: SetOption = None,
     out: o.OutOption = Path("lab-ab"),
     page: PageOption = True,

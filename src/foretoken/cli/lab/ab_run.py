@@ -27,7 +27,7 @@ from foretoken.lab.decide.decision import Decision
 from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.until import UntilLimits, run_until_decided
-from foretoken.lab.measure.ab import plan_ab, run_arms
+from foretoken.lab.measure.ab import plan_ab, run_ab
 from foretoken.lab.measure.estimate import announce, announce_unasked, fit_into, probe
 from foretoken.lab.measure.experiment import AbConfig
 from foretoken.lab.measure.grid import (
@@ -42,7 +42,7 @@ from foretoken.lab.measure.grid import (
 from foretoken.lab.measure.segments import Segment, read_segments, require_new
 from foretoken.lab.measure.workload import load_items
 from foretoken.lab.plain import to_plain
-from foretoken.lab.records.results import RequestRecord, RunSummary
+from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.report.runs import read_runs
 from foretoken.lab.verdict import Verdict
 
@@ -163,14 +163,14 @@ def _measure(order: AbOrder) -> int:
 def _measure_one(order: AbOrder) -> int:
     with _live_view() as watch:
         watch.expect(order.settings.sizes.blocks, order.out, 1)
-        found = run_arms(order.settings, order.out, resume=order.resume, watch=watch)
-    assert isinstance(found, RunSummary), order.settings.arms
-    print_arms(console(), [found.arm])
+        found = run_ab(order.settings, order.out, resume=order.resume, watch=watch)
+    [arm] = found.arms
+    print_arms(console(), [arm])
     if order.as_json:
         print(json.dumps(to_plain(found)))
     other = "--candidate" if order.settings.candidate is None else "--baseline"
     _say(f"one server was measured; with {other} it is compared with another", "dim")
-    return EXIT_NOTHING if found.arm.num_errors == found.arm.num_requests else 0
+    return EXIT_NOTHING if arm.num_errors == arm.num_requests else 0
 
 
 def _measure_two(order: AbOrder) -> int:

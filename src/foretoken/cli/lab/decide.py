@@ -103,11 +103,10 @@ def decide(
 
 
 def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.records.results import AbSummary
     from foretoken.lab.records.run_files import read_summary
 
     summary = read_summary(run, "--reference")
-    return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
+    return summary.arm(summary.candidate)
 
 
 def _other_lengths(run: "ReportRun", lengths: list[int]) -> tuple["OtherLength", ...]:

@@ -24,7 +24,7 @@ from foretoken.lab.measure.driving import run_to_end
 from foretoken.lab.measure.experiment import AbConfig
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, Watch, measure
 from foretoken.lab.measure.workload import Item, Load, load_items, take
-from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary
+from foretoken.lab.records.results import AbSummary, RequestRecord
 from foretoken.lab.records.run_files import (
     SUMMARY,
     describe_client,
@@ -70,9 +70,9 @@ async def _measure_blocks(segments: Sequence[Segment], folder: RunFolder, watch:
             await measure(segment, folder, start_s, watch)
 
 
-def run_arms(
+def run_ab(
     config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
-) -> AbSummary | RunSummary:
+) -> AbSummary:
     """Measure the arms; what is measured is saved and summarized whatever happens.
 
     Raises:
@@ -91,7 +91,7 @@ def run_arms(
         if found is None and len({end.arm for end in folder.finished}) == len(config.arms):
             partial = summarize(config, out, folder.finished, notes, look)
             write_json(out / SUMMARY, replace(partial, complete=False))
-    if config.diagnose and isinstance(found, AbSummary):
+    if config.diagnose:
         # Every class alone under the same load: is a P99 loss the mix's or speculation's?
         alone = []
         for category in sorted({item.category for item in items if item.category}):
@@ -104,22 +104,13 @@ def run_arms(
     return found
 
 
-def run_ab(
-    config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
-) -> AbSummary:
-    """`run_arms` of two arms."""
-    found = run_arms(config, out, resume=resume, watch=watch)
-    assert isinstance(found, AbSummary), config.arms
-    return found
-
-
 def summarize(
     config: AbConfig,
     out: Path,
     finished: Sequence[SegmentEnd],
     notes: tuple[str, ...] = (),
     look: int = 1,
-) -> AbSummary | RunSummary:
+) -> AbSummary:
     """The summary of the blocks that all arms have finished."""
     names = [arm.name for arm in config.arms]
     common = set.intersection(*({e.block for e in finished if e.arm == name} for name in names))
@@ -132,29 +123,29 @@ def summarize(
         for name in names
     ]
     arms = [summarize_arm(settled.records, own, config.slo) for own in data]
-    complete = len(common) >= config.sizes.blocks
     busy = [end.host_busy for end in whole if end.host_busy is not None]
     environment = {**describe_client(), "host_busy": sum(busy) / len(busy) if busy else None}
-    if len(arms) == 1:
-        return RunSummary(
-            complete=complete, config=asdict(config), environment=environment, arm=arms[0]
-        )
+    base = AbSummary(
+        complete=len(common) >= config.sizes.blocks,
+        config=asdict(config),
+        environment=environment,
+        baseline=names[0],
+        candidate=names[-1],
+        arms=tuple(arms),
+        look=look,
+    )
+    if not base.compared:
+        return base
     versions = [arm.server.version for arm in arms]
     if versions[0] != versions[1]:
         notes += (f"the arms run different versions: {versions[0]} and {versions[1]}",)
     pair, prices = (data[0], data[1]), config.price_per_hour
-    return AbSummary(
-        complete=complete,
-        config=asdict(config),
-        environment=environment,
-        baseline=names[0],
-        candidate=names[1],
-        arms=tuple(arms),
+    return replace(
+        base,
         gains=compute_gains(settled.records, pair, config.slo, prices),
         equality=compare_texts(settled.records, (names[0], names[1])),
         classes=gains_by_class(settled.records, pair),
         cost_per_million_tokens=cost_of((arms[0], arms[1]), prices),
-        look=look,
         notes=notes,
     )
 

@@ -262,20 +262,8 @@ class ClassGains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """`summary.json` of one arm's run."""
-
-    kind: str = "run"
-    schema: int = SCHEMA
-    complete: bool = True
-    config: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    arm: ArmSummary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbSummary:
-    """`summary.json` of an A/B: what `decide` and `report` read beside requests.jsonl."""
+    """`summary.json` of a run: of an A/B, or of one server, which is then both sides."""
 
     kind: str = "ab"
     schema: int = SCHEMA
@@ -286,7 +274,7 @@ class AbSummary:
     baseline: str
     candidate: str
     arms: tuple[ArmSummary, ...]
-    gains: tuple[ArmGain, ...]
+    gains: tuple[ArmGain, ...] = ()
     equality: Equality | None = None
     cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
     classes: tuple[ClassGains, ...] = ()
@@ -296,6 +284,11 @@ class AbSummary:
     look: int = 1
     """How many times this experiment has been judged, for the correction of repeated looks."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are two arms."""
+        return len(self.arms) == 2
 
     def arm(self, name: str) -> ArmSummary:
         """The summary of one arm."""

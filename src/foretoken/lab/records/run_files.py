@@ -1,10 +1,9 @@
 """Files of a run's folder: requests.jsonl while it goes, summary.json at its end.
 
-A folder has `requests.jsonl` (one RequestRecord per line, in order of ending) and `summary.json` (a
-RunSummary or an AbSummary, with its `kind`). Lines are written whole and flushed, so that a run
-that dies leaves a file that can be read and resumed. Also what a measured number must be read with
-(`describe_client`): versions, machine, time, command line. Keys, tokens and passwords are taken out
-of what is written down.
+A folder has `requests.jsonl` (one RequestRecord per line, in order of ending) and `summary.json`
+(an AbSummary). Lines are written whole and flushed, so that a run that dies leaves a file that can
+be read and resumed. Also what a measured number must be read with (`describe_client`): versions,
+machine, time, command line. Keys, tokens and passwords are taken out of what is written down.
 """
 
 import json
@@ -21,7 +20,7 @@ import foretoken
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord, RunSummary
+from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord
 
 REQUESTS = "requests.jsonl"
 SUMMARY = "summary.json"
@@ -128,7 +127,7 @@ def write_json(path: Path, value: Any) -> None:
         raise ConfigError("--out", str(path), f"a place to write to ({error})") from error
 
 
-def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
+def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
     """The summary of a run's folder; errors call the folder `field`.
 
     Raises:
@@ -153,9 +152,8 @@ def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
         given = f"{path} of schema {value.get('schema')}"
         allowed = f"schema {SCHEMA}, of this version of Foretoken; measure again"
         raise ConfigError(field, given, allowed)
-    kind: type[AbSummary | RunSummary] = AbSummary if value["kind"] == "ab" else RunSummary
     try:
-        return from_plain(kind, value, str(path))
+        return from_plain(AbSummary, value, str(path))
     except ConfigError as error:
         allowed = f"{error.allowed} (is it of another version of Foretoken? Then measure again)"
         raise ConfigError(error.field, error.given, allowed) from error
@@ -168,7 +166,7 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
         ConfigError: there is none, or it is a run of one arm.
     """
     found = read_summary(folder, field)
-    if not isinstance(found, AbSummary):
+    if not found.compared:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
         raise ConfigError(field, str(folder), allowed)
     return found
@@ -208,7 +206,7 @@ def finished_ab(folder: Path) -> AbSummary | None:
     if not (folder / SUMMARY).is_file():
         return None
     found = read_summary(folder)
-    return found if isinstance(found, AbSummary) and found.complete else None
+    return found if found.compared and found.complete else None
 
 
 def describe_client() -> dict[str, Any]:
