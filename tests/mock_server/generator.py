@@ -250,7 +250,6 @@ class MockEngine:
             return 0
         accepted = 0
         while accepted < k and self._rng.random() < job.alpha:
-            self.per_position[accepted] += 1
             accepted += 1
         self.num_drafts += 1
         self.num_drafted += k

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
 import urllib.request
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from foretoken.lab.records.results import RequestRecord
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
+from tests.unit.lab.test_record import answering
 
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)
 
@@ -171,21 +171,8 @@ def test_nobody_there() -> None:
 
 def test_half_dead_endpoints_are_told_apart() -> None:
     """It accepts and says nothing sensible."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-
-        def answer() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"SSH-2.0-no\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(EndpointError, match="protocol"):
-            run(f"http://127.0.0.1:{server.getsockname()[1]}", Load())
-        thread.join()
+    with answering([b"SSH-2.0-no\r\n"]) as url, pytest.raises(EndpointError, match="protocol"):
+        run(url, Load())
 
 
 def test_a_server_that_takes_requests_and_says_nothing_is_told() -> None:
@@ -203,27 +190,15 @@ def test_an_unknown_model_is_refused_with_the_list() -> None:
 def test_a_server_that_closes_what_it_promised_to_keep() -> None:
     """As llama.cpp does after a stream: a request that ran into it goes over a new connection."""
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nkeep-alive: timeout=5\r\n\r\nok"
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
 
-        def serve() -> None:
-            for _ in range(3):
-                connection, _ = server.accept()
-                with connection:
-                    assert connection.recv(1000).endswith(b"\r\n\r\n")
-                    connection.sendall(answer)
+    async def ask(url: str) -> list[bytes]:
+        pool = HttpPool(url)
+        bodies = [(await pool.send("GET", "/", timeout_s=5.0)).body for _ in range(3)]
+        await pool.close()
+        return bodies
 
-        async def ask() -> list[bytes]:
-            pool = HttpPool(f"http://127.0.0.1:{server.getsockname()[1]}")
-            bodies = [(await pool.send("GET", "/", timeout_s=5.0)).body for _ in range(3)]
-            await pool.close()
-            return bodies
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        assert asyncio.run(ask()) == [b"ok"] * 3
-        thread.join()
+    with answering([answer] * 3) as url:
+        assert asyncio.run(ask(url)) == [b"ok"] * 3
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999"])
