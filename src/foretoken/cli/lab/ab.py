@@ -58,7 +58,6 @@ ForceOption = Annotated[
 BlocksOption = Annotated[
     int | None, typer.Option(help="Exactly so many starts of each server.", min=1)
 ]
-RequestsOption = Annotated[int | None, typer.Option(help="Requests per block.", min=1)]
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
@@ -90,12 +89,9 @@ SetOption = Annotated[
         help="Any setting, such as load.concurrency=8, or rule, such as speedup.least=1.15.",
     ),
 ]
-PageOption = Annotated[bool, typer.Option("--page/--no-page", help="Write the page of plots.")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with the run that is in the folder.")
 ]
-DecidedOption = Annotated[bool, typer.Option("--until-decided", hidden=True)]
-MostOption = Annotated[float | None, typer.Option("--most-minutes", hidden=True)]
 
 
 def ab(
@@ -108,7 +104,7 @@ def ab(
     grid: GridOption = None,
     force_acceptance: ForceOption = None,
     blocks: BlocksOption = None,
-    requests: RequestsOption = None,
+    requests: Annotated[int | None, typer.Option(help="Requests per block.", min=1)] = None,
     minutes: MinutesOption = None,
     max_tokens: o.TokensOption = None,
     temperatures: TemperatureOption = None,
@@ -119,12 +115,12 @@ def ab(
     policy: Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")] = None,
     setting: SetOption = None,
     out: o.OutOption = Path("lab-ab"),
-    page: PageOption = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page of plots.")] = True,
     resume: ResumeOption = False,
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
-    until_decided: DecidedOption = False,
-    most_minutes: MostOption = None,
+    until_decided: Annotated[bool, typer.Option("--until-decided", hidden=True)] = False,
+    most_minutes: Annotated[float | None, typer.Option("--most-minutes", hidden=True)] = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
