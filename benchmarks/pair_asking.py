@@ -8,9 +8,9 @@ from typing import Any
 
 from pair_servers import Running
 
-from foretoken.lab.http.client import EndpointConfig, connect
-from foretoken.lab.http.read_answer import ReadingOptions
+from foretoken.lab.http.client import connect
 from foretoken.lab.http.timed import now
+from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
 from foretoken.shape.gguf import open_gguf
@@ -56,12 +56,12 @@ def ask(server: Running, items: Sequence[Item], *, together: bool = False) -> li
 
 async def _ask(server: Running, items: Sequence[Item], together: bool) -> list[RequestRecord]:
     extra: dict[str, Any] = {**server.setting.body}
-    client = await connect(EndpointConfig(url=server.url, timeout_s=TIMEOUT_S, extra_body=extra))
-    options = ReadingOptions(start_s=now(), keep_text=True)
+    client = await connect(ArmConfig(url=server.url, timeout_s=TIMEOUT_S, extra_body=extra))
+    start_s = now()
 
     async def one(item: Item) -> RequestRecord:
         record = RequestRecord(index=item.index, category=item.category)
-        return await client.complete(item, record, options)
+        return await client.complete(item, record, start_s, keep_text=True)
 
     try:
         if together:

@@ -24,7 +24,7 @@ import httpx
 from common import Goal, announce, at_most, finish, make_parser
 from served import Server, demo_server, pages_of
 
-from foretoken.lab.http.scraping import parse_metrics
+from foretoken.lab.http.client import parse_metrics
 
 PATH = "/v1/completions"
 PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")

@@ -273,13 +273,13 @@ class Painter:
             piece = self._stream.text[self._num_seen :]
             self._num_seen = len(self._stream.text)
             if piece:
-                mark = BLOCK if drafter in self._block_drafters else source
-                self._waiting.append((piece, mark))
+                block = drafter in self._block_drafters
+                self._waiting.append((piece, BLOCK if block else source))
         text = output.text
         while text:
-            piece, source = self._waiting.pop(0) if self._waiting else (text, TokenSource.TARGET)
+            piece, mark = self._waiting.pop(0) if self._waiting else (text, TokenSource.TARGET)
             part, rest = piece[: len(text)], piece[len(text) :]
             if rest:
-                self._waiting.insert(0, (rest, source))
+                self._waiting.insert(0, (rest, mark))
             text = text[len(part) :]
-            yield part, source
+            yield part, mark

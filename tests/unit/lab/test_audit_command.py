@@ -11,7 +11,8 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.run import MORE, AuditFollower, AuditPlan, audit
-from foretoken.lab.http.client import EndpointConfig, connect
+from foretoken.lab.http.client import connect
+from foretoken.lab.measure.experiment import ArmConfig
 from tests.mock_server.faults import MockFaults, faults_of
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
@@ -56,7 +57,7 @@ def test_the_time_is_told_of_what_is_asked() -> None:
 
     async def ask() -> int:
         with mock_running(MockServer(MockLaw(step_s=0.002, prefill_s=0.0))) as url:
-            client = await connect(EndpointConfig(url=url))
+            client = await connect(ArmConfig(url=url))
             askers = [Asker(client.pool, client.info.model) for _ in range(2)]
             follow = AuditFollower(expects=lambda *sizes: told.append(sizes))
             texts = [f"what is number {i} good for?" for i in range(12)]

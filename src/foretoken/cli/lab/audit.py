@@ -74,7 +74,7 @@ def audit(
     no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
     from foretoken.lab.audit.run import AuditConfig, AuditPlan, run_audit
-    from foretoken.lab.measure.experiment import WorkloadConfig
+    from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
     given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}

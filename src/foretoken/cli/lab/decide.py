@@ -105,11 +105,10 @@ def decide(
 
 
 def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.records.results import AbSummary
     from foretoken.lab.records.run_files import read_summary
 
     summary = read_summary(run, "--reference")
-    return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
+    return summary.arm(summary.candidate)
 
 
 def _fit(runs: "Sequence[ReportRun]") -> "Fit":

@@ -175,8 +175,7 @@ def _find(
 
 def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
     from foretoken.cli.lab.options import resolve_workload
-    from foretoken.lab.measure.experiment import WorkloadConfig
-    from foretoken.lab.measure.traces import load_items
+    from foretoken.lab.measure.workload import WorkloadConfig, load_items
 
     file = resolve_workload(asked["workload"], out)
     items, notes = load_items(WorkloadConfig(file=file, max_tokens=asked["max_tokens"]))

@@ -21,10 +21,10 @@ from foretoken.lab.audit.checks import CHECKS, GREEDY, OF_TEXTS, SAMPLED_PROMPTS
 from foretoken.lab.audit.judging import AuditCheck, CheckResult, EndedLook, Look, Sides, judge
 from foretoken.lab.audit.rounding import measure_near_tie
 from foretoken.lab.http.client import EXTRAS, Client
-from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
-from foretoken.lab.measure.loops import run_to_end
+from foretoken.lab.measure.driving import run_to_end
+from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
-from foretoken.lab.measure.traces import load_items
+from foretoken.lab.measure.workload import WorkloadConfig, load_items
 from foretoken.lab.records.run_files import describe_client, make_folder, write_json
 
 RESULT = "audit.json"
@@ -323,8 +323,8 @@ def _asker(
     return Asker(
         client.pool,
         client.info.model,
-        extra_body={**known, **client.config.extra_body, **(fields or {})},
+        extra_body={**known, **client.arm.extra_body, **(fields or {})},
         concurrency=plan.concurrency,
-        timeout_s=client.config.timeout_s,
+        timeout_s=client.arm.timeout_s,
         turns=turns,
     )

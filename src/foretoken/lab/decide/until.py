@@ -11,8 +11,9 @@ from pathlib import Path
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.ab import Watch, run_ab, silent
+from foretoken.lab.measure.ab import run_ab, silent
 from foretoken.lab.measure.experiment import AbConfig
+from foretoken.lab.measure.segments import Watch
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.verdict import MEASURE_MORE
 

@@ -15,9 +15,8 @@ from typing import final
 from foretoken.errors import EndpointError
 from foretoken.lab.http.client import Client
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.driving import LoadRun, drive
+from foretoken.lab.measure.driving import LoadRun, drive, run_to_end
 from foretoken.lab.measure.experiment import ArmConfig
-from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.records.results import RequestRecord
