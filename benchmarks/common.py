@@ -105,19 +105,6 @@ def ratio_of(
                  repeats=len(pairs))  # fmt: skip
 
 
-def repeated_share(tokens: Sequence[int], n: int) -> float:
-    """Share of the n-grams of `tokens` that occurred before in it; 0 is no repetition."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def copied_share(tokens: Sequence[int], source: Sequence[int], n: int) -> float:
-    """Share of the n-grams of `tokens` that occur in `source`."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    known = {tuple(source[i : i + n]) for i in range(len(source) - n + 1)}
-    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
-
-
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(
