@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Goal, Ratio, in_turn, ratio_of, ratio_of_medians
+from common import Goal, Ratio, ratio_of, ratio_of_medians
 from never_slower_arms import Arm, Pair, Servers, plain_ask
 from never_slower_drafter import Stream, write_streams
 from never_slower_load import Ask, Crowd, Reply, Round
+
+from foretoken.lab.stats.repeats import in_turn
 
 CHOOSING, MEASURED, TAUGHT, LONG = (half * 1_000_000 for half in range(4))
 """First numbers of prompts: what a length is chosen on is not what is measured."""

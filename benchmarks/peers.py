@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe, floor_bytes
-from common import ROOT, announce, finish, in_turn, make_parser
+from common import ROOT, announce, finish, make_parser
 from engines import PEERS, Place, PreparationError, WorkerEnded
 from peer_cases import CASES, OURS, OURS_8, SEARCH_TOKENS, Case, Setting, describe, mode_of
-from peer_search import Found, Peers, SettingsFile, Timing, tune
+from peer_search import Found, Peers, SettingsFile, Timing, load_prompts, tune
 from peer_table import FIRST, ROWS, Measured, Row, RowResult, goals, judge, lines
-from prompts import load_prompts
 
+from foretoken.lab.stats.repeats import in_turn
 from foretoken.shape.model import ModelShape
 
 TURNS, PAUSE_S, THREADS = 7, 0.5, 2
