@@ -116,18 +116,6 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def make_pair_parser(description: str | None, tokens: int) -> argparse.ArgumentParser:
-    """The same for benchmarks of a target and a draft model that write `tokens` tokens."""
-    parser = make_parser(description)
-    parser.add_argument("--model", default="demo", help="default: %(default)s")
-    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
-    parser.add_argument(
-        "--tokens", type=int, default=tokens, help="new tokens; default: %(default)s"
-    )
-    return parser
-
-
 def use_threads(threads: int | None) -> None:
     """Fix the number of threads of this process; None leaves PyTorch's choice."""
     if threads is not None:

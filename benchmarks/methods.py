@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from common import Goal, announce, at_least, at_most, finish, make_pair_parser, use_threads
+from common import Goal, announce, at_least, at_most, finish, make_parser, use_threads
 
 from foretoken import LLM, SamplingParams
 from foretoken.checkpoint import installed
@@ -141,7 +141,11 @@ def goals(results: Results) -> list[Goal]:
 
 def main() -> None:
     """Load every arm, measure the workloads, report."""
-    parser = make_pair_parser(__doc__, tokens=128)
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="demo", help="default: %(default)s")
+    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
+    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=128, help="new ones; default: %(default)s")
     parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
     parser.add_argument("--draft-quantization", nargs="+", default=["int8"],

@@ -15,6 +15,8 @@ from benchmarks.simulate.machine import MachineNoise, SimulatedMachine
 from benchmarks.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
+from foretoken.kv.pool import PagePool
+from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import DraftingTime, Output, StepStats
 
 
@@ -145,10 +147,6 @@ class SimulatedServing:
         self, machine: SimulatedMachine, arm: SimulatedArm, limits: ServingLimits, *, seed: int = 0
     ) -> None:
         """Nothing runs yet."""
-        # The scheduler lives beside code that needs torch, which the lab loads only here.
-        from foretoken.kv.pool import PagePool
-        from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-
         self._machine, self._arm, self._limits = machine, arm, limits
         self._drafting = SimulatedDrafting(machine)
         self._deciding = arm.build(machine, self._drafting.missing)
