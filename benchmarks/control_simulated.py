@@ -239,7 +239,6 @@ def named(case: Case) -> str:
 
 
 def row(case: Case, starts: Sequence[Start]) -> str:
-    """A row of the table."""
     shares = [one.of_best for one in starts]
     return (
         f"{named(case)} {median(one.best for one in starts):.3f} | "

@@ -12,12 +12,13 @@ bits instead of 16. Block types of GGUF files have ggml's names: `--weights Q4_K
 """
 
 import argparse
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from bandwidth import reader
 from common import (
     Goal,
     Ratio,
@@ -115,14 +116,13 @@ def copied(library: Library, packed: Packed) -> Packed:
     return replace(packed, weight=weight, scale=scale, zero=zero)
 
 
-def reader(library: Library, tensors: Sequence[Tensor]) -> Callable[[], float]:
-    """Seconds to read them once."""
-    read = library.function("ft_read_memory", (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64)
+def timed(call: Callable[[Any], object], each: Sequence[Any]) -> Callable[[], float]:
+    """Seconds of one call of each."""
 
     def run() -> float:
         began = time.perf_counter()
-        for tensor in tensors:
-            read(tensor.data_ptr(), tensor.nbytes)
+        for one in each:
+            call(one)
         return time.perf_counter() - began
 
     return run
@@ -132,14 +132,7 @@ def caller(layers: Sequence[KernelLinear], rows: int) -> Callable[[], float]:
     """Seconds of one call of each layer."""
     dtype, inputs = layers[0].dtype, layers[0].packed.inputs
     x_TK = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
-
-    def run() -> float:
-        began = time.perf_counter()
-        for layer in layers:
-            layer(x_TK)
-        return time.perf_counter() - began
-
-    return run
+    return timed(lambda layer: layer(x_TK), layers)
 
 
 def measure(library: Library, weights: str, shape: str, arguments: argparse.Namespace) -> Case:
@@ -150,7 +143,8 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
     layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
-    arms["read"] = reader(library, [part for one in packed for part in parts_of(one)])
+    read, parts = reader(library), [part for one in packed for part in parts_of(one)]
+    arms["read"] = timed(lambda part: read(part.data_ptr(), part.nbytes), parts)
     seconds = interleave(arms, arguments.repeats)
     total = sum(one.num_bytes for one in packed)
     one_row, read = (sorted(seconds[arm])[arguments.repeats // 2] for arm in ("1", "read"))

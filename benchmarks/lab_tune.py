@@ -21,7 +21,6 @@ MINUTES = 60.0
 
 
 def cells(found: list[Rehearsed]) -> str:
-    """The last cells of a row."""
     said = summarize(found)
     return (
         f"{said.median_share:.1%} | {said.near:.0%} | {said.slower:.0%} | "

@@ -98,7 +98,6 @@ def is_looping(run: TimedRun) -> bool:
 
 
 def show(name: str, arms: dict[str, ComparedArm]) -> None:
-    """One workload as a table."""
     plain = arms[PLAIN]
     print(f"\n{name}: {plain.num_prompts} prompts; plain output repeats "
           f"{plain.repeated_4grams:.0%} of its 4-grams")  # fmt: skip
@@ -140,7 +139,6 @@ def goals(results: Results) -> list[Goal]:
 
 
 def main() -> None:
-    """Load every arm, measure the workloads, report."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="default: %(default)s")
     parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")

@@ -81,6 +81,16 @@ LOADS: dict[str, list[int] | None] = {
     "simulated": [1, 8, 64],
 }
 """Requests in flight of the other cases; None: as is usual for the pair."""
+SIZES = {
+    "mix_load": 8,  # half of each class
+    "retrieval_tokens": 2000, "context_tokens": 8000,
+    "drift_tokens": 480,  # of each of three parts
+    "drift_steps": 32,  # given to control to notice
+    "pass_ms": 0.1,  # of a steered draft
+    "ramp_clients": 64,
+    "window_s": 5.0,  # of decoding at long contexts
+}  # fmt: skip
+"""Of the cases."""
 QUICK = {
     "repeats": 2, "round_s": 0.2, "choosing_rounds": 1, "warm_up_rounds": 1, "drift_tokens": 80,
     "drift_steps": 8, "window_s": 0.5, "ramp_clients": 8, "retrieval_tokens": 400,
@@ -106,15 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
     for case, loads in LOADS.items():
         parser.add_argument(f"--{case}-loads", nargs="+", type=int, default=loads)
-    parser.add_argument("--mix-load", type=int, default=8, help="half of each class")
-    parser.add_argument("--retrieval-tokens", type=int, default=2000)
-    parser.add_argument("--context-tokens", type=int, default=8000)
-    parser.add_argument("--drift-tokens", type=int, default=480, help="of each of three parts")
-    parser.add_argument("--drift-steps", type=int, default=32, help="given to control to notice")
-    parser.add_argument("--pass-ms", type=float, default=0.1, help="of a steered draft")
-    parser.add_argument("--ramp-clients", type=int, default=64)
-    parser.add_argument("--window-s", type=float, default=5.0, help="of decoding at long contexts")
-    parser.set_defaults(repeats=None)
+    parser.set_defaults(repeats=None, **SIZES)
     given = parser.parse_args()
     for name, value in USUAL[given.pair == "demo"].items():
         if getattr(given, name) is None:

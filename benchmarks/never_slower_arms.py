@@ -108,7 +108,6 @@ class Pair:
         return [0, *self._ids[start : start + length - 1]]
 
     def off(self, *options: str) -> ServerSpec:
-        """A server without speculation."""
         return ServerSpec((*self.options, "--speculative-config", "none", *options))
 
     def drafted(self, config: Mapping[str, Any], *options: str) -> ServerSpec:
@@ -235,7 +234,6 @@ class Servers:
             return str(answer.read().decode())
 
     def kv_tokens(self, spec: ServerSpec) -> int:
-        """Tokens that its KV pages hold."""
         size, pages = pages_of(self.metrics(spec))
         return size * pages
 

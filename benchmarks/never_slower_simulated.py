@@ -47,7 +47,6 @@ class _Seen:
     """By temperature: accepted drafts of each step that had the most."""
 
     def teach(self, bench: Bench, arm: Arm, crowds: Sequence[Crowd]) -> None:
-        """A round that the simulator learns from."""
         before = bench.servers.metrics(arm.spec)
         found = bench.ask(arm, crowds)
         after = bench.servers.metrics(arm.spec)

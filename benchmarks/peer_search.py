@@ -118,7 +118,6 @@ class Search:
     """The search of one engine for one case."""
 
     def __init__(self, peers: Peers, engine: str, case: Case, tokens: int) -> None:
-        """Nothing is loaded yet."""
         self._peers, self._engine, self._case = peers, engine, case
         self._axes = axes(engine, case)
         self._tokens = 2 if case.is_long else tokens

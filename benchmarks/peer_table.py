@@ -19,8 +19,6 @@ WEIGHT_ONLY, EIGHT, SIXTEEN = "weight-only", "8-bit activations", "16 bit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table."""
-
     name: str
     part: str
     """What is run for it: a case of `peer_cases.py`."""

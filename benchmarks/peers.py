@@ -45,8 +45,6 @@ PARTS = tuple(dict.fromkeys(row.part for row in ROWS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One engine in one setting."""
-
     engine: str
     setting: Setting
 
@@ -195,7 +193,6 @@ def make_models(folder: Path, shape: str) -> None:
 
 
 def make_arguments() -> argparse.ArgumentParser:
-    """The command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=Path, required=True, help="made by --prepare if missing")
     parser.add_argument("--environments", type=Path, required=True, help="where venvs go")
@@ -213,7 +210,6 @@ def make_arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Prepare or measure."""
     given = make_arguments().parse_args()
     if given.quick:
         given.repeats, given.tokens, given.search_tokens = 2, 24, 8

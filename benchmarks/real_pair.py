@@ -275,7 +275,8 @@ def prompt_items(length: int, turn: int) -> list[Item]:
 def measure_prompts(bench: Bench) -> None:
     """First tokens of long prompts: tokens of a prompt for each second."""
     with ExitStack() as stack:
-        servers = plain_servers(bench, stack)
+        plain = (our_settings(bench.files)[0], peer_settings(bench.files)[0])
+        servers = {one.engine: stack.enter_context(running(one, bench.logs)) for one in plain}
         for length in PROMPTS:
             rates: dict[str, list[float]] = {name: [] for name in servers}
             for turn in range(bench.settings.repeats):
@@ -287,12 +288,6 @@ def measure_prompts(bench: Bench) -> None:
             print(f"prompt of {length}: {shown} tokens/s, {ratio}")
             bench.results[f"prompt of {length}"] = rates
             bench.goals.append(at_least(f"prompt of {length} over llama.cpp", ratio.value, 1.3))
-
-
-def plain_servers(bench: Bench, stack: ExitStack) -> dict[str, Running]:
-    """Both engines without drafts."""
-    plain = (our_settings(bench.files)[0], peer_settings(bench.files)[0])
-    return {one.engine: stack.enter_context(running(one, bench.logs)) for one in plain}
 
 
 def measure_load(bench: Bench) -> None:
@@ -378,7 +373,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts that are asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--draft", type=Path, help="a smaller one with the same vocabulary")

@@ -62,8 +62,6 @@ HEAD = (
 
 
 class Turn(NamedTuple):
-    """One request of a conversation."""
-
     tenant: str
     prompt: tuple[int, ...]
     """All of the conversation so far, and the tenant's instructions before it."""
@@ -186,7 +184,6 @@ class SimulatedReplica:
         return self._ends
 
     def end(self, now: float) -> list[Answered]:
-        """End the step."""
         self._now, batch = now, self._batch
         self._batch = None
         results = SpanResults([self._result(span) for span in batch.spans])
@@ -285,8 +282,6 @@ class Router:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request on its way."""
-
     user: User
     turn: Turn
     replica_id: str
@@ -401,7 +396,6 @@ def simulated_machine() -> SimulatedMachine:
 
 
 def play(case: Case, policy: str, seed: int) -> Served:
-    """One policy in one start."""
     return Cluster(case, policy, simulated_machine(), seed).run()
 
 

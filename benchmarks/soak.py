@@ -35,8 +35,6 @@ NONSENSE: tuple[bytes, ...] = (
 
 
 class Tallies:
-    """What clients saw."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []

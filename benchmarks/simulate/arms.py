@@ -18,7 +18,6 @@ from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -37,8 +36,6 @@ Missing = Callable[[str, Any], int]
 
 
 class Deciding(Protocol):
-    """What decides in a run."""
-
     def plan(self, sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far each sequence drafts in the next step."""
 
@@ -106,34 +103,6 @@ class ScheduledArm:
         most = max(length for _, _, length in self.ranges)
         limits = {one.name: min(one.most, most) for one in machine.drafters}
         return _Fixed(limits, LoadLimit(self.ranges))
-
-
-@final
-class _Measured:
-    """The limit that is chosen by time per token alone."""
-
-    def __init__(self, limits: dict[str, int]) -> None:
-        self._limit = MeasuredLimit(max(limits.values()))
-        self.plan = RequestBudget(limits, self._limit).plan
-
-    def observe(self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats) -> None:
-        """Learn what the step took."""
-        self._limit.observe(plan, stats)
-
-    def release(self, request_id: str) -> None:
-        """Knows no requests."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class MeasuredArm:
-    """The one length for all that took the least time per token, without models."""
-
-    name: str = "measured"
-
-    def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
-        """Nothing measured yet."""
-        return _Measured({one.name: one.most for one in machine.drafters})
 
 
 @final

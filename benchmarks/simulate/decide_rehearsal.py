@@ -39,8 +39,6 @@ class SimulatedExperiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """How one experiment ended."""
-
     verdict: str
     sentence: str
     looks: int

@@ -92,7 +92,6 @@ class SimulatedMachine:
         return self.host_s + self.token_s * tokens + self.target.seconds(shape).seconds
 
     def drafter(self, name: str) -> SimulatedDrafter:
-        """The drafter of this name."""
         return next(one for one in self.drafters if one.name == name)
 
 
