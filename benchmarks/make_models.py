@@ -33,7 +33,8 @@ from torch import Tensor
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import load_corpus
 
-CONTEXT = 4096
+CONTEXT = 8704
+"""More than the long contexts of `never_slower.py`; the models do not depend on positions."""
 VOCAB = 32000
 NUM_SPECIAL = 2
 PERIOD = 50

@@ -24,7 +24,6 @@ from foretoken.checkpoint import installed
 from foretoken.cli.timed_runs import (
     Arm,
     ComparedArm,
-    TimedRun,
     Workload,
     interleave,
     repeated_ngrams,
@@ -36,6 +35,7 @@ from tools.python_text.heldout import edit_prompts, heldout_prompts
 
 PLAIN, INVARIANT = "plain", "plain, invariant"
 LOOPING = 0.30
+"""Share of repeated 8-grams from which on a text is too easy to draft."""
 HEADS = {
     "eagle3": (3, 5, 7), "parallel": (3, 5), "mlp": (2, 3), "medusa": (2, 4), "dflash": (4, 5, 7),
     "dspark": (4, 5, 7),
@@ -77,9 +77,8 @@ def measure(arms: Sequence[Arm], workload: Workload, repeats: int) -> Results:
     """All arms on all prompts in turns; prompts whose plain output loops are a workload apart."""
     warm_up(arms, workload)
     runs = [run for repeat in range(repeats) for run in interleave(arms, workload, repeat)]
-    loops = {
-        run.prompt_index for run in runs if (run.arm, run.repeat) == (PLAIN, 0) and is_looping(run)
-    }
+    first = [run for run in runs if (run.arm, run.repeat) == (PLAIN, 0)]
+    loops = {r.prompt_index for r in first if repeated_ngrams(r.output.token_ids, 8) > LOOPING}
     runs = [
         replace(run, workload=f"{run.workload}, looping") if run.prompt_index in loops else run
         for run in runs
@@ -90,11 +89,6 @@ def measure(arms: Sequence[Arm], workload: Workload, repeats: int) -> Results:
         identical = same[one.workload, one.arm]
         found.setdefault(one.workload, {})[one.arm] = replace(one, identical=identical)
     return found
-
-
-def is_looping(run: TimedRun) -> bool:
-    """Whether a text repeats itself so much that drafting it is too easy."""
-    return repeated_ngrams(run.output.token_ids, 8) > LOOPING
 
 
 def show(name: str, arms: dict[str, ComparedArm]) -> None:

@@ -36,7 +36,6 @@ from never_slower_bench import Bench
 from never_slower_simulated import simulated
 
 DECIDING_SHARE = 0.005
-LONG_CONTEXT = 8704
 CASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "steady": cases.steady,
     "retrieval": cases.retrieval,
@@ -136,7 +135,7 @@ def main() -> int:
         pair = demo_pair()
         if given.pair != "demo":
             folder = Path(given.pair)
-            pair = folder_pair(folder / given.target, folder / given.draft, LONG_CONTEXT, scratch)
+            pair = folder_pair(folder / given.target, folder / given.draft)
         if given.temperatures:
             pair = replace(pair, temperatures=tuple(given.temperatures))
         where = announce(given)
