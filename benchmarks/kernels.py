@@ -83,26 +83,16 @@ def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
     if weights in ("bf16", "fp32"):
         dtype = torch.bfloat16 if weights == "bf16" else torch.float32
         return pack_float(library, torch.randn(outputs, inputs, generator=generator).to(dtype))
-    if weights in BLOCK_KINDS:
-        return pack_blocks(library, weights, outputs, inputs)
+    if weights in BLOCK_KINDS:  # bytes of no meaning, none of whose floats is infinite
+        size = inputs // BLOCK_KINDS[weights].inputs * BLOCK_KINDS[weights].num_bytes
+        rows_NB = torch.randint(0, 60, (outputs, size), generator=generator).to(torch.uint8)
+        return pack_block_rows(library, BlockWeights.as_stored(weights, rows_NB).rows())
     if weights == "int8":
         values = torch.randint(-127, 128, (outputs, inputs), generator=generator)
         return pack_int8(library, values.to(torch.int8), torch.rand(outputs, 1))
     group = int(weights.removeprefix("int4g"))
     values = torch.randint(0, 16, (outputs, inputs), generator=generator)
     return pack_int4(library, values.to(torch.uint8), torch.rand(outputs, inputs // group))
-
-
-def pack_blocks(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
-    """Bytes of no meaning, none of whose floats is infinite."""
-    size = inputs // BLOCK_KINDS[kind].inputs * BLOCK_KINDS[kind].num_bytes
-    rows_NB = torch.randint(0, 60, (outputs, size), generator=torch.Generator().manual_seed(0))
-    return pack_block_rows(library, BlockWeights.as_stored(kind, rows_NB.to(torch.uint8)).rows())
-
-
-def parts_of(packed: Packed) -> list[Tensor]:
-    """All that is read for a row."""
-    return [part for part in (packed.weight, packed.scale, packed.zero) if part is not None]
 
 
 def copied(library: Library, packed: Packed) -> Packed:
@@ -143,7 +133,8 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
     layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
-    read, parts = reader(library), [part for one in packed for part in parts_of(one)]
+    every = [part for one in packed for part in (one.weight, one.scale, one.zero)]
+    read, parts = reader(library), [part for part in every if part is not None]
     arms["read"] = timed(lambda part: read(part.data_ptr(), part.nbytes), parts)
     seconds = interleave(arms, arguments.repeats)
     total = sum(one.num_bytes for one in packed)

@@ -5,7 +5,6 @@ after what an off server gained or lost against another off server in the same r
 """
 
 import argparse
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,7 +276,3 @@ class Bench:
                 "ratios": self.against_off(case, where, rounds, wanted),
             }
         return results
-
-    def client_share(self) -> float:
-        """Median share of a core that the clients took."""
-        return statistics.median(self.client_shares) if self.client_shares else 0.0

@@ -265,13 +265,6 @@ def report_speed(bench: Bench, temperature: float, asked: Answers, reads: Sequen
         bench.goals.append(at_least(what, ratio.value, wanted))
 
 
-def prompt_items(length: int, turn: int) -> list[Item]:
-    """A prompt of about so many tokens, another one in each turn."""
-    text = "\n\n".join([*SUMMARY, *EDIT][turn % 7 :]) * 2
-    prompt = f"Text {turn}. {text[: length * LETTERS_PER_TOKEN]}"
-    return [Item(index=turn, prompt=prompt, max_tokens=1, temperature=0.0)]
-
-
 def measure_prompts(bench: Bench) -> None:
     """First tokens of long prompts: tokens of a prompt for each second."""
     with ExitStack() as stack:
@@ -280,8 +273,11 @@ def measure_prompts(bench: Bench) -> None:
         for length in PROMPTS:
             rates: dict[str, list[float]] = {name: [] for name in servers}
             for turn in range(bench.settings.repeats):
+                text = "\n\n".join([*SUMMARY, *EDIT][turn % 7 :]) * 2
+                prompt = f"Text {turn}. {text[: length * LETTERS_PER_TOKEN]}"
+                item = Item(index=turn, prompt=prompt, max_tokens=1, temperature=0.0)
                 for name in in_turn(list(servers), turn):
-                    [one] = ask(servers[name], prompt_items(length, turn))
+                    [one] = ask(servers[name], [item])
                     rates[name].append((one.prompt_tokens or 0) / first_s(one))
             ratio = ratio_of_medians(rates[OURS], rates[PEER])
             shown = ", ".join(f"{name} {statistics.median(of):.0f}" for name, of in rates.items())
