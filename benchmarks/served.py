@@ -42,10 +42,6 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
-    def anonymous_bytes(self) -> int:
-        """Memory of its own that the process has."""
-        return anonymous_bytes(self.process.pid)
-
 
 def free_port() -> int:
     with socket.socket() as probe:
