@@ -126,8 +126,7 @@ def fitted(engine: str, points: Sequence[Point]) -> float:
 
 
 def _error(point: Point, name: str, value: float) -> float:
-    """How far a point is from what it would be at this cost of its engine, its acceptance as
-    published where it is; computed once."""
+    """How far a point is from what it would be at this cost of its engine; computed once."""
     place = (point.number, value)
     if place in _errors:
         return _errors[place]
