@@ -23,7 +23,8 @@ TRIES = 3
 def reader(library: Library) -> Callable[[int, int], int]:
     """Reads so many bytes at an address with the library's own threads and adds nothing up."""
     kinds = (ctypes.c_void_p, ctypes.c_size_t)
-    return library.function("ft_read_memory", kinds, ctypes.c_uint64)
+    read: Callable[[int, int], int] = library.function("ft_read_memory", kinds, ctypes.c_uint64)
+    return read
 
 
 class ReadProbe:
