@@ -117,7 +117,7 @@ def draw(lines: Sequence[Line]) -> str:
         floors.set_xlabel("the floor's time / the time taken")
         draw_lines(speeds, below, ".0f")
         plain_log(speeds.xaxis)
-        speeds.set_title("How fast, where no floor is known")
+        speeds.set_title("Speed where no floor is known")
         speeds.set_xlabel("tokens a second")
         figure.legend(handles=legend(lines), loc="outside lower center", ncols=2)
         return as_image(figure, "roofline")

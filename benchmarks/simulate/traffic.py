@@ -248,5 +248,4 @@ class Traffic:
         return times
 
     def in_flight(self, now: float) -> int:
-        """How many clients there are."""
         return self.clients(now) if callable(self.clients) else self.clients

@@ -70,7 +70,6 @@ class SimulatedAnswers:
     """Undisturbed answers of one case; each is computed once."""
 
     def __init__(self, case: SimulatedCase) -> None:
-        """Nothing is computed yet."""
         self.case = case
         self._known: dict[tuple[Setting, int, int, int], list[ServedRequest]] = {}
 
@@ -116,13 +115,11 @@ class SimulatedServer:
     """A server under test on a virtual clock."""
 
     def __init__(self, answers: SimulatedAnswers, seed: int) -> None:
-        """One run of luck."""
         self._answers, self._random = answers, np.random.default_rng(seed)
         self._drift = 0.0
         self._first_prompts = seed % TURNS
 
     def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
-        """Start it, ask, and stop it."""
         case, random = self._answers.case, self._random
         law = case.disturbance
         fresh = math.sqrt(1.0 - law.drift_memory**2) * random.normal(0.0, law.drift_sd)

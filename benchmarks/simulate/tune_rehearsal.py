@@ -79,8 +79,6 @@ class Rehearsed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalSummary:
-    """What many searches came to."""
-
     median_share: float
     """Of the best speed."""
     near: float
@@ -217,7 +215,6 @@ _EXPERTS, _OPEN = "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"
 
 
 def rehearsed_cases() -> tuple[RehearsedCase, ...]:
-    """The sixteen servers."""
     llama = _sheet(_LLAMA, draft=_LLAMA_DRAFT, count=4, draft_tensor_parallel_size=1)
     big = _sheet(_LLAMA, draft=_BIG_DRAFT, count=4)
     qwen = _sheet(_QWEN, draft=_QWEN_DRAFT)

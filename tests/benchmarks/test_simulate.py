@@ -14,13 +14,15 @@ from benchmarks.simulate.arms import ControlArm, FixedArm
 from benchmarks.simulate.compare import compare, window_ratios
 from benchmarks.simulate.machine import (
     MachineNoise,
+    ServerCost,
     SimulatedDrafter,
     SimulatedMachine,
     TableCost,
+    WatchedRound,
     machine_of_costs,
+    measured_server_cost,
     planned_machine,
 )
-from benchmarks.simulate.server import ServerCost, WatchedRound, measured_server_cost
 from benchmarks.simulate.serving import ServingLimits, SimulatedServing, simulate
 from benchmarks.simulate.traffic import (
     DraftChance,

@@ -15,17 +15,16 @@ from transformers import AutoTokenizer
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
 from tools.demo_models import card
-from tools.demo_models.ahead import MadeAhead
 from tools.demo_models.batches import (
     Batch,
+    MadeAhead,
     Mix,
     TokenStream,
     TrainingData,
     bytes_per_token,
     held_out_rows,
 )
-from tools.demo_models.card import CardInput, draft_card, target_card, thin
-from tools.demo_models.head_card import head_card
+from tools.demo_models.card import CardInput, draft_card, head_card, target_card, thin
 from tools.demo_models.packages import Package
 from tools.demo_models.tokenizer import BEGIN_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import Corpus, SourceFile

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -17,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-import foretoken
 from foretoken.cli.lab.options import EXIT_STOPPED
 from foretoken.cli.lab.run_tables import cells_table, console, print_ab, print_arms, show_number
 from foretoken.errors import EndpointError
@@ -231,11 +229,9 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
     best = judge_runs([(run.summary, run.decision) for run in found], order.policy)
     dead = any(arm.num_errors == arm.num_requests for run in found for arm in run.arms)
     if order.page and not dead and find_spec("matplotlib") is not None:
-        from foretoken.lab.report.page import Stamp, write_page
+        from foretoken.lab.report.page import write_page
 
-        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        stamp = Stamp(version=foretoken.__version__, when=when, policy=order.policy.name)
-        write_page(order.out / PAGE, found, best, stamp)
+        write_page(order.out / PAGE, found, best, order.policy.name)
         typer.echo(f"{order.out / PAGE}", err=True)
     said: Verdict = best.conclusion
     if order.as_json:
