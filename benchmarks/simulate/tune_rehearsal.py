@@ -129,8 +129,7 @@ def play(
     server = SimulatedServer(answers, seed)
     visits: list[Visit] = []
     while (wanted := next_visit(search, visits)) is not None:
-        seen = server.visit(wanted.setting, wanted.turn, wanted.sizes)
-        visits.append(replace(seen, check=wanted.check))
+        visits.append(server.visit(wanted))
     now = stand(search, [visit for visit in visits if not visit.check])
     gain = checked_gain(visits, search, now)
     emitted = now.chosen if gain.low > 1.0 else OFF

@@ -11,18 +11,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import final
 
 import numpy as np
 
 from foretoken.lab.stats.intervals import Floats
-from foretoken.lab.tune.settings import Question, Setting
+from foretoken.lab.tune.settings import Question
 from foretoken.lab.tune.visits import Visit
 
 GAIN_SD = 0.5
-"""Of the logarithm of a gain, where nothing is expected."""
-EXPECTED_SD = 0.25
-"""Where something is expected of the setting: how wrong that usually is."""
+"""Of the logarithm of a gain, before anything is measured."""
 LENGTH_SCALE, LOAD_SCALE = 1.5, 3.0
 """Doublings of (length + 1), and of the load, after which settings have little in common."""
 OWN_SD = 0.015
@@ -44,6 +43,7 @@ TAILS = 3.0
 few requests looks twice as slow. What no neighbour and no other start confirms counts for less."""
 _ROUNDS = 2
 """Of finding the spreads, and what stood still under them."""
+_USUAL_DEPTH = 5
 
 
 @final
@@ -104,47 +104,40 @@ class _Model:
 
     def __init__(self, question: Question, visits: Sequence[Visit]) -> None:
         self._question = question
-        self._prior_mean, self._prior = _prior(question)
+        self._prior = _prior(question)
         rows = [
-            (number, visit, place, visit.pace(load))
+            (number, visit, question.loads.index(seen.load), seen)
             for number, visit in enumerate(visits)
-            for place, load in enumerate(question.loads)
-            if visit.pace(load) > 0.0
+            for seen in visit.loads
+            if seen.pace_s > 0.0
         ]
-        self._logs_N = np.log([pace for *_, pace in rows]) if rows else np.zeros(0)
-        self._visit_N = np.array([number for number, *_ in rows], np.int64)
-        self._turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
-        self._load_N = np.array([place for *_, place, _ in rows], np.int64)
-        asked = {(n, s.load): s.requests for n, visit in enumerate(visits) for s in visit.loads}
-        self._requests_N = np.array(
-            [max(asked[n, question.loads[place]], 1) for n, _, place, _ in rows], np.float64
-        )
+        paces = [seen.pace_s for *_, seen in rows]
+        center = math.log(mean(paces)) if rows else 0.0
+        self._logs_N: Floats = np.log(np.array(paces, np.float64)) - center
+        visit_N = np.array([number for number, *_ in rows], np.int64)
+        turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
+        load_N = np.array([place for *_, place, _ in rows], np.int64)
         names = ("", *question.drafters)
-        self._drafter_N = np.array(
+        drafter_N = np.array(
             [names.index(visit.setting.drafter) for _, visit, *_ in rows], np.int64
         )
+        few_N = np.array([max(seen.requests, 1) for *_, seen in rows], np.float64) ** -0.5
         # A gain makes answers sooner: it is taken off the logarithm of the pace.
-        self._design = np.zeros((len(rows), self._prior_mean.size))
+        self._design = np.zeros((len(rows), len(self._prior)))
         for row, (_, visit, place, _) in enumerate(rows):
-            point = _point(question, visit.setting, place)
-            if point is not None:
-                self._design[row, point] = -1.0
-        plain = np.log(np.nanmean([pace for *_, pace in rows])) if rows else 0.0
-        self._center_N = np.full(len(rows), plain) + self._design @ self._prior_mean
-        load = self._load_N[:, None] == self._load_N[None, :]
-        turn = self._turn_N[:, None] == self._turn_N[None, :]
-        drafts = (self._drafter_N[:, None] == self._drafter_N[None, :]) & (self._drafter_N > 0)
+            if (own := question.index_at(visit.setting, place)) is not None:
+                self._design[row, own * len(question.loads) + place] = -1.0
+        load, turn = load_N[:, None] == load_N, turn_N[:, None] == turn_N
+        drafts = (drafter_N[:, None] == drafter_N) & (drafter_N > 0)
         shared = PLAIN_SD**2 * load + TURN_SD**2 * turn + PROMPTS_SD**2 * (load & turn)
         self._common = self._design @ self._prior @ self._design.T + shared
+        self._start = visit_N[:, None] == visit_N
+        self._suits = np.outer(few_N, few_N) * np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
         self._times_N = np.ones(len(rows))
-        few_N = 1.0 / np.sqrt(self._requests_N)
-        alike = np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
-        self._suits = np.outer(few_N, few_N) * alike
 
     def _covariance(self, spreads: Spreads) -> Floats:
-        start = self._visit_N[:, None] == self._visit_N[None, :]
         noise = spreads.noise**2 * np.diag(self._times_N)
-        varies = spreads.start**2 * start + spreads.suits**2 * self._suits
+        varies = spreads.start**2 * self._start + spreads.suits**2 * self._suits
         whole: Floats = self._common + varies + noise
         return whole
 
@@ -167,14 +160,14 @@ class _Model:
         """
         noise_N = spreads.noise**2 * self._times_N
         inverse = np.linalg.inv(self._covariance(spreads))
-        seen_N = noise_N * (inverse @ (self._logs_N - self._center_N))
+        seen_N = noise_N * (inverse @ self._logs_N)
         squares_N = seen_N**2 + noise_N - noise_N**2 * np.diag(inverse)
         times_N: Floats = (TAILS + squares_N / spreads.noise**2) / (TAILS + 1.0)
         return times_N
 
     def _evidence(self, spreads: Spreads) -> float:
         root = np.linalg.cholesky(self._covariance(spreads))
-        left = np.linalg.solve(root, self._logs_N - self._center_N)
+        left = np.linalg.solve(root, self._logs_N)
         usual = (
             math.log(spreads.start / USUAL_START_SD) ** 2
             + math.log(spreads.noise / USUAL_NOISE_SD) ** 2
@@ -184,62 +177,36 @@ class _Model:
 
     def beliefs(self, spreads: Spreads) -> Beliefs:
         """The gains given the visits."""
-        mean, covariance = self._prior_mean, self._prior
+        gains, covariance = np.zeros(len(self._prior)), self._prior
         if self._logs_N.size:
             cross = self._prior @ self._design.T
             weights = np.linalg.solve(self._covariance(spreads), cross.T).T
-            mean = mean + weights @ (self._logs_N - self._center_N)
+            gains = weights @ self._logs_N
             covariance = covariance - weights @ cross.T
         question = self._question
         shape = (len(question.settings), len(question.loads))
         return Beliefs(
             question=question,
-            mean_SL=mean.reshape(shape),
+            mean_SL=gains.reshape(shape),
             covariance=(covariance + covariance.T) / 2.0,
             spreads=spreads,
         )
 
 
-def _point(question: Question, setting: Setting, place: int) -> int | None:
-    """Where the gain of a setting at a load stands; None: it drafts nothing there."""
-    if setting.is_off or (setting.lengths and not setting.length(place)):
-        return None
-    wanted = Setting(setting.drafter, (setting.length(place),) if setting.lengths else ())
-    if wanted not in question.settings:
-        return None
-    return question.settings.index(wanted) * len(question.loads) + place
-
-
-def _prior(question: Question) -> tuple[Floats, Floats]:
-    """Mean and covariance of all gains before anything is measured."""
+def _prior(question: Question) -> Floats:
+    """Covariance of the logarithms of all gains before anything is measured; their mean is 0."""
     points = [(setting, load) for setting in question.settings for load in question.loads]
-    expected = {(drafter, length): gains for drafter, length, gains in question.expected}
-    mean, sds = np.zeros(len(points)), np.full(len(points), GAIN_SD)
-    for i, (setting, load) in enumerate(points):
-        gains = expected.get((setting.drafter, setting.length(0)))
-        if gains is not None:
-            mean[i] = math.log(gains[question.loads.index(load)])
-            sds[i] = EXPECTED_SD
     names = np.array([question.drafters.index(setting.drafter) for setting, _ in points])
-    lengths = np.log2([_depth(setting) + 1.0 for setting, _ in points])
+    # Of a server that decides itself, a usual length.
+    depths = [setting.length(0) if setting.lengths else _USUAL_DEPTH for setting, _ in points]
+    lengths = np.log2(np.array(depths, np.float64) + 1.0)
     loads = np.log2([float(load) for _, load in points])
-    same = names[:, None] == names[None, :]
-    near_load = _near(loads, loads, LOAD_SCALE)
     # No drafts gain nothing: gains are pinned there, whoever drafts.
-    pinned = _near(lengths, lengths, LENGTH_SCALE) - np.outer(
-        _near(lengths, np.zeros(1), LENGTH_SCALE), _near(lengths, np.zeros(1), LENGTH_SCALE)
-    )
-    alike = np.outer(sds, sds) * np.where(same, pinned, 0.0) * near_load
-    covariance: Floats = alike + OWN_SD**2 * np.eye(len(points))
-    return mean, covariance
-
-
-_USUAL_DEPTH = 5.0
-
-
-def _depth(setting: Setting) -> float:
-    """Its length; of a server that decides itself, a usual one."""
-    return float(setting.length(0)) if setting.lengths else _USUAL_DEPTH
+    at_none = _near(lengths, np.zeros(1), LENGTH_SCALE)
+    pinned = _near(lengths, lengths, LENGTH_SCALE) - np.outer(at_none, at_none)
+    alike = np.where(names[:, None] == names, pinned, 0.0) * _near(loads, loads, LOAD_SCALE)
+    covariance: Floats = GAIN_SD**2 * alike + OWN_SD**2 * np.eye(len(points))
+    return covariance
 
 
 def _near(one: Floats, other: Floats, scale: float) -> Floats:

@@ -1,13 +1,8 @@
-"""A whole search on a server under test: ask what is next, visit, write it down, until enough.
-In its folder are what is searched, every visit, and the answer.
-
-A visit is one line of `visits.jsonl`, written whole when it has ended; requests are in
-`requests.jsonl` beside it. A search that was killed goes on after its last whole visit.
+"""A search on disk: what is searched, and every visit, one line of `visits.jsonl` that is written
+whole when it has ended. A search that was killed goes on after its last whole visit.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -15,8 +10,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.measure.segments import CONFIG, TAKEN, require_same_settings
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.run_files import LineWriter, read_lines, write_json
-from foretoken.lab.tune.search import NextVisit, Search, next_visit
-from foretoken.lab.tune.visits import ServerUnderTest, Visit
+from foretoken.lab.tune.visits import Visit
 
 VISITS = "visits.jsonl"
 ANSWER = "answer.json"
@@ -66,24 +60,3 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-Begins = Callable[[NextVisit], None]
-Ended = Callable[[Visit], None]
-
-
-def run_search(
-    search: Search, server: ServerUnderTest, journal: Journal, begins: Begins, ended: Ended
-) -> None:
-    """Visit until the search has ended; what is in the journal is not measured again.
-
-    Raises:
-        EndpointError: the server does not start without speculation.
-        ConfigError: the disk is full.
-    """
-    while (wanted := next_visit(search, journal.visits)) is not None:
-        begins(wanted)
-        seen = server.visit(wanted.setting, wanted.turn, wanted.sizes)
-        visit = replace(seen, check=wanted.check)
-        journal.add(visit)
-        ended(visit)

@@ -12,7 +12,7 @@ setting is the mean logarithm of its gain over loads, within what the engine can
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median_low
 from typing import NamedTuple, final
@@ -20,11 +20,11 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
+from foretoken.lab.stats.intervals import Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.repeats import in_turn
 from foretoken.lab.tune.beliefs import Beliefs, believe
 from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import OUTLIER, Visit
+from foretoken.lab.tune.visits import OUTLIER, NextVisit, Visit
 
 Bools = NDArray[np.bool_]
 
@@ -38,28 +38,19 @@ class Best(NamedTuple):
 
 def best_setting(question: Question, gains_SL: Floats, kept: Bools | None = None) -> Best:
     """The best that the engine can be told, made of the settings that are `kept`."""
-    kept = np.ones(len(question.settings), np.bool_) if kept is None else kept
     found = Best(OFF, 0.0)
-    for drafter in question.drafters:
-        places = _places(question, drafter, kept)
-        if not places:
-            continue
-        value, lengths = _best_lengths(question, gains_SL[None], places)
-        if value[0] > found.value:
-            chosen = tuple(int(length) for length in lengths[0])
-            own = question.settings[places[0]].decides_itself
-            setting = Setting(drafter, () if own else chosen)
-            found = Best(question.alike(setting), float(value[0]))
+    for one, value_D, lengths_DL in _schedules(question, gains_SL[None], kept):
+        if value_D[0] > found.value:
+            lengths = () if one.decides_itself else tuple(map(int, lengths_DL[0]))
+            found = Best(Setting(one.drafter, lengths).shortest(), float(value_D[0]))
     return found
 
 
-def best_values(question: Question, gains_DSL: Floats, kept: Bools) -> Floats:
+def best_values(question: Question, gains_DSL: Floats, kept: Bools | None = None) -> Floats:
     """The value of the best setting under each draw of gains."""
-    best = np.zeros(len(gains_DSL))
-    for drafter in question.drafters:
-        places = _places(question, drafter, kept)
-        if places:
-            best = np.maximum(best, _best_lengths(question, gains_DSL, places)[0])
+    best: Floats = np.zeros(len(gains_DSL))
+    for _, value_D, _ in _schedules(question, gains_DSL, kept):
+        best = np.maximum(best, value_D)
     return best
 
 
@@ -67,11 +58,8 @@ def value_of(question: Question, gains_DSL: Floats, setting: Setting) -> Floats:
     """The value of one setting under each draw of gains."""
     total = np.zeros(len(gains_DSL))
     for place in range(len(question.loads)):
-        length = setting.length(place)
-        if setting.is_off or (setting.lengths and not length):
-            continue
-        wanted = Setting(setting.drafter, (length,) if setting.lengths else ())
-        total += gains_DSL[:, question.settings.index(wanted), place]
+        if (own := question.index_at(setting, place)) is not None:
+            total += gains_DSL[:, own, place]
     value: Floats = total / len(question.loads)
     return value
 
@@ -85,7 +73,7 @@ def worth_measuring(
     stays.
     """
     kept = np.ones(len(question.settings), np.bool_)
-    whole = float(best_values(question, gains_DSL, kept).mean())
+    whole = float(best_values(question, gains_DSL).mean())
     while kept.any():
         losses = {}
         for place in np.flatnonzero(kept):
@@ -99,28 +87,32 @@ def worth_measuring(
     return kept
 
 
-def _places(question: Question, drafter: str, kept: Bools) -> list[int]:
-    found = [i for i, one in enumerate(question.settings) if one.drafter == drafter and kept[i]]
-    return sorted(found, key=lambda i: question.settings[i].length(0))
-
-
-def _best_lengths(
-    question: Question, gains_DSL: Floats, places: Collection[int]
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Value and lengths by load of a drafter's best schedule under each draw: (D), (D, L)."""
-    order = list(places)
-    own = gains_DSL[:, order]
-    draws, _, loads = own.shape
-    table = np.concatenate([np.zeros((draws, 1, loads)), own], axis=1)
-    lengths = np.array([0, *(question.settings[i].length(0) for i in order)])
-    if question.schedule == "one" or question.settings[order[0]].decides_itself:
-        picks = np.repeat(table.mean(axis=2).argmax(axis=1)[:, None], loads, axis=1)
-    elif question.schedule == "any":
-        picks = table.argmax(axis=1)
-    else:
-        picks = _falling(table)
-    value = np.take_along_axis(table, picks[:, None, :], axis=1)[:, 0].mean(axis=1)
-    return value, lengths[picks]
+def _schedules(
+    question: Question, gains_DSL: Floats, kept: Bools | None
+) -> Iterator[tuple[Setting, Floats, NDArray[np.int64]]]:
+    """Of each drafter one of its settings, and of its best schedule under each draw the value (D)
+    and the lengths by load (D, L)."""
+    for drafter in question.drafters:
+        own = [
+            i
+            for i, one in enumerate(question.settings)
+            if one.drafter == drafter and (kept is None or kept[i])
+        ]
+        if not own:
+            continue
+        own.sort(key=lambda i: question.settings[i].length(0))
+        first = question.settings[own[0]]
+        draws, _, loads = gains_DSL.shape
+        table = np.concatenate([np.zeros((draws, 1, loads)), gains_DSL[:, own]], axis=1)
+        lengths = np.array([0, *(question.settings[i].length(0) for i in own)])
+        if question.schedule == "one" or first.decides_itself:
+            picks = np.repeat(table.mean(axis=2).argmax(axis=1)[:, None], loads, axis=1)
+        elif question.schedule == "any":
+            picks = table.argmax(axis=1)
+        else:
+            picks = _falling(table)
+        value = np.take_along_axis(table, picks[:, None, :], axis=1)[:, 0].mean(axis=1)
+        yield first, value, lengths[picks]
 
 
 def _falling(table_DKL: Floats) -> NDArray[np.int64]:
@@ -174,15 +166,6 @@ class Search:
     budget_s: float
 
 
-class NextVisit(NamedTuple):
-    """What to start, and what to ask of it."""
-
-    setting: Setting
-    turn: int
-    sizes: tuple[tuple[int, int], ...]
-    check: bool = False
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchState:
@@ -219,27 +202,22 @@ def next_visit(search: Search, visits: Sequence[Visit]) -> NextVisit | None:
 
 def stand(search: Search, found: Sequence[Visit]) -> SearchState:
     """What the search's visits say, the final A/B aside."""
-    question = _possible(search.question, found)
+    broken = {visit.setting for visit in found if visit.problem}
+    able = tuple(setting for setting in search.question.settings if setting not in broken)
+    question = replace(search.question, settings=able)
     beliefs = believe(question, found)
     draws = beliefs.draw(DRAWS, seed=len(found))
     chosen = _choose(question, beliefs, draws, {visit.setting for visit in found})
-    everything = np.ones(len(question.settings), np.bool_)
-    own = value_of(question, draws, chosen)
-    missing = float((best_values(question, draws, everything) - own).mean())
+    missing = best_values(question, draws) - value_of(question, draws, chosen)
     visits_left = (search.budget_s - spent_s(found)) / max(visit_s(search, found), 1e-9)
     kept = worth_measuring(question, draws, GOOD_ENOUGH, at_most=max(int(visits_left / 3), 2))
     return SearchState(
         chosen=chosen,
         value=float(value_of(question, beliefs.mean_SL[None], chosen)[0]),
-        missing=missing,
-        kept=tuple(one for one, stays in zip(question.settings, kept, strict=True) if stays),
+        missing=float(missing.mean()),
+        kept=tuple(one for one, stays in zip(able, kept, strict=True) if stays),
         beliefs=beliefs,
     )
-
-
-def _possible(question: Question, visits: Sequence[Visit]) -> Question:
-    broken = {visit.setting for visit in visits if visit.problem}
-    return replace(question, settings=tuple(s for s in question.settings if s not in broken))
 
 
 def _choose(
@@ -392,7 +370,9 @@ def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
     so where that is close to the end there is only the last.
     """
     first = wanted_pairs(search, found, now)
-    return first if affordable_pairs(search, found, now) > FAR_APART * first else 0
+    pair_s = 2.0 * max(check_visit_s(search, found, now), 1e-9)
+    affordable = min(max(int((search.budget_s - spent_s(found)) / pair_s), 1), MOST_PAIRS)
+    return first if affordable > FAR_APART * first else 0
 
 
 def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
@@ -404,45 +384,30 @@ def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> in
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 
 
-def affordable_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs of the final A/B for which there is time."""
-    left = search.budget_s - spent_s(found)
-    pairs = int(left / (2.0 * max(check_visit_s(search, found, now), 1e-9)))
-    return min(max(pairs, 1), MOST_PAIRS)
-
-
-def checked_gain(
-    visits: Sequence[Visit], search: Search, now: SearchState, kind: str = "", load: int = 0
-) -> Interval:
-    """Gain of the final A/B over its loads, in all or of one class of requests, or at one load.
+def checked_gain(visits: Sequence[Visit], search: Search, now: SearchState) -> Interval:
+    """Gain of the final A/B over its loads.
 
     Student's interval over pairs, at the level of their look. The spread of pairs is what they show
     and what the search's visits showed, each counted by how much it knows.
     """
-    loads = (load,) if load else search.question.loads
-    differences = np.array(pair_differences(visits, loads, kind))
+    differences = np.array(pair_differences(visits, search.question.loads))
     if not differences.size:
-        return Interval(math.nan, -math.inf, math.inf, SURE)
+        return unknown(level=SURE)
     found = [visit for visit in visits if not visit.check]
     known = min(max(len(found) // 2, 2), 12)
     middle, pairs = float(differences.mean()), differences.size
-    level = level_after(pairs, early_look(search, found, now))
+    level, early = SURE, early_look(search, found, now)
+    if early:  # an early look's, or what that leaves
+        level = SURE_EARLY if pairs == early else SURE + (1.0 - SURE_EARLY)
     squares = float(((differences - middle) ** 2).sum())
     asked = sizes(search, found, found[-1].turn + 1)
-    before = now.beliefs.spreads.of_pair([n for load, n in asked if load in loads]) ** 2
+    before = now.beliefs.spreads.of_pair([requests for _, requests in asked]) ** 2
     spread = math.sqrt((known * before + squares) / (known + pairs - 1))
     half = student_quantile((1 + level) / 2, known + pairs - 1) * spread / math.sqrt(pairs)
     return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), level)
 
 
-def level_after(pairs: int, early: int) -> float:
-    """Level of the interval after so many pairs: an early look's, or what that leaves."""
-    if not early:
-        return SURE
-    return SURE_EARLY if pairs == early else SURE + (1.0 - SURE_EARLY)
-
-
-def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = "") -> list[float]:
+def pair_differences(visits: Sequence[Visit], loads: Sequence[int]) -> list[float]:
     """For each whole pair of the final A/B the mean logarithm of the gain over the loads."""
     found = []
     for turn in sorted({visit.turn for visit in visits if visit.check}):
@@ -450,9 +415,7 @@ def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = 
         sides = {visit.setting.is_off: visit for visit in pair if not visit.problem}
         if len(sides) < 2:
             continue
-        logs = [
-            math.log(sides[True].pace(load, kind) / sides[False].pace(load, kind)) for load in loads
-        ]
+        logs = [math.log(sides[True].pace(load) / sides[False].pace(load)) for load in loads]
         known = [value for value in logs if math.isfinite(value)]
         if known:
             found.append(sum(known) / len(known))

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell
@@ -105,51 +104,26 @@ class ServerCommand:
             length = str(max(setting.lengths, default=0))
             return _joined([word.replace("{k}", length) for word in self.words])
         engine, words = ENGINES[self.engine], list(self.words)
+        drafting = None
         if setting.is_off:
             words += engine.off
         elif setting.decides_itself and self.given is None:
             words += ["--speculative-config", CONTROL]
         elif setting.decides_itself and self.given is not None:
             # Control may go as far as the longest that is tried otherwise.
-            words += _told(self.engine, replace(self.given, num_drafts=CONTROL_MOST))
+            drafting = replace(self.given, num_drafts=CONTROL_MOST)
         else:
-            lengths = setting.lengths
+            lengths, drafter = setting.lengths, drafters[setting.drafter]
             ranges = ranges_of(lengths, loads) if len(lengths) > 1 else ()
-            drafter = drafters[setting.drafter]
-            words += _told(self.engine, replace(drafter, num_drafts=max(lengths), ranges=ranges))
+            drafting = replace(drafter, num_drafts=max(lengths), ranges=ranges)
+        if drafting is not None:
+            told = tell(self.engine, drafting)
+            words += [word for part in told if isinstance(part, LaunchPart) for word in part.words]
+        if setting.lengths:
             words += engine.fixed
         own = port or self.port
         return _joined([*words, *(["--port", own] if own else [])])
 
 
-def _told(engine: str, drafting: DraftingSetup) -> list[str]:
-    told = tell(engine, drafting)
-    return [word for part in told if isinstance(part, LaunchPart) for word in part.words]
-
-
 def _joined(words: Sequence[str]) -> str:
     return shlex.join(words).replace("'{port}'", "{port}")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Commands:
-    """The command of any setting."""
-
-    command: ServerCommand
-    drafters: Mapping[str, DraftingSetup]
-    loads: tuple[int, ...]
-
-    def to_install(self) -> list[str]:
-        """Packages that the engine imports for these drafters and does not bring."""
-        methods = {one.method for one in self.drafters.values()}
-        plans = [one.plan for one in known_methods() if one.name in methods and one.plan]
-        return [package for one in plans if (package := one.package(self.command.engine))]
-
-    def to_measure(self, setting: Setting) -> str:
-        """With `{port}` in place of the user's port."""
-        return self.command.line(setting, self.drafters, self.loads, "{port}")
-
-    def to_type(self, setting: Setting) -> str:
-        """As the user would type it."""
-        return self.command.line(setting, self.drafters, self.loads)

@@ -35,6 +35,12 @@ class Setting:
         """Drafts per step at the load of this place."""
         return self.lengths[place if len(self.lengths) > 1 else 0] if self.lengths else 0
 
+    def shortest(self) -> "Setting":
+        """The shortest way to say it: one length where all are equal."""
+        if len(set(self.lengths)) != 1:
+            return self
+        return Setting(self.drafter, self.lengths[:1]) if self.lengths[0] else OFF
+
     @property
     def name(self) -> str:
         """In a few characters: `off`, `ngram k=3`, `ngram k=5/3/0`, `auto`."""
@@ -42,11 +48,7 @@ class Setting:
             return "off"
         if self.decides_itself:
             return self.drafter
-        return (
-            f"{self.drafter} k={'/'.join(map(str, dict.fromkeys(self.lengths)))}"
-            if (len(set(self.lengths)) == 1)
-            else f"{self.drafter} k={'/'.join(map(str, self.lengths))}"
-        )
+        return f"{self.drafter} k={'/'.join(map(str, self.lengths))}"
 
 
 OFF = Setting()
@@ -61,21 +63,20 @@ class Question:
     settings: tuple[Setting, ...]
     """To choose from, without `OFF`; each with one length for all loads, or none."""
     schedule: Schedule = "any"
-    expected: tuple[tuple[str, int, tuple[float, ...]], ...] = ()
-    """What is expected before anything is measured: (drafter, length, gain at each load)."""
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Their names, in order."""
         return tuple(dict.fromkeys(setting.drafter for setting in self.settings))
 
-    def alike(self, setting: Setting) -> Setting:
-        """The shortest way to write a setting: one length where all are equal."""
-        if setting.lengths and set(setting.lengths) == {0}:
-            return OFF
-        if len(set(setting.lengths)) == 1:
-            return Setting(setting.drafter, setting.lengths[:1])
-        return setting
+    def index_at(self, setting: Setting, place: int) -> int | None:
+        """Which of the settings it is at the load of this place; None: it drafts nothing there, or
+        is none of them."""
+        length = setting.length(place)
+        if setting.is_off or (setting.lengths and not length):
+            return None
+        wanted = Setting(setting.drafter, (length,) if setting.lengths else ())
+        return self.settings.index(wanted) if wanted in self.settings else None
 
 
 def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:

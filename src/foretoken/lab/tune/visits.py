@@ -1,12 +1,12 @@
-"""What one start of a server tells: how long answers took at each load, by class and context.
+"""What one start of a server is asked, and what it tells: how long answers took at each load.
 
 Plain values; a visit knows nothing of what came before it.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, final
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -20,10 +20,23 @@ _FEWEST_ALIKE = 5
 """Requests of a class that tell what is usual there; fewer are held against all."""
 
 
+class NextVisit(NamedTuple):
+    """What to start, and what to ask of it."""
+
+    setting: Setting
+    turn: int
+    """Visits of one turn are asked the same, one after the other."""
+    sizes: tuple[tuple[int, int], ...]
+    """(load, requests) each."""
+    check: bool = False
+    """Whether it is part of the final A/B."""
+
+
 class Answered(NamedTuple):
     """One answered request."""
 
     kind: str
+    """Of requests that usually take as long for a token."""
     seconds: float
     tokens: int
 
@@ -39,74 +52,48 @@ class LoadSeen:
     requests: int
     failed: int = 0
     seconds: float = 0.0
-    kinds: dict[str, float] = field(default_factory=dict)
-    """Seconds per token by class of request."""
-    acceptance_length: float = math.nan
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One start of a server with one setting, and what it was asked."""
+    """One start of a server with one setting, and what it told."""
 
     setting: Setting
     turn: int
-    """Visits of one turn were asked the same, one after the other."""
     loads: tuple[LoadSeen, ...] = ()
     start_s: float = 0.0
     seconds: float = 0.0
     check: bool = False
     """Whether it is part of the final A/B."""
     problem: str = ""
+    """Why the server cannot run with this setting."""
     most_tokens: int = 0
     """Answers were cut at so many tokens, for time; 0: they were as long as the workload has it."""
 
-    def pace(self, load: int, kind: str = "") -> float:
-        """Seconds per token at a load, of all requests or of one class; NaN where none was seen."""
-        seen = next((seen for seen in self.loads if seen.load == load), None)
-        if seen is None:
-            return math.nan
-        return seen.kinds.get(kind, math.nan) if kind else seen.pace_s
-
-
-class ServerUnderTest(Protocol):
-    """Something that can be started with a setting and asked at some loads."""
-
-    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
-        """Start it, ask `(load, requests)` each, and stop it.
-
-        The same turn asks the same. A setting that it cannot run comes back with its `problem`.
-        """
+    def pace(self, load: int) -> float:
+        """Seconds per token at a load; NaN where none was seen."""
+        return next((seen.pace_s for seen in self.loads if seen.load == load), math.nan)
 
 
 def summarize_load(
     load: int, answers: Sequence[Answered], *, failed: int = 0, seconds: float = 0.0
 ) -> LoadSeen:
-    """Seconds per token over all answers and by class, outliers drawn in."""
+    """Seconds per token over all answers, outliers of each class drawn in."""
     whole = [one for one in answers if one.tokens > 0]
-    by_kind = {kind: [one for one in whole if one.kind == kind] for kind in {a.kind for a in whole}}
-    drawn = {
-        kind: _drawn_in(own, own if len(own) >= _FEWEST_ALIKE else whole)
-        for kind, own in by_kind.items()
-    }
-    tokens = sum(float(tokens_N.sum()) for _, tokens_N in drawn.values())
-    total = sum(float(seconds_N.sum()) for seconds_N, _ in drawn.values())
+    drawn_s = 0.0
+    for kind in sorted({one.kind for one in whole}):
+        own = [one for one in whole if one.kind == kind]
+        alike = own if len(own) >= _FEWEST_ALIKE else whole
+        usual = float(np.median([one.seconds / one.tokens for one in alike]))
+        tokens_N: Floats = np.array([one.tokens for one in own], np.float64)
+        paces_N = np.array([one.seconds for one in own], np.float64) / tokens_N
+        drawn_s += float((np.clip(paces_N, usual / OUTLIER, usual * OUTLIER) * tokens_N).sum())
+    tokens = sum(one.tokens for one in whole)
     return LoadSeen(
         load=load,
-        pace_s=total / tokens if tokens else math.nan,
+        pace_s=drawn_s / tokens if tokens else math.nan,
         requests=len(whole),
         failed=failed,
         seconds=seconds,
-        kinds={
-            kind: float(seconds_N.sum() / tokens_N.sum())
-            for kind, (seconds_N, tokens_N) in sorted(drawn.items())
-        },
     )
-
-
-def _drawn_in(answers: Sequence[Answered], alike: Sequence[Answered]) -> tuple[Floats, Floats]:
-    """Seconds and tokens of each answer of one class; `alike` tell what is usual."""
-    tokens_N = np.array([one.tokens for one in answers], np.float64)
-    paces_N = np.array([one.seconds for one in answers], np.float64) / tokens_N
-    usual = float(np.median([one.seconds / one.tokens for one in alike]))
-    return np.clip(paces_N, usual / OUTLIER, usual * OUTLIER) * tokens_N, tokens_N
