@@ -15,8 +15,16 @@ from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, Simulat
 from benchmarks.simulate.machine import SimulatedMachine
 from benchmarks.simulate.serving import ServedRequest, ServingLimits, simulate
 from benchmarks.simulate.traffic import RequestClass, Traffic
-from foretoken.lab.tune.settings import OFF, Setting, ranges_of
-from foretoken.lab.tune.visits import Answered, LoadSeen, NextVisit, Visit, summarize_load
+from foretoken.lab.tune.settings import (
+    OFF,
+    Answered,
+    LoadSeen,
+    NextVisit,
+    Setting,
+    Visit,
+    ranges_of,
+    summarize_load,
+)
 
 TURNS = 6
 """Different sets of prompts; after them they come again."""

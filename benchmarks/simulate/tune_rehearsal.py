@@ -26,8 +26,7 @@ from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, Si
 from foretoken.lab.plan.devices import EngineCost
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.tune.search import Search, best_setting, checked_gain, next_visit, spent_s, stand
-from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, Visit
 
 LENGTHS = (1, 2, 3, 5, 8)
 HOST = EngineCost(step_s=1.0e-3, draft_s=0.5e-3)

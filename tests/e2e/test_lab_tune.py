@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.tune.real import StartedServer
-from foretoken.lab.tune.settings import OFF
-from foretoken.lab.tune.visits import NextVisit
+from foretoken.lab.tune.settings import OFF, NextVisit
 from foretoken.lab.verdict import EXIT_CODES
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,9 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup
-from foretoken.lab.tune.candidates import offered, settings_of
 from foretoken.lab.tune.real import LEAST_TOKENS, fitting, time_to_ask
-from foretoken.lab.tune.server_command import ServerCommand
+from foretoken.lab.tune.server_command import ServerCommand, offered, settings_of
 from foretoken.lab.tune.settings import OFF, Setting
-from foretoken.lab.tune.visits import Answered, LoadSeen, summarize_load
 
 DRAFTERS = {
     one.name: one
@@ -195,37 +193,13 @@ def test_one_drafter_that_does_not_load_is_left_out() -> None:
 SIZES = ((1, 8), (8, 16))
 
 
-def seen(pace_s: float, batched_pace_s: float) -> tuple[LoadSeen, LoadSeen]:
-    return (
-        LoadSeen(load=1, pace_s=pace_s, requests=1),
-        LoadSeen(load=4, pace_s=batched_pace_s, requests=4),
-    )
-
-
-def test_a_fast_server_is_asked_for_whole_answers() -> None:
-    assert fitting(60.0, 256, SIZES, seen(0.01, 0.012)) == 0
-
-
-def test_a_slow_one_for_what_fits() -> None:
-    most = fitting(60.0, 256, SIZES, seen(0.1, 0.2))
-    # 8 answers at 10 tokens/s and 16 at 20 tokens/s.
-    assert most == pytest.approx(60.0 / (8 / 10 + 16 / 20), abs=1)
-    assert fitting(1.0, 256, SIZES, seen(0.1, 0.2)) == LEAST_TOKENS
-    assert fitting(1.0, LEAST_TOKENS, SIZES, seen(0.1, 0.2)) == 0
-
-
-def test_one_standstill_does_not_cut_all_answers() -> None:
-    usual, stood = Answered("", 2.0, 16), Answered("", 300.0, 16)
-    alone = summarize_load(1, [usual, stood, usual])
-    at_once = summarize_load(4, [usual] * 4)
-    quiet = fitting(60.0, 256, SIZES, (summarize_load(1, [usual] * 3), at_once))
-    assert fitting(60.0, 256, SIZES, (alone, at_once)) > 0.6 * quiet > LEAST_TOKENS
-    # All of those that were in flight stood still.
-    assert fitting(60.0, 256, SIZES, seen(0.1, 40.0)) == fitting(60.0, 256, SIZES, seen(0.1, 0.4))
-
-
-def test_of_a_server_that_answered_nothing_nothing_is_known() -> None:
-    assert fitting(1.0, 256, SIZES, seen(math.nan, math.nan)) == 0
+def test_answers_are_cut_where_whole_ones_leave_no_time() -> None:
+    assert fitting(60.0, 256, SIZES, 0.003) == 0, "a fast server is asked for whole answers"
+    # 8 answers one by one and 16 four by four.
+    assert fitting(60.0, 256, SIZES, 0.1) == int(60.0 / (0.1 * 8 + 0.1 * 16 / 4))
+    assert fitting(1.0, 256, SIZES, 0.1) == LEAST_TOKENS
+    assert fitting(1.0, LEAST_TOKENS, SIZES, 0.1) == 0
+    assert fitting(1.0, 256, SIZES, math.nan) == 0, "nothing is known of a server that was silent"
 
 
 def test_a_slow_start_leaves_some_time_to_ask() -> None:

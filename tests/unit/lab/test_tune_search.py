@@ -19,7 +19,7 @@ from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.beliefs import Spreads, believe
-from foretoken.lab.tune.journal import VISITS, Journal
+from foretoken.lab.tune.real import VISITS, Journal
 from foretoken.lab.tune.search import (
     GOOD_ENOUGH,
     Search,
@@ -30,8 +30,18 @@ from foretoken.lab.tune.search import (
     value_of,
     worth_measuring,
 )
-from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, ranges_of
-from foretoken.lab.tune.visits import Answered, LoadSeen, NextVisit, Visit, summarize_load
+from foretoken.lab.tune.settings import (
+    OFF,
+    Answered,
+    LoadSeen,
+    NextVisit,
+    Question,
+    Schedule,
+    Setting,
+    Visit,
+    ranges_of,
+    summarize_load,
+)
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 
 LENGTHS = (1, 2, 3, 5, 8)

@@ -21,13 +21,16 @@ from foretoken.lab.measure.traces import load_items
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
-from foretoken.lab.tune.candidates import offered, settings_of, that_load, to_install
-from foretoken.lab.tune.journal import ANSWER, Journal
-from foretoken.lab.tune.real import StartedServer
+from foretoken.lab.tune.real import ANSWER, Journal, StartedServer
 from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
-from foretoken.lab.tune.server_command import ServerCommand
-from foretoken.lab.tune.settings import OFF, Question
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.server_command import (
+    ServerCommand,
+    offered,
+    settings_of,
+    that_load,
+    to_install,
+)
+from foretoken.lab.tune.settings import OFF, Question, Visit
 from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
 NAME_ONE = (

@@ -8,7 +8,6 @@ that were asked at once on two cores answered a hundredth as fast as either alon
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -56,42 +55,21 @@ class OneAtATime:
         """It is nobody's turn."""
         self._holder: object | None = None
         self._open = 0
-        self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
+        self._ended = asyncio.Condition()
 
     @asynccontextmanager
     async def of(self, who: object) -> AsyncIterator[None]:
         """A request of `who`, which begins when it is its turn."""
-        # Whoever comes while others wait is not let through: their turn would never come.
-        if self._open and (self._holder is not who or self._waiting):
-            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((who, mine))
-            try:
-                await mine
-            except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():
-                    self._end()
-                raise
-        else:
-            self._holder = who
-            self._open += 1
+        async with self._ended:
+            await self._ended.wait_for(lambda: not self._open or self._holder is who)
+            self._holder, self._open = who, self._open + 1
         try:
             yield
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._open -= 1
-        if self._open:
-            return
-        waiting = [(who, one) for who, one in self._waiting if not one.done()]
-        self._waiting.clear()
-        self._holder = waiting[0][0] if waiting else None
-        for who, one in waiting:
-            if who is self._holder:
-                self._open += 1
-                one.set_result(None)
-            else:
-                self._waiting.append((who, one))
+            self._open -= 1
+            if not self._open:
+                async with self._ended:
+                    self._ended.notify_all()
 
 
 class Asker:

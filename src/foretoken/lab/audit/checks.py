@@ -23,7 +23,7 @@ from foretoken.lab.audit.judging import (
     unasked,
 )
 from foretoken.lab.audit.replies import Reply
-from foretoken.lab.audit.rounding import common, same, same_or_near
+from foretoken.lab.audit.rounding import NEAR_TIE, common, same, same_or_near
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 NO_LOGPROBS = "completions come without log-probabilities"
@@ -257,9 +257,7 @@ async def _stops(sides: Sides, case: Case) -> Look:
     plain = None if sides.plain is None else await sides.plain.greedy(case)
     found = same_or_near(whole, given, plain, sides.tie)
     other = f"another text than before with the stop string {stop!r}"
-    return Look(sort="fine", why="near-tie") if found.sort == "fine" else Look(
-        sort="differs", why=other
-    )  # fmt: skip
+    return NEAR_TIE if found.sort == "fine" else Look(sort="differs", why=other)
 
 
 def stop_within(whole: Reply) -> str | None:
@@ -443,88 +441,45 @@ def _placeholders(reply: Reply) -> Look:
 
 
 GREEDY = AuditCheck(
-    name="greedy",
-    sentence="at temperature 0 the text is that of plain decoding",
-    look=_greedy,
-    reads_greedy=True,
-)
+    "greedy", "at temperature 0 the text is that of plain decoding",
+    look=_greedy, answers=1, reads_greedy=True,
+)  # fmt: skip
 VERIFICATION = AuditCheck(
-    name="verification",
-    sentence="drawn tokens are as likely as plain decoding's own, so every draft was verified",
-    look=_verification,
-    answers=SCORED_TOKENS,
-    each=0.1,
-)
+    "verification",
+    "drawn tokens are as likely as plain decoding's own, so every draft was verified",
+    look=_verification, answers=SCORED_TOKENS, each=0.1,
+)  # fmt: skip
 SAMPLING = AuditCheck(
-    name="sampling",
-    sentence="drawn texts are as often there as plain decoding's, for every set of parameters",
-    compare=_sampling,
-    answers=0,
-    each=0.1,
-)
+    "sampling",
+    "drawn texts are as often there as plain decoding's, for every set of parameters",
+    compare=_sampling, each=0.1,
+)  # fmt: skip
 LOGPROBS = AuditCheck(
-    name="logprobs",
-    sentence="log-probabilities are those of plain decoding, not a draft's",
-    look=_logprobs,
-    answers=0,
-    reads_greedy=True,
-)
+    "logprobs", "log-probabilities are those of plain decoding, not a draft's",
+    look=_logprobs, reads_greedy=True,
+)  # fmt: skip
 CHECKS: tuple[AuditCheck, ...] = (
     GREEDY,
     VERIFICATION,
     SAMPLING,
     LOGPROBS,
-    AuditCheck(
-        name="seeds",
-        sentence="the same seed gives the same text again",
-        look=_seeds,
-        answers=2,
-        each=0.25,
-    ),
-    AuditCheck(
-        name="streams",
-        sentence="a stream's text is the whole answer's, with one end",
-        look=_streams,
-        reads_greedy=True,
-    ),
-    AuditCheck(
-        name="stops",
-        sentence="an answer ends just before its stop string",
-        look=_stops,
-        each=0.6,
-        reads_greedy=True,
-    ),
-    AuditCheck(
-        name="grammars",
-        sentence="an answer with a JSON schema is JSON of that schema",
-        look=_grammars,
-    ),
-    AuditCheck(
-        name="tools",
-        sentence="a function call has whole arguments, streamed or not",
-        look=_tools,
-        answers=2,
-        each=0.6,
-    ),
-    AuditCheck(
-        name="prefixes",
-        sentence="prompts that go on from an earlier one find it in the cache",
-        look=_prefixes,
-        answers=2,
-        each=1.1,
-    ),
-    AuditCheck(
-        name="usage",
-        sentence="usage counts the tokens that came, no draft, and no more than max_tokens",
-        read=_usage,
-        answers=0,
-    ),
-    AuditCheck(
-        name="placeholders",
-        sentence="no answer has a placeholder where a draft was to be",
-        read=_placeholders,
-        answers=0,
-    ),
-)
+    AuditCheck("seeds", "the same seed gives the same text again",
+               look=_seeds, answers=2, each=0.25),
+    AuditCheck("streams", "a stream's text is the whole answer's, with one end",
+               look=_streams, answers=1, reads_greedy=True),
+    AuditCheck("stops", "an answer ends just before its stop string",
+               look=_stops, answers=1, each=0.6, reads_greedy=True),
+    AuditCheck("grammars", "an answer with a JSON schema is JSON of that schema",
+               look=_grammars, answers=1),
+    AuditCheck("tools", "a function call has whole arguments, streamed or not",
+               look=_tools, answers=2, each=0.6),
+    AuditCheck("prefixes", "prompts that go on from an earlier one find it in the cache",
+               look=_prefixes, answers=2, each=1.1),
+    AuditCheck("usage",
+               "usage counts the tokens that came, no draft, and no more than max_tokens",
+               read=_usage),
+    AuditCheck("placeholders", "no answer has a placeholder where a draft was to be",
+               read=_placeholders),
+)  # fmt: skip
 OF_TEXTS = (GREEDY.name, VERIFICATION.name, SAMPLING.name, LOGPROBS.name)
 """Checks of what is written, whatever is asked for."""

@@ -66,7 +66,7 @@ class Sides:
         return self.arm is self.plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AuditCheck:
     """One thing that is looked at."""
 
@@ -78,8 +78,8 @@ class AuditCheck:
     """Compares both servers by itself: `wrong` is what no chance explains."""
     read: Callable[[Reply], Look] | None = None
     """Reads any reply that other checks got."""
-    answers: int = 1
-    """Answers that a look asks each server for, about."""
+    answers: int = 0
+    """Answers that a look asks each server for, about, greedy ones aside."""
     each: float = 1.0
     """What one of them takes, in greedy answers; measured on the packaged server."""
     reads_greedy: bool = False

@@ -23,8 +23,7 @@ from foretoken.lab.tune.search import (
     stand,
     visit_s,
 )
-from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.settings import OFF, Question, Setting, Visit
 from foretoken.lab.verdict import FASTER, LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
 RESTLESS = 0.1

@@ -17,8 +17,7 @@ from typing import final
 import numpy as np
 
 from foretoken.lab.stats.intervals import Floats
-from foretoken.lab.tune.settings import Question
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.settings import Question, Visit
 
 GAIN_SD = 0.5
 """Of the logarithm of a gain, before anything is measured."""

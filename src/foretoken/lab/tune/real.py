@@ -1,37 +1,46 @@
-"""A server under test that is started from its command and asked over HTTP.
+"""A server under test that is started from its command and asked over HTTP, and its visits on disk.
 
 One start answers at all loads, since starting is what takes time. Requests of one turn and load are
 the same for every setting. On a server so slow that whole answers would leave no time to compare,
 the first visit finds where to cut them, for all visits alike. A setting with which the server does
-not start, or fails requests, is told as a problem; plain decoding has to work.
+not start, or fails requests, is told as a problem; plain decoding has to work. A visit is a line of
+`visits.jsonl`, written whole when it has ended: a search that was killed goes on after the last.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
-from foretoken.errors import EndpointError
+from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.loops import run_to_end
+from foretoken.lab.measure.segments import CONFIG, TAKEN, require_same_settings
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.records.run_files import REQUESTS, LineWriter
-from foretoken.lab.tune.settings import Setting
-from foretoken.lab.tune.visits import Answered, LoadSeen, NextVisit, Visit, summarize_load
+from foretoken.lab.records.run_files import REQUESTS, LineWriter, read_lines, write_json
+from foretoken.lab.tune.settings import (
+    Answered,
+    LoadSeen,
+    NextVisit,
+    Setting,
+    Visit,
+    summarize_load,
+)
 
+VISITS = "visits.jsonl"
+ANSWER = "answer.json"
 MOST_FAILED = 0.05
 WARM_UP = 4
-ALONE = 3
-"""Short requests one after the other that a search begins with, of which one may stand still."""
 LONG = 4.0
-"""Prompts are told apart by length where the longest tenth are so many times the shortest."""
-
+"""Prompts are told apart by length in powers of it."""
 WANTED_VISITS = 16
 """Of a search: one turn, and the fewest pairs that can prove anything."""
 ASKING_SHARE = 1 / 40
@@ -60,7 +69,7 @@ class StartedServer:
         """
         self._line, self._items, self._out = line, list(items), out
         self._budget_s, self._most_tokens = budget_s, most_tokens
-        self._kinds = kinds_of(items)
+        self._kinds = [kind_of(item) for item in items]
 
     def visit(self, wanted: NextVisit) -> Visit:
         """Start the server, ask, and stop it. A setting that it cannot run with comes back with
@@ -88,9 +97,11 @@ class StartedServer:
                 warm = await self._ask(asking, WARM_UP, WARM_UP)
                 if self._most_tokens is None:
                     left_s = time_to_ask(self._budget_s, now() - began)
-                    alone = await self._ask(asking, 1, ALONE)
+                    again = await self._ask(asking, WARM_UP, WARM_UP)
                     longest = max(item.max_tokens for item in self._items)
-                    self._most_tokens = fitting(left_s, longest, wanted.sizes, (alone, warm))
+                    # The faster: in the other one the machine may have stood still.
+                    pace_s = min(warm.pace_s, again.pace_s)
+                    self._most_tokens = fitting(left_s, longest, wanted.sizes, pace_s)
                 start_s = now() - began
                 # Whatever comes first finds a colder server: loads change places by turn.
                 order = wanted.sizes if wanted.turn % 2 else wanted.sizes[::-1]
@@ -166,40 +177,65 @@ def time_to_ask(budget_s: float, start_s: float) -> float:
     return max(budget_s / WANTED_VISITS - start_s, budget_s * ASKING_SHARE)
 
 
-def fitting(
-    left_s: float,
-    longest: int,
-    sizes: Sequence[tuple[int, int]],
-    seen: tuple[LoadSeen, LoadSeen],
-) -> int:
+def fitting(left_s: float, longest: int, sizes: Sequence[tuple[int, int]], pace_s: float) -> int:
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
 
-    `seen` is how fast the server answered one request alone, and several at once; more at once
-    are taken to be answered no faster in all. Several are no slower in all than one: where they
-    were, the machine stood still.
+    `pace_s` is seconds per token with WARM_UP in flight; more at once are taken to be answered no
+    faster in all, fewer as fast each.
     """
-    rates = [one.load / one.pace_s for one in seen if one.pace_s > 0.0]
-    if not rates:
+    token_s = pace_s * sum(requests / min(load, WARM_UP) for load, requests in sizes)
+    if not token_s > 0.0 or left_s / token_s >= longest or longest <= LEAST_TOKENS:
         return 0
-    most, more = max(one.load for one in seen), max(rates) - rates[0]
-    each_s = sum(
-        requests / (rates[0] + more * (min(load, most) - 1) / max(most - 1, 1))
-        for load, requests in sizes
-    )
-    fit = left_s / each_s
-    return 0 if fit >= longest or longest <= LEAST_TOKENS else max(int(fit), LEAST_TOKENS)
+    return max(int(left_s / token_s), LEAST_TOKENS)
 
 
-def kinds_of(items: Sequence[Item]) -> list[str]:
-    """Class of each item, and whether its prompt is a long one, in words."""
-    lengths = [
-        len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)
-        for item in items
-    ]
-    ordered, tenth = sorted(lengths), len(lengths) // 10
-    short, long = ordered[tenth], ordered[-1 - tenth]
-    border = (short * long) ** 0.5 if long > LONG * max(short, 1) else math.inf
-    return [
-        f"{item.category}, long prompts" if length > border else item.category
-        for item, length in zip(items, lengths, strict=True)
-    ]
+def kind_of(item: Item) -> str:
+    """Requests alike: their class, and how long the prompt is, roughly."""
+    length = len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)
+    return f"{item.category} {int(math.log(length + 1, LONG))}"
+
+
+@final
+class Journal:
+    """The visits of a search, on disk as they end."""
+
+    def __init__(self, folder: Path, settings: Any, *, resume: bool) -> None:
+        """Begin, or with `resume` go on with what is there.
+
+        Raises:
+            ConfigError: there is a search already and `resume` is not set, or its settings
+                were others.
+        """
+        self.folder = folder
+        path = folder / VISITS
+        self.visits = [
+            from_plain(Visit, value, f"{path}:{number}") for number, value in read_lines(path)
+        ]
+        if self.visits and not resume:
+            raise ConfigError("--out", str(folder), TAKEN)
+        if self.visits:
+            before = json.loads((folder / CONFIG).read_text("utf-8"))
+            # More time is a reason to go on; everything else would change what was measured.
+            require_same_settings(before, to_plain(settings), but=("budget_s",))
+        write_json(folder / CONFIG, settings)
+        try:
+            self._file = LineWriter(path)
+        except OSError as error:
+            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
+
+    def add(self, visit: Visit) -> None:
+        """Keep a visit that has ended.
+
+        Raises:
+            ConfigError: the disk is full.
+        """
+        try:
+            self._file.write(visit)
+        except OSError as error:
+            allowed = f"a disk with room ({error}); --resume goes on from here"
+            raise ConfigError("--out", str(self.folder), allowed) from error
+        self.visits.append(visit)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

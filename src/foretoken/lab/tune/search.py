@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from foretoken.lab.stats.intervals import Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.repeats import in_turn
 from foretoken.lab.tune.beliefs import Beliefs, believe
-from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import OUTLIER, NextVisit, Visit
+from foretoken.lab.tune.settings import OFF, OUTLIER, NextVisit, Question, Setting, Visit
 
 Bools = NDArray[np.bool_]
 
