@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from foretoken.lab.measure.experiment import ArmConfig
 
 EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
-_WORDS = {"ok": "ok", "fault": "FAULT", "both": "not by speculation", "open": "open",
-          "unasked": "not asked"}  # fmt: skip
-_STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow",
-           "unasked": "dim"}  # fmt: skip
-
-
+_WORDS = {
+    "ok": ("ok", "green"),
+    "fault": ("FAULT", "bold red"),
+    "both": ("not by speculation", "yellow"),
+    "open": ("open", "yellow"),
+    "unasked": ("not asked", "dim"),
+}
+"""How a status is said, and in which style."""
 ServerArgument = Annotated[
     str,
     typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
@@ -136,9 +138,9 @@ def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
 def _show_check(result: "CheckResult") -> None:
     from foretoken.cli.lab.run_tables import console
 
-    show = console()
-    line = f"{_WORDS[result.status]:>18}  {result.name}: {result.sentence}"
-    show.print(line, style=_STYLES[result.status], soft_wrap=True, markup=False)
+    show, (word, style) = console(), _WORDS[result.status]
+    line = f"{word:>18}  {result.name}: {result.sentence}"
+    show.print(line, style=style, soft_wrap=True, markup=False)
     for more in _lines_of(result):
         show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
 

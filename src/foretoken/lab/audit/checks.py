@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.lab.audit.asking import Asker, Case
+from foretoken.lab.audit.asking import Asker, Case, Reply
 from foretoken.lab.audit.judging import (
     FINE,
     AuditCheck,
@@ -22,7 +22,6 @@ from foretoken.lab.audit.judging import (
     plain_of,
     unasked,
 )
-from foretoken.lab.audit.replies import Reply
 from foretoken.lab.audit.rounding import NEAR_TIE, common, same, same_or_near
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
@@ -276,39 +275,24 @@ def stop_within(whole: Reply) -> str | None:
     return None
 
 
-def _choices(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-def _record(**properties: Any) -> dict[str, Any]:
-    """A JSON schema without free text: an answer cannot become long."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-SCHEMA = _record(
-    language=_choices("Python", "C", "Rust", "none of these"),
-    tested={"type": "boolean"},
-    priority=_choices("low", "middle", "high"),
-    colour=_choices("red", "green", "blue", "violet"),
-    done={"type": "boolean"},
-)
-PARAMETERS = _record(
-    unit=_choices("celsius", "fahrenheit", "kelvin"),
-    city=_choices("Berlin", "Lagos", "Lima", "Osaka", "Pune"),
-    forecast={"type": "boolean"},
-)
-_FUNCTION = {"name": "weather", "description": "The weather.", "parameters": PARAMETERS}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit", "kelvin"]},
+        "city": {"type": "string", "enum": ["Berlin", "Lagos", "Lima", "Osaka", "Pune"]},
+        "forecast": {"type": "boolean"},
+    },
+    "required": ["unit", "city", "forecast"],
+    "additionalProperties": False,
+}
+"""Without free text: an answer cannot become long."""
+_FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
 
 
 async def _grammars(sides: Sides, case: Case) -> Look:
     """Every draft is held to the grammar as every other token is, so what comes is JSON of the
     schema."""
-    form = {"name": "facts", "schema": SCHEMA, "strict": True}
+    form = {"name": "weather", "schema": SCHEMA, "strict": True}
     body = {
         "max_tokens": 160,
         "temperature": 0.8,
@@ -320,13 +304,13 @@ async def _grammars(sides: Sides, case: Case) -> Look:
     if reply.refused is not None:  # no chat template, perhaps
         reply = await sides.arm.ask({**body, "prompt": case.prompt})
     answered(reply)
-    return _judge_json(reply, reply.text.strip(), SCHEMA, "the answer") or FINE
+    return _judge_json(reply, reply.text.strip(), "the answer") or FINE
 
 
-def _judge_json(reply: Reply, text: str, schema: Mapping[str, Any], name: str) -> Look | None:
+def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
     """What is wrong with a JSON text; None: nothing. One cut short by its length cannot be told."""
     try:
-        wrong = misfit(json.loads(text), schema, name)
+        wrong = _misfit(json.loads(text), name)
     except ValueError:
         if reply.finish_reason == "length":
             return Look(sort="fine", why="cut short")
@@ -334,24 +318,18 @@ def _judge_json(reply: Reply, text: str, schema: Mapping[str, Any], name: str) -
     return None if wrong is None else Look(sort="wrong", why=wrong)
 
 
-_KINDS: dict[str, type[Any]] = {"object": dict, "boolean": bool, "string": str}
-
-
-def misfit(value: Any, schema: Mapping[str, Any], where: str) -> str | None:
-    """What about a value is not of a schema of objects, enums and booleans; None: nothing."""
-    kind = schema["type"]
-    if not isinstance(value, _KINDS[kind]):
-        return f"{where}: no {kind}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{where}: {str(value)[:30]!r}"
+def _misfit(value: Any, where: str) -> str | None:
+    """What about a value is not of the schema; None: nothing."""
     if not isinstance(value, dict):
-        return None
-    properties = schema["properties"]
-    odd = set(value) ^ set(properties)
+        return f"{where}: no object"
+    odd = set(value) ^ set(SCHEMA["properties"])
     if odd:
         return f"{where} has or lacks {', '.join(sorted(odd))[:60]}"
-    parts = (misfit(value[name], part, f"{where}, {name}") for name, part in properties.items())
-    return next((found for found in parts if found is not None), None)
+    for name, given in value.items():
+        allowed = SCHEMA["properties"][name].get("enum")
+        if given not in allowed if allowed else not isinstance(given, bool):
+            return f"{where}, {name}: {str(given)[:30]!r}"
+    return None
 
 
 async def _tools(sides: Sides, case: Case) -> Look:
@@ -372,7 +350,7 @@ async def _tools(sides: Sides, case: Case) -> Look:
         if [call.name for call in reply.calls] != [name]:
             names = ", ".join(call.name for call in reply.calls) or "no function"
             return Look(sort="wrong", why=f"{names} called instead of {name}")
-        found = _judge_json(reply, reply.calls[0].arguments, PARAMETERS, "the arguments")
+        found = _judge_json(reply, reply.calls[0].arguments, "the arguments")
         if found is not None:
             return found
         calls.append(reply.calls)

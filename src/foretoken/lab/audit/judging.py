@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from foretoken.lab.audit.asking import Asker, Case
-from foretoken.lab.audit.replies import Reply
+from foretoken.lab.audit.asking import Asker, Case, Reply
 
 ERROR = 0.0002
 """Chance of a false alarm of one comparison; a run makes fewer than forty."""

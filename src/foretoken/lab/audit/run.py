@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from foretoken.config.reader import at_least, check_fields
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.audit.asking import Asker, Case, OneAtATime, cases_of
+from foretoken.lab.audit.asking import IN_FLIGHT, Asker, Case, OneAtATime, cases_of
 from foretoken.lab.audit.checks import CHECKS, GREEDY, OF_TEXTS, SAMPLED_PROMPTS
 from foretoken.lab.audit.judging import AuditCheck, CheckResult, EndedLook, Look, Sides, judge
 from foretoken.lab.audit.rounding import measure_near_tie
@@ -55,8 +55,6 @@ class AuditPlan:
     samples: Annotated[int, at_least(1)] = 200
     """Draws of each of two prompts, by server and set of sampling parameters."""
     parameters: tuple[Mapping[str, Any], ...] = SETS
-    concurrency: Annotated[int, at_least(1)] = 8
-    """Requests in flight at each server."""
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
 
@@ -124,14 +122,14 @@ async def audit(
     found: list[CheckResult] = []
     for check in plan.checks:
         began = time.monotonic()
-        result = await _make(check, sides, cases, plan.concurrency)
+        result = await _make(check, sides, cases)
         if result.suspicious and check.look is not None:
             again_s = MORE * (time.monotonic() - began)
             say(
                 f"{check.name}: looked at again with {MORE} times the prompts, {_duration(again_s)}"
             )
             more = cases_of(texts, MORE * plan.prompts, plan.max_tokens, plan.prompts)
-            result = await _make(check, sides, more, plan.concurrency)
+            result = await _make(check, sides, more)
         result = _followed_from(result, found)
         ended(result)
         found.append(result)
@@ -151,9 +149,7 @@ def _followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckR
     return replace(result, status="open", why=f"may be a consequence of {', '.join(faulty)}")
 
 
-async def _make(
-    check: AuditCheck, sides: Sides, cases: Sequence[Case], concurrency: int
-) -> CheckResult:
+async def _make(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult:
     arms = [sides, None if sides.plain is None else replace(sides, arm=sides.plain)]
     if check.compare is not None:
         try:
@@ -172,7 +168,7 @@ async def _make(
     # and a prompt is not out of the cache again before it is asked to go on.
     every = []
     for side in arms:
-        gate = asyncio.Semaphore(concurrency)
+        gate = asyncio.Semaphore(IN_FLIGHT)
         every += [_look(check.look, side, case, gate) for case in cases if side is not None]
     looks = await asyncio.gather(*every)
     return judge(check, looks[: len(cases)], looks[len(cases) :] or None)
@@ -276,8 +272,8 @@ async def _run(
                 turns = OneAtATime()
         elif fields is not None:
             off, said = on, "the same server, speculation off in the request"
-        arm = _asker(on, config.plan, turns)
-        plain = None if off is None else _asker(off, config.plan, turns, fields)
+        arm = _asker(on, turns)
+        plain = None if off is None else _asker(off, turns, fields)
         same_seeds = off is not None and on.info.engine == off.info.engine in SAME_SEEDS
         checks = await audit(
             arm, plain, texts, config.plan, same_seeds=same_seeds, say=say, ended=ended
@@ -291,19 +287,13 @@ async def _run(
     )
 
 
-def _asker(
-    client: Client,
-    plan: AuditPlan,
-    turns: OneAtATime | None,
-    fields: dict[str, Any] | None = None,
-) -> Asker:
+def _asker(client: Client, turns: OneAtATime | None, fields: dict[str, Any] | None = None) -> Asker:
     """Token ids are asked for where the server knows the word."""
     known = {k: v for k, v in EXTRAS.get(client.info.engine, {}).items() if k == "return_token_ids"}
     return Asker(
         client.pool,
         client.info.model,
         extra_body={**known, **client.config.extra_body, **(fields or {})},
-        concurrency=plan.concurrency,
         timeout_s=client.config.timeout_s,
         turns=turns,
     )

@@ -192,11 +192,8 @@ def next_visit(search: Search, visits: Sequence[Visit]) -> NextVisit | None:
     checks = [visit for visit in visits if visit.check]
     found = [visit for visit in visits if not visit.check]
     now = stand(search, found)
-    if not checks and not is_over_time(search, found, now):
-        wanted = _next_of_turn(search, found, now)
-        if wanted is not None:
-            return wanted
-    return _next_check(search, found, checks, now)
+    wanted = None if checks else _next_of_turn(search, found, now)
+    return wanted or _next_check(search, found, checks, now)
 
 
 def stand(search: Search, found: Sequence[Visit]) -> SearchState:
@@ -238,17 +235,6 @@ def _choose(
     return best
 
 
-def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bool:
-    """Whether another visit of the search would take the time that the final A/B needs.
-
-    One visit alone may have stood still; a second tells, so it only has to fit.
-    """
-    visit = LATE * visit_s(search, found)
-    pairs = wanted_pairs(search, found, now) if not now.chosen.is_off else FEWEST_PAIRS
-    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
-    return spent_s(found) + visit + reserve > search.budget_s
-
-
 def visit_s(search: Search, visits: Sequence[Visit]) -> float:
     """Seconds that a visit is expected to take; one that stood still says nothing about that."""
     first, last = visits[0], visits[-1]
@@ -266,7 +252,14 @@ def visit_s(search: Search, visits: Sequence[Visit]) -> float:
 
 
 def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> NextVisit | None:
-    """The next setting of this turn, or the first of another; None where enough is known."""
+    """The next setting of this turn, or the first of another; None where enough is known, or it
+    would take the time that the final A/B needs."""
+    each_s = LATE * visit_s(search, found)
+    pairs = FEWEST_PAIRS if now.chosen.is_off else wanted_pairs(search, found, now)
+    # One visit alone may have stood still; a second tells, so it only has to fit.
+    reserve_s = min(2 * pairs * each_s, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
+    if spent_s(found) + each_s + reserve_s > search.budget_s:
+        return None
     unsure = _hardly_seen(now, found)
     if now.missing < GOOD_ENOUGH and len(found) > 2 and not unsure:
         return None
@@ -344,14 +337,14 @@ def _next_check(
     visit = check_visit_s(search, [*found, *checks], now)
     for number in range(MOST_PAIRS):
         seen = {visit.setting for visit in checks if visit.turn == first + number}
-        for setting in in_turn((OFF, now.chosen), number):
-            if setting not in seen:
-                # Half a pair is worth nothing.
-                takes = LATE * visit if seen else (1.0 + LATE) * visit
-                if spent_s([*found, *checks]) + takes > search.budget_s:
-                    return None
-                size = sizes(search, found, first)
-                return NextVisit(setting, first + number, size, check=True)
+        left = [setting for setting in in_turn((OFF, now.chosen), number) if setting not in seen]
+        if left:
+            # Half a pair is worth nothing.
+            takes_s = (LATE + len(left) - 1.0) * visit
+            if spent_s([*found, *checks]) + takes_s > search.budget_s:
+                return None
+            asked = sizes(search, found, first)
+            return NextVisit(left[0], first + number, asked, check=True)
     return None
 
 
