@@ -18,11 +18,12 @@ from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_ca
 from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
-from foretoken.lab.tune.beliefs import Spreads, believe
 from foretoken.lab.tune.real import VISITS, Journal
 from foretoken.lab.tune.search import (
     GOOD_ENOUGH,
     Search,
+    Spreads,
+    believe,
     best_setting,
     best_values,
     next_visit,
