@@ -152,8 +152,11 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
             told = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
             prompt_ids = told or prompt_ids  # the first event of a stream has them
             rows += _rows(choice.get("logprobs"))
-            for call in part.get("tool_calls") or ():
-                _add_call(calls, call)
+            for call in part.get("tool_calls") or ():  # whole, or its next piece
+                function = call.get("function") or {}
+                one = calls.setdefault(int(call.get("index") or 0), ["", ""])
+                one[0] = one[0] or function.get("name") or ""
+                one[1] += function.get("arguments") or ""
             if choice.get("finish_reason"):
                 ends.append(str(choice["finish_reason"]))
     details = (usage or {}).get("prompt_tokens_details") or {}
@@ -194,14 +197,6 @@ def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
         (str(token), float("nan") if value is None else float(value), top or {})
         for token, value, top in zip(tokens, own, tops, strict=True)
     ]
-
-
-def _add_call(calls: dict[int, list[str]], given: Mapping[str, Any]) -> None:
-    """Add a call, or the next piece of one."""
-    function = given.get("function") or {}
-    one = calls.setdefault(int(given.get("index") or 0), ["", ""])
-    one[0] = one[0] or function.get("name") or ""
-    one[1] += function.get("arguments") or ""
 
 
 @final

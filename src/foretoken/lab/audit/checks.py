@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.lab.audit.asking import Asker, Case, Reply
+from foretoken.lab.audit.asking import Case, Reply
 from foretoken.lab.audit.judging import (
     FINE,
     AuditCheck,
@@ -63,7 +63,11 @@ async def _verification(sides: Sides, case: Case) -> Look:
     told = []
     # The first token is the prompt's, which no draft stands for.
     for number in range(1, len(drawn.tokens)):
-        reply = await _ask_next(plain, case, drawn, number)
+        prompt: str | list[int] = case.prompt + "".join(drawn.tokens[:number])
+        if drawn.prompt_ids is not None and drawn.token_ids is not None:
+            prompt = [*drawn.prompt_ids, *drawn.token_ids[:number]]
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 1.0, "logprobs": _SCORED_TOPS}
+        reply = await plain.ask(body)
         answered(reply)
         if not reply.tops:
             return unasked("the likeliest tokens are not told")
@@ -71,15 +75,6 @@ async def _verification(sides: Sides, case: Case) -> Look:
     value, token = min(told, default=(0.0, ""))
     why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
     return Look(sort="fine", score=sum(one for one, _ in told), why=why if told else "")
-
-
-async def _ask_next(plain: Asker, case: Case, drawn: Reply, number: int) -> Reply:
-    """What plain decoding expects as token `number` of the answer."""
-    assert drawn.tokens is not None, "just seen"
-    body = {"max_tokens": 1, "temperature": 1.0, "logprobs": _SCORED_TOPS}
-    if drawn.prompt_ids is not None and drawn.token_ids is not None:
-        return await plain.ask({**body, "prompt": [*drawn.prompt_ids, *drawn.token_ids[:number]]})
-    return await plain.ask({**body, "prompt": case.prompt + "".join(drawn.tokens[:number])})
 
 
 def surprise(token: str, top: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ check that is suspicious looks again. The folder gets audit.json and the servers
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -166,25 +166,21 @@ async def _make(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> Check
     assert check.look is not None, check.name
     # Looks, not only requests, are limited: what one look asks for in turn stays close together,
     # and a prompt is not out of the cache again before it is asked to go on.
+    look = check.look
+
+    async def one(side: Sides, case: Case, gate: asyncio.Semaphore) -> Look:
+        async with gate:
+            try:
+                return await look(side, case)
+            except EndedLook as end:
+                return end.look
+
     every = []
     for side in arms:
         gate = asyncio.Semaphore(IN_FLIGHT)
-        every += [_look(check.look, side, case, gate) for case in cases if side is not None]
+        every += [one(side, case, gate) for case in cases if side is not None]
     looks = await asyncio.gather(*every)
     return judge(check, looks[: len(cases)], looks[len(cases) :] or None)
-
-
-async def _look(
-    look: Callable[[Sides, Case], Awaitable[Look]],
-    sides: Sides,
-    case: Case,
-    gate: asyncio.Semaphore,
-) -> Look:
-    async with gate:
-        try:
-            return await look(sides, case)
-        except EndedLook as end:
-            return end.look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

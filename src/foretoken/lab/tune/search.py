@@ -145,7 +145,7 @@ class _Model:
         self._common = self._design @ self._prior @ self._design.T + shared
         self._start = visit_N[:, None] == visit_N
         self._suits = np.outer(few_N, few_N) * np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
-        self._times_N = np.ones(len(rows))
+        self._times_N: Floats = np.ones(len(rows))
 
     def _covariance(self, spreads: Spreads) -> Floats:
         noise = spreads.noise**2 * np.diag(self._times_N)
@@ -162,20 +162,14 @@ class _Model:
             pairs = itertools.product(START_SDS, NOISE_SDS)
             found = max((Spreads(start=start, noise=n) for start, n in pairs), key=self._evidence)
             found = max((replace(found, suits=one) for one in SUITS_SDS), key=self._evidence)
-            self._times_N = self._stood_still(found)
+            # Times the usual variance that the noise of each measurement has, under Student's t: a
+            # step of expectation and maximization (Lange, Little and Taylor 1989).
+            noise_N = found.noise**2 * self._times_N
+            inverse = np.linalg.inv(self._covariance(found))
+            seen_N = noise_N * (inverse @ self._logs_N)
+            squares_N = seen_N**2 + noise_N - noise_N**2 * np.diag(inverse)
+            self._times_N = (TAILS + squares_N / found.noise**2) / (TAILS + 1.0)
         return found
-
-    def _stood_still(self, spreads: Spreads) -> Floats:
-        """Times the usual variance that the noise of each measurement has, under Student's t.
-
-        A step of expectation and maximization (Lange, Little and Taylor 1989).
-        """
-        noise_N = spreads.noise**2 * self._times_N
-        inverse = np.linalg.inv(self._covariance(spreads))
-        seen_N = noise_N * (inverse @ self._logs_N)
-        squares_N = seen_N**2 + noise_N - noise_N**2 * np.diag(inverse)
-        times_N: Floats = (TAILS + squares_N / spreads.noise**2) / (TAILS + 1.0)
-        return times_N
 
     def _evidence(self, spreads: Spreads) -> float:
         root = np.linalg.cholesky(self._covariance(spreads))

@@ -9,16 +9,15 @@ with; a packaged model's own.
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from foretoken.config.auto import auto_drafters
-from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell
-from foretoken.lab.launch.launch import Launch, LaunchPart
+from foretoken.lab.launch.launch import LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_words
 from foretoken.lab.launch.sources import read_source
 from foretoken.lab.launch.write import words_of
@@ -76,10 +75,6 @@ class ServerCommand:
         if launch is None or not ENGINES[launch.engine].tell:
             allowed = f"{EXAMPLE}; or any command with {{k}} for the draft length and {{port}}"
             raise ConfigError("SERVER", text, allowed)
-        return cls._of(launch)
-
-    @classmethod
-    def _of(cls, launch: Launch) -> "ServerCommand":
         engine = ENGINES[launch.engine]
         port = next((part.value for part in launch.arguments if part.name in _PORTS), None)
         kept: list[LaunchPart] = []
@@ -167,13 +162,6 @@ def settings_of(
     own = (Setting(CONTROL),) if command.engine == "foretoken" else ()
     names = (TEMPLATE,) if command.engine == "template" else drafters
     return own + tuple(Setting(name, (length,)) for name in names for length in lengths)
-
-
-def to_install(engine: str, drafters: Iterable[DraftingSetup]) -> list[str]:
-    """Packages that the engine imports for these drafters and does not bring."""
-    methods = {one.method for one in drafters}
-    plans = [one.plan for one in known_methods() if one.name in methods and one.plan]
-    return [package for one in plans if (package := one.package(engine))]
 
 
 def that_load(
