@@ -194,12 +194,16 @@ SIZES = ((1, 8), (8, 16))
 
 
 def test_answers_are_cut_where_whole_ones_leave_no_time() -> None:
-    assert fitting(60.0, 256, SIZES, 0.003) == 0, "a fast server is asked for whole answers"
+    assert fitting(60.0, 256, SIZES, (0.003,)) == 0, "a fast server is asked for whole answers"
     # 8 answers one by one and 16 four by four.
-    assert fitting(60.0, 256, SIZES, 0.1) == int(60.0 / (0.1 * 8 + 0.1 * 16 / 4))
-    assert fitting(1.0, 256, SIZES, 0.1) == LEAST_TOKENS
-    assert fitting(1.0, LEAST_TOKENS, SIZES, 0.1) == 0
-    assert fitting(1.0, 256, SIZES, math.nan) == 0, "nothing is known of a server that was silent"
+    assert fitting(60.0, 256, SIZES, (0.1,)) == int(60.0 / (0.1 * 8 + 0.1 * 16 / 4))
+    stood_still = fitting(60.0, 256, SIZES, (40.0, 0.1))
+    assert stood_still == fitting(60.0, 256, SIZES, (0.1,)), "one standstill does not cut all"
+    assert fitting(1.0, 256, SIZES, (0.1,)) == LEAST_TOKENS
+    assert fitting(1.0, LEAST_TOKENS, SIZES, (0.1,)) == 0
+    assert fitting(1.0, 256, SIZES, (math.nan,)) == 0, (
+        "nothing is known of a server that was silent"
+    )
 
 
 def test_a_slow_start_leaves_some_time_to_ask() -> None:

@@ -99,9 +99,8 @@ class StartedServer:
                     left_s = time_to_ask(self._budget_s, now() - began)
                     again = await self._ask(asking, WARM_UP, WARM_UP)
                     longest = max(item.max_tokens for item in self._items)
-                    # The faster: in the other one the machine may have stood still.
-                    pace_s = min(warm.pace_s, again.pace_s)
-                    self._most_tokens = fitting(left_s, longest, wanted.sizes, pace_s)
+                    paces_s = (warm.pace_s, again.pace_s)
+                    self._most_tokens = fitting(left_s, longest, wanted.sizes, paces_s)
                 start_s = now() - began
                 # Whatever comes first finds a colder server: loads change places by turn.
                 order = wanted.sizes if wanted.turn % 2 else wanted.sizes[::-1]
@@ -177,14 +176,18 @@ def time_to_ask(budget_s: float, start_s: float) -> float:
     return max(budget_s / WANTED_VISITS - start_s, budget_s * ASKING_SHARE)
 
 
-def fitting(left_s: float, longest: int, sizes: Sequence[tuple[int, int]], pace_s: float) -> int:
+def fitting(
+    left_s: float, longest: int, sizes: Sequence[tuple[int, int]], paces_s: Sequence[float]
+) -> int:
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
 
-    `pace_s` is seconds per token with WARM_UP in flight; more at once are taken to be answered no
-    faster in all, fewer as fast each.
+    `paces_s` are seconds per token with WARM_UP in flight, of which the least counts: at the others
+    the machine may have stood still. More at once are taken to be answered no faster in all, fewer
+    as fast each.
     """
+    pace_s = min((one for one in paces_s if one > 0.0), default=0.0)
     token_s = pace_s * sum(requests / min(load, WARM_UP) for load, requests in sizes)
-    if not token_s > 0.0 or left_s / token_s >= longest or longest <= LEAST_TOKENS:
+    if not token_s or left_s / token_s >= longest or longest <= LEAST_TOKENS:
         return 0
     return max(int(left_s / token_s), LEAST_TOKENS)
 
