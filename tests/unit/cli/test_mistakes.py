@@ -138,7 +138,7 @@ def answer(command: str, exit_code: int) -> str:
         ("decide good --reference nowhere", "--reference: got 'nowhere'"),
         ("decide good --policy nowhere", "--policy: got 'nowhere'"),
         ("decide good --policy policy.yaml", "ruls: .*did you mean 'rules'"),
-        ("decide good --policy number.yaml", "rules: got 5; .*each with keys and values"),
+        ("decide good --policy number.yaml", "rules: got 5; allowed: .*a mapping"),
         ("decide good --set speedup.weight=mst", "did you mean 'must'"),
         ("decide good --html .", "--html: got '.'; allowed: a place to write to"),
         ("decide good --fit", "RUN: got 'good'; allowed: a folder with requests.jsonl"),

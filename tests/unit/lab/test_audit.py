@@ -58,7 +58,7 @@ def run(
         off.count = 1 << 20  # luck of its own
         arm = Asker(InProcess(on), "mock", extra_body=own)
         plain = Asker(InProcess(off), "mock", extra_body=own)
-        return await audit(arm, plain, TEXTS, plan, same_seeds=False)
+        return await audit(arm, plain, TEXTS, plan)
 
     return {result.name: result for result in asyncio.run(main())}
 

@@ -60,10 +60,9 @@ def tune(
     """
     from foretoken.cli.lab.tune_view import TuneOrder, run_tune
 
-    for option, given in (("--device", device), ("--count", count)):
-        if given is not None:
-            allowed = "nothing: `foretoken lab plan MODEL --device D` says which --drafter to name"
-            raise ConfigError(option, given, allowed)
+    if device or count:
+        allowed = "nothing: `foretoken lab plan MODEL --device D` says which --drafter to name"
+        raise ConfigError("--device" if device else "--count", device or count, allowed)
     order = TuneOrder(
         server=server,
         workload=workload,

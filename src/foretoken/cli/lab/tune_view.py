@@ -22,7 +22,13 @@ from foretoken.lab.records.run_files import write_json
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.real import ANSWER, Journal, StartedServer
 from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
-from foretoken.lab.tune.server_command import ServerCommand, offered, settings_of, that_load
+from foretoken.lab.tune.server_command import (
+    ServerCommand,
+    offered,
+    packages_of,
+    settings_of,
+    that_load,
+)
 from foretoken.lab.tune.settings import OFF, Question, Visit
 from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
@@ -66,6 +72,8 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     for name, why in refused.items():
         _print(f"not started with {name}: {why}")
     _announce(search, line)
+    for package in packages_of(command.engine, drafters):
+        _print(f"{command.engine} imports {package}: pip install it first")
     if not order.named and drafters and not any(one.model for one in drafters.values()):
         _print(NAME_ONE)
     if dry_run:

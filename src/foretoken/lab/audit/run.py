@@ -57,6 +57,8 @@ class AuditPlan:
     parameters: tuple[Mapping[str, Any], ...] = SETS
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
+    same_seeds: bool = False
+    """Whether seeded answers are promised to be plain decoding's."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
@@ -92,14 +94,10 @@ async def audit(
     texts: Sequence[str],
     plan: AuditPlan,
     *,
-    same_seeds: bool = False,
     say: Callable[[str], None] = lambda text: None,
     ended: Callable[[CheckResult], None] = lambda result: None,
 ) -> tuple[CheckResult, ...]:
-    """Every check of `plan`; `same_seeds`: seeded answers are promised to be plain decoding's.
-
-    `say` is told how long it takes, `ended` of each check.
-    """
+    """Every check of `plan`; `say` is told how long it takes, `ended` of each check."""
     cases = cases_of(texts, plan.prompts, plan.max_tokens)
     began = time.monotonic()
     tie = await measure_near_tie(arm, plain, cases[:_ROUNDING_CASES])
@@ -115,7 +113,7 @@ async def audit(
         arm=arm,
         plain=plain,
         tie=tie,
-        same_seeds=same_seeds,
+        same_seeds=plan.same_seeds,
         samples=plan.samples,
         parameters=plan.parameters,
     )
@@ -271,9 +269,8 @@ async def _run(
         arm = _asker(on, turns)
         plain = None if off is None else _asker(off, turns, fields)
         same_seeds = off is not None and on.info.engine == off.info.engine in SAME_SEEDS
-        checks = await audit(
-            arm, plain, texts, config.plan, same_seeds=same_seeds, say=say, ended=ended
-        )
+        plan = replace(config.plan, same_seeds=same_seeds)
+        checks = await audit(arm, plain, texts, plan, say=say, ended=ended)
     return Audited(
         candidate=f"{on.info.engine} at {on.info.url}",
         baseline=said,

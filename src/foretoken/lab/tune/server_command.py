@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from foretoken.config.auto import auto_drafters
+from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.read import Word, engine_of_image, read_words
-from foretoken.lab.launch.read import read_source
+from foretoken.lab.launch.read import Word, engine_of_image, read_source, read_words
 from foretoken.lab.launch.write import words_of
 from foretoken.lab.lint.fit import Machine, why_not_loaded
 from foretoken.lab.tune.settings import OFF, Setting, ranges_of
@@ -153,6 +153,13 @@ def offered(command: ServerCommand, named: Sequence[str]) -> dict[str, DraftingS
     for one in found:
         by_name.setdefault(one.name, one)  # the user's own, with the user's own words
     return by_name
+
+
+def packages_of(engine: str, drafters: Mapping[str, DraftingSetup]) -> list[str]:
+    """Packages that an engine imports for these drafters and does not bring."""
+    methods = {one.method for one in drafters.values()}
+    plans = [one.plan for one in known_methods() if one.name in methods and one.plan]
+    return [package for one in plans if (package := one.package(engine))]
 
 
 def settings_of(
