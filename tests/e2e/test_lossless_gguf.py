@@ -14,11 +14,10 @@ import pytest
 
 from foretoken import LLM
 from foretoken.checkpoint import packaged_model
-from foretoken.metrics import Counter
 from foretoken.shape.gguf import forget_gguf
 from tests.e2e.gguf_targets import MIXES, WIDTH, write_target
 from tests.e2e.heads import write_head
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, counted, generate, make_prompts
 from tests.golden.gguf_files import write_gguf
 from tests.golden.gguf_heads import write_gguf_head
 from tests.marks import slow_but
@@ -109,7 +108,7 @@ def test_short_of_pages_and_with_prefix_hits(
             found = run(llm, parameters, 12)
             assert found == plain[parameters], parameters
             preemptions += sum(result.num_preemptions for result in found)
-        drafted = value(llm, "num_draft_tokens")
+        drafted = counted(llm, "num_draft_tokens")
     assert drafted > 5 and preemptions > 0, (drafted, preemptions)
 
 
@@ -119,12 +118,6 @@ def test_in_chunks(method: str, files: Files, plain: dict[str, list[Result]]) ->
     with files.open(method, **PRESSURES["chunks"]) as llm:
         for parameters in BOTH:
             assert run(llm, parameters, 12) == plain[parameters], parameters
-
-
-def value(llm: LLM, name: str) -> float:
-    [found] = [one for one in llm.get_metrics() if one.name.endswith(name)]
-    assert isinstance(found, Counter)
-    return found.value
 
 
 TEXTS = (
@@ -150,7 +143,9 @@ def test_drafts_that_are_right(kind: Kind, methods: tuple[str, ...], tmp_path: P
         with files.open(method, max_num_seqs=8) as llm:
             for parameters in BOTH:
                 assert texts(llm, parameters) == expected[parameters], (method, parameters)
-            drafted, accepted = (value(llm, f"num_{name}_tokens") for name in ("draft", "accepted"))
+            drafted, accepted = (
+                counted(llm, f"num_{name}_tokens") for name in ("draft", "accepted")
+            )
         assert accepted > 0.15 * drafted > 10, (method, drafted, accepted)
 
 

@@ -280,16 +280,13 @@ def test_tokenize_there_and_back(server: Serving) -> None:
 
 BAD_BODIES: list[tuple[Any, int, str | None]] = [
     ({"prompt": ""}, 200, None),
-    ({"prompt": []}, 400, "prompt"),
     ({"prompt": [[]]}, 400, "prompt"),
     ({}, 400, "prompt"),
     ({"prompt": "x", "temperature": -1}, 400, "temperature"),
     ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
     ({"prompt": "x", "temprature": 1}, 400, "temprature"),
-    ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
     ({"prompt": "x", "n": 10**30}, 400, "n"),
     ({"prompt": "x", "model": "gpt-4"}, 404, "model"),
-    ({"prompt": [8000]}, 400, "prompt"),
     ({"prompt": [-1]}, 400, "prompt"),
     ({"prompt": [1] * 5000}, 400, "prompt"),
     ({"prompt": "x", "logit_bias": {"x": 1}}, 400, "logit_bias"),
