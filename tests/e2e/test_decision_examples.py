@@ -18,13 +18,9 @@ FOLDER = ROOT / "examples" / "decisions"
 SHARED = "commands"
 MEASURED_OFTEN = ("is_it_1_3x",)
 MEASURED = (
-    "at_which_load_does_it_stop",
-    "does_it_pay_at_temperature",
-    "does_it_pay_for_50_tokens",
-    "what_does_quantization_cost",
-    "which_method",
-    "whose_is_the_slow_tail",
-)
+    "at_which_load_does_it_stop", "does_it_pay_at_temperature", "does_it_pay_for_50_tokens",
+    "what_does_quantization_cost", "which_method", "whose_is_the_slow_tail",
+)  # fmt: skip
 PLANNED = (
     "disable_above_16_requests",
     "does_it_fit",

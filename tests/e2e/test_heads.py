@@ -42,18 +42,9 @@ WITH_KV = (
 )  # fmt: skip
 IN_BLOCKS = {"peagle", "anchored", "dflash", "dflash reduced", "dspark", "pard"}
 UNSURE = {
-    "dflash": 0.05,
-    "dflash reduced": 0.06,
-    "dspark": 0.5,
-    "eagle": 0.05,
-    "eagle3": 0.07,
-    "padded": 0.07,
-    "peagle": 0.073,
-    "anchored": 0.07,
-    "mlp": 0.035,
-    "medusa": 0.25,
-    "pard": 0.35,
-}
+    "dflash": 0.05, "dflash reduced": 0.06, "dspark": 0.5, "eagle": 0.05, "eagle3": 0.07,
+    "padded": 0.07, "peagle": 0.073, "anchored": 0.07, "mlp": 0.035, "medusa": 0.25, "pard": 0.35,
+}  # fmt: skip
 """About the third of the probabilities that these random heads give their best tokens."""
 
 
@@ -216,17 +207,11 @@ def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Pa
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("eagle", "eagle"),
-        ("eagle3", "eagle3"),
-        ("peagle", "eagle3"),
-        ("dflash", "dflash"),
-        ("dflash reduced", "dflash"),
-        ("dspark", "dspark"),
-        ("mlp", "mlp"),
-        ("medusa", "medusa"),
+        ("eagle", "eagle"), ("eagle3", "eagle3"), ("peagle", "eagle3"), ("dflash", "dflash"),
+        ("dflash reduced", "dflash"), ("dspark", "dspark"), ("mlp", "mlp"), ("medusa", "medusa"),
         ("pard", "parallel"),
     ],
-)
+)  # fmt: skip
 def test_the_method_follows_from_the_folder(
     name: str, method: str, folders: dict[str, Path]
 ) -> None:

@@ -47,14 +47,10 @@ def test_completion_is_what_plain_decoding_writes(
 def test_stream_is_one_event_per_token(client: openai.OpenAI, plain: dict[str, str]) -> None:
     chunks = list(
         client.completions.create(
-            model="demo",
-            prompt=PROMPT,
-            max_tokens=40,
-            temperature=0,
-            stream=True,
+            model="demo", prompt=PROMPT, max_tokens=40, temperature=0, stream=True,
             stream_options={"include_usage": True},
         )
-    )
+    )  # fmt: skip
     *tokens, last = chunks
     assert "".join(chunk.choices[0].text for chunk in tokens) == plain["greedy"]
     assert len(tokens) == 40

@@ -42,13 +42,9 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
         drafting = ranks if shares else None
         speculative = {**speculative, "model": str(folder), "draft_tensor_parallel_size": drafting}
     return LLM(
-        str(folder),
-        tensor_parallel_size=ranks,
-        kv_cache_memory_bytes=8 << 20,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        **settings,
-    )
+        str(folder), tensor_parallel_size=ranks, kv_cache_memory_bytes=8 << 20,
+        speculative_config=speculative, adaptive_speculation=False, **settings,
+    )  # fmt: skip
 
 
 def tokens(llm: LLM) -> dict[str, list[Any]]:

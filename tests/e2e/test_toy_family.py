@@ -32,16 +32,10 @@ from tests.guards.sources import modules
 
 OFFSET, WINDOW = 0.5, 19
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+}  # fmt: skip
 IDS = [1 + 7 * i % 90 for i in range(60)]
 
 
@@ -55,15 +49,9 @@ def read_toy(config: Config) -> dict[str, Any]:
 
 
 TOY = ModelFamily(
-    model_type="toy",
-    read=read_toy,
-    head_dim=32,
-    head_norms=True,
-    norm_offset=OFFSET,
-    fused_on_disk=True,
-    ties_head=True,
-    planned_alike=("toy_moe",),
-)
+    model_type="toy", read=read_toy, head_dim=32, head_norms=True, norm_offset=OFFSET,
+    fused_on_disk=True, ties_head=True, planned_alike=("toy_moe",),
+)  # fmt: skip
 
 
 OTHER = replace(TOY, model_type="toy2")

@@ -32,17 +32,10 @@ from tests.unit.proposing import make_sequence, make_span
 
 VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59
 LAYER = HeadShape(
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+    vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
+    rms_norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
 SHAPE = BlockShape(
     layer=LAYER,
     rope=RopeShape(theta=10000.0, rotary_dim=16),

@@ -255,12 +255,8 @@ def test_a_store_of_other_heads_is_refused(tmp_path: Path) -> None:
     assert isinstance(model, Decoder) and model.compiled is not None
     assert model.compiled.kv_heads == range(shape.num_key_value_heads)
     partial = KVStore(
-        shape,
-        num_pages=4,
-        page_size=PAGE,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        shape, num_pages=4, page_size=PAGE, dtype=torch.float32, device=torch.device("cpu"),
         kv_heads=range(1),
-    )
+    )  # fmt: skip
     with pytest.raises(AssertionError, match=r"range\(0, 1\), range\(0, 2\)"):
         model.compiled.stores_of(partial)

@@ -229,16 +229,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         "Qwen3VL",
         {"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 12},
         {
-            **QWEN_TOWER,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "out_hidden_size": 48,
-            "deepstack_visual_indexes": [0],
-            "num_position_embeddings": 16,
+            **QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 48,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
         },
         IDS,
     ),
-}
+}  # fmt: skip
 
 
 def write_multimodal(folder: Path, case: str) -> Any:
@@ -366,13 +362,9 @@ def test_placeholders_in_a_prompt(tmp_path: Path) -> None:
 
 
 NARROW_CASES = (
-    "llama biases",
-    "qwen3 wide heads",
-    "gemma2",
-    "gemma3 usual layers",
-    slow("ministral3"),
+    "llama biases", "qwen3 wide heads", "gemma2", "gemma3 usual layers", slow("ministral3"),
     slow("olmo3"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NARROW_CASES)
