@@ -23,23 +23,6 @@ def bench() -> Iterator[ModuleType]:
     yield from module_outside("benchmarks", "router_simulated")
 
 
-def test_users_say_the_same_whatever_happens(bench: ModuleType) -> None:
-    talk = bench.Talk(tenants=3, turns=3.0)
-    one, same = (bench.User(talk, 4, seed=1) for _ in range(2))
-    turns = [one.turn() for _ in range(12)]
-    assert turns == [same.turn() for _ in range(12)]
-    assert turns != [bench.User(talk, 5, seed=1).turn() for _ in range(12)]
-    later = [
-        (before, after)
-        for before, after in zip(turns, turns[1:], strict=False)
-        if after.prompt[: len(before.prompt)] == before.prompt
-    ]
-    assert 0 < len(later) < 11
-    for before, after in later:
-        assert after.prompt[len(before.prompt) :][: len(before.answer)] == before.answer
-    assert len({turn.prompt[:200] for turn in turns}) == 1  # the tenant's instructions
-
-
 def test_a_conversation_finds_its_pages_again(bench: ModuleType) -> None:
     """One replica: all but the last page of what was said and answered before."""
     machine, user = bench.simulated_machine(), bench.User(bench.Talk(), 0, seed=0)
@@ -73,11 +56,6 @@ def test_known_prefixes_are_found_and_nobody_waits_for_ever(bench: ModuleType) -
     others = [one for policy, one in served.items() if policy != "prefix"]
     assert served["prefix"].found > max(one.found for one in others) + 0.1
     assert served["prefix"].ttft_p50 < min(one.ttft_p50 for one in others)
-
-
-def test_one_replica_is_the_same_by_any_policy(bench: ModuleType) -> None:
-    case = bench.Case(replicas=1, users=6, seconds=15.0)
-    assert len({bench.play(case, policy, 1) for policy in bench.POLICIES}) == 1
 
 
 def test_the_command_ends_with_one_line_of_json() -> None:

@@ -130,17 +130,10 @@ def check_interrupts(llm: LLM, call: Callable[[], object], step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", ["generate", "stream"])
-def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, face: str) -> None:
-    call: Any = {"generate": ids, "stream": streamed}[face]
-    check_interrupts(llm, lambda: call(llm), 101)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("face", ["generate", "stream"])
-def test_ctrl_c_at_every_instruction(llm: LLM, ctrl_c: None, face: str) -> None:
-    call: Any = {"generate": ids, "stream": streamed}[face]
-    check_interrupts(llm, lambda: call(llm), 1)
+@pytest.mark.parametrize("step", [101, 1], ids=["some", "every instruction"])
+@pytest.mark.parametrize("call", [ids, streamed])
+def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, call: Any, step: int) -> None:
+    check_interrupts(llm, lambda: call(llm), step)
 
 
 class Entered(Proposer):

@@ -126,12 +126,6 @@ CASES = [
 ]
 
 
-def test_a_line_is_of_one_policy_at_one_load(script: ModuleType) -> None:
-    assert script.points_of(CASES, "random", 32, "found") == [(1, 0.9), (4, 0.6)]
-    assert script.points_of(CASES, "prefix", 32, "found") == [(1, 0.9), (4, 0.85)]
-    assert script.points_of(CASES, "turns", 32, "found") == []
-
-
 def test_the_picture_names_policies_and_loads(script: ModuleType, tmp_path: Path) -> None:
     printed = tmp_path / "routed.txt"
     printed.write_text("| rows |\n" + json.dumps({"results": {"cases": CASES}}) + "\n")
@@ -166,8 +160,3 @@ def test_the_best_is_named_first(
     drawn = picture.read_text("utf-8")
     names = re.findall(r"strong|weak", drawn)
     assert names[0] == "strong" and "weak" in names
-
-
-def test_points_are_of_tokens_seen(training_script: ModuleType) -> None:
-    history = [{"tokens": 2e6, "tokens_a_step": 1.5, "minutes": 3.0}]
-    assert training_script.points_of(history) == [(2.0, 1.5)]

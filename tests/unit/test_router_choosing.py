@@ -10,6 +10,7 @@ from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.relay import MOST_RESTARTS, Relay, RelayedRequest
 from foretoken.router.relay_messages import (
     Chunk,
+    Deliver,
     End,
     Failed,
     Left,
@@ -254,6 +255,7 @@ def test_a_replica_that_leaves_tokens_out_or_changes_them_has_failed() -> None:
         Chunk(1, 4, 0, (5,)),
     ):
         relay = started()
-        relay.handle(Chunk(1, 0, 0, (5, 6)), 1.0)
+        assert relay.handle(Chunk(1, 0, 0, (5, 6)), 1.0) == (Deliver(0, (5, 6)),)
+        assert relay.handle(Chunk(1, 0, 0, (5, 6)), 1.0) == (), "once more"
         assert sought(relay.handle(wrong, 1.0)).restart is Restart.EXACT
         assert relay.outputs == [(5, 6)]
