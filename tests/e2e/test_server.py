@@ -137,17 +137,10 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
 def test_stop_strings_and_extras(server: Serving, plain: dict[str, str]) -> None:
     stop = plain["greedy"][10:14]
     body = {
-        "prompt": PROMPT,
-        "max_tokens": 40,
-        "temperature": 0,
-        "stop": [stop],
-        "include_stop_str_in_output": True,
-        "top_k": 5,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "token_sources": True,
-        "return_token_ids": True,
-    }
+        "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stop": [stop],
+        "include_stop_str_in_output": True, "top_k": 5, "min_p": 0.0, "repetition_penalty": 1.0,
+        "token_sources": True, "return_token_ids": True,
+    }  # fmt: skip
     answer = post(server, "/v1/completions", body).json()
     choice = answer["choices"][0]
     end = plain["greedy"].index(stop) + len(stop)

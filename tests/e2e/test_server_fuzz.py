@@ -59,13 +59,9 @@ def fuzz(server: Serving, path: str, count: int) -> None:
     )
 
     @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+        max_examples=count, deadline=None, database=None, derandomize=True,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(cases)
     def run(case: Any) -> None:
         content = json.dumps(bounded(case.body), default=str).encode()

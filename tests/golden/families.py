@@ -25,12 +25,9 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 MINISTRAL3 = {
-    **YARN,
-    "original_max_position_embeddings": 16,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
+    **YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
-}
+}  # fmt: skip
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -179,12 +176,8 @@ BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Run through transformers."""
 FULL_ONLY = (
-    "gpt2, scores scaled by layer",
-    "gpt_neox, one residual, untied",
-    "granite",
-    "phi",
-    "opt",
-)
+    "gpt2, scores scaled by layer", "gpt_neox, one residual, untied", "granite", "phi", "opt",
+)  # fmt: skip
 """Tried in the long suite only."""
 
 

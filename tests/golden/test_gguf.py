@@ -31,12 +31,9 @@ from tests.golden.test_transformers import LENGTH, assert_close, write_multimoda
 
 Kind = gguf.GGMLQuantizationType
 SIZES = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-}
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64,
+}  # fmt: skip
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
@@ -189,12 +186,9 @@ def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_positions(tmp_path: Path, factor: float) -> None:
     rope = {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
-    }
+    }  # fmt: skip
     path, floats = write_both(
         tmp_path, {"": Kind.Q8_0}, rope_theta=500000.0, rope_scaling=rope, freqs=llama3(rope)
     )

@@ -22,12 +22,9 @@ from tests.golden.scenario import PAGE, cut, forward, leave_garbage, open_runner
 from tests.golden.shared_forwards import Forwards, compute, compute_on_all, follow
 
 WIDE = {
-    "hidden_size": 96,
-    "intermediate_size": 224,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-}
+    "hidden_size": 96, "intermediate_size": 224, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "head_dim": 32,
+}  # fmt: skip
 SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     **OWN,
     "llama wide": ("Llama", WIDE),
@@ -42,13 +39,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SIZES = (2, 3)
 COPIED = [
-    (2, "llama one key head, odd sizes"),
-    (3, "llama one key head, odd sizes"),
-    (4, "llama wide, two key heads"),
-    (4, "qwen3 wide heads"),
-    (4, "mistral window"),
+    (2, "llama one key head, odd sizes"), (3, "llama one key head, odd sizes"),
+    (4, "llama wide, two key heads"), (4, "qwen3 wide heads"), (4, "mistral window"),
     (4, "gemma2"),
-]
+]  # fmt: skip
 """Fewer key heads than ranks: each is on several, which share its query heads, evenly or not."""
 
 

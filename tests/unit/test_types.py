@@ -88,17 +88,11 @@ def test_acceptance_of_a_request() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("enabled", 1),
-        ("drafter", ""),
-        ("num_speculative_tokens", -1),
-        ("num_speculative_tokens", True),
-        ("guard", -0.1),
-        ("guard", True),
-        ("guard", math.nan),
-        ("guard", math.inf),
-        ("tokens", 3),
+        ("enabled", 1), ("drafter", ""), ("num_speculative_tokens", -1),
+        ("num_speculative_tokens", True), ("guard", -0.1), ("guard", True), ("guard", math.nan),
+        ("guard", math.inf), ("tokens", 3),
     ],
-)
+)  # fmt: skip
 def test_bad_speculation_names_the_key(key: str, value: object) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(speculation={key: value})
