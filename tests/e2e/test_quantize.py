@@ -50,7 +50,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def logits(folder: Path, quantization: str | None) -> Tensor:
+def logits(folder: Path, quantization: str | None = None) -> Tensor:
     options = LoadOptions(
         dtype=torch.float32,
         device=torch.device("cpu"),
