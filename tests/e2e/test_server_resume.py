@@ -18,6 +18,7 @@ from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.errors import ParameterError
 from foretoken.server.settings import ServerConfig
+from tests.e2e import fronting
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import make_prompts
 from tests.e2e.resumed import CASES, Ask, Written, asked, cuts, run
@@ -91,21 +92,10 @@ def second() -> Iterator[Serving]:
 
 def stream(server: Serving, path: str, body: dict[str, Any], **headers: str) -> list[Chunk]:
     options = {"include_usage": True, "continuous_usage_stats": body.get("n", 1) == 1}
-    asked = {**body, "stream": True, "return_token_ids": True, "stream_options": options}
-    answer = post(server, path, asked, **headers)
-    assert answer.status_code == 200, answer.text
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert lines.pop() == "[DONE]"
-    chunks = [json.loads(line) for line in lines]
-    for chunk in chunks:
-        assert "error" not in chunk, chunk
-        del chunk["id"], chunk["created"]
-        if chunk.get("usage") is not None:
-            del chunk["usage"]["prompt_tokens_details"]
-        for choice in chunk["choices"]:
-            for call in choice.get("delta", {}).get("tool_calls") or ():
-                call.pop("id", None)
-    return chunks
+    given = {**body, "return_token_ids": True, "stream_options": options}
+    found = fronting.stream(server.url, path, given, **headers)
+    assert found.status == 200 and found.ended
+    return found.plain
 
 
 def places(chunks: list[Chunk], count: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
@@ -180,13 +170,8 @@ def test_only_who_has_the_key_may(first: Serving, second: Serving) -> None:
         ({"stream": False}, "resume", "stream: true"),
         ({"n": 2}, "resume", "one entry per choice: 2"),
         ({"prompt": ["a", "b"]}, "resume", "one entry per choice: 2"),
-        ({"resume": []}, "resume", "one entry per choice: 1"),
         ({"resume": [{"ids": [5]}]}, "resume.0.ids", "not a field of resume.0"),
         ({"resume": [{"output_ids": [5], "ended": True}]}, "resume.ended", "goes on"),
-        ({"resume": [{"output_ids": [-1]}]}, "resume.output_ids", "-1"),
-        ({"resume": [{"output_ids": [10**6]}]}, "resume.output_ids", "1000000"),
-        ({"resume": [{"output_ids": [5] * 14}]}, "resume.output_ids", "number 14: length"),
-        ({"stop_token_ids": [5]}, "resume.output_ids", "number 1: stop at 5"),
         ({"structured_outputs": {"regex": "[0-9]{9}"}}, "resume.output_ids", "as number 1"),
     ],
 )
