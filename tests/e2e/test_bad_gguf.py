@@ -25,7 +25,7 @@ from foretoken.shape.gguf import forget_gguf
 from foretoken.testing import write_tiny_llama
 from tests.e2e.gguf_targets import WIDTH, write_target
 from tests.e2e.heads import write_head
-from tests.golden.gguf_files import write_value
+from tests.golden.gguf_files import finish, write_value
 from tests.golden.gguf_heads import write_gguf_head
 
 Kind = gguf.GGMLQuantizationType
@@ -54,11 +54,7 @@ def rewritten(path: Path, to: Path, change: Change, arch: str = "llama") -> Path
         write_value(writer, name, value)
     for name, (data, kind) in tensors.items():
         writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    forget_gguf()
+    finish(writer)
     return to
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from tests.golden.gguf_files import ggml_rows, write_value
+from tests.golden.gguf_files import finish, ggml_rows, write_value
 
 Kind = gguf.GGMLQuantizationType
 TOPS = {
@@ -116,10 +116,7 @@ def write_gguf_head(
             writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
         else:
             writer.add_tensor(stored, np.ascontiguousarray(rows))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -24,7 +24,7 @@ from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
 from tests.golden.families import LONGROPE, OWN, VOCAB, YARN, expected_logits, write_checkpoint
-from tests.golden.gguf_files import More, ggml_rows, write_gguf
+from tests.golden.gguf_files import More, finish, ggml_rows, write_gguf
 from tests.golden.quantized import open_both
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
 from tests.golden.test_transformers import LENGTH, assert_close, write_multimodal
@@ -95,10 +95,7 @@ def write_both(
         for part, count in heads.items():
             rows = ggml_rows(rows, config[count]) if part in name else rows
         writer.add_tensor(stored_name, rows, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     save_file(floats, floats_folder / "model.safetensors")
     return path, floats_folder
 
@@ -171,10 +168,7 @@ def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:
     writer.add_token_merges([" ".join(pair) for pair in content["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     found = Tokenizer.of_folder(path)
     assert found is not None
     for text in ("def f(x):\n    return x", "  two\n\n\tthree 123", "naïve"):
@@ -391,10 +385,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         writer.add_uint16("split.count", 2)
         for name, rows in stored[number::2]:
             writer.add_tensor(name, rows)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     ids = list(range(30))
     found = forward(open_runner(paths[0]), [(ids, 0, 30, list(range(8)))])
     assert_close(found, expected_logits(model, ids))

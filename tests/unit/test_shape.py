@@ -28,11 +28,11 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
-from foretoken.shape.gguf import forget_gguf
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.quantize.settings import QuantizeSettings, check_fits
+from tests.golden.gguf_files import finish
 from tests.marks import slow
 
 BASE = {
@@ -486,11 +486,7 @@ def test_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, name)
     writer.add_tensor("token_embd.weight", np.zeros((5, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    forget_gguf()
+    finish(writer)
     with pytest.raises(UnsupportedModelError) as error:
         ModelShape.from_config(path)
     found = error.value
