@@ -336,11 +336,7 @@ def test_no_memory_is_said_wherever_it_runs_out(where: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("failure", "said"),
-    [
-        ("memory", "memory"),
-        ("loss", "loss of nan"),
-        ("gradient", "a gradient norm of (nan|inf)"),
-    ],
+    [("memory", "memory"), ("loss", "loss of nan"), ("gradient", "a gradient norm of (nan|inf)")],
 )
 def test_a_step_that_cannot_be_made_changes_no_weight(
     failure: str, said: str, tmp_path: Path
