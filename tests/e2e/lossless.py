@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken import LLM, SamplingParams, metrics
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import JunkProposer, ReplayProposer
 
 VOCAB = 97
@@ -189,3 +193,26 @@ def replay(model: Path, known: dict[str, list[int]], wrong: float) -> LLM:
     """An LLM whose drafter knows the right outputs and spoils some tokens."""
     proposer = ReplayProposer(known, VOCAB, wrong=wrong, seed=5)
     return LLM(str(model), dtype="float32", batch_invariant=True, proposer=proposer)
+
+
+def audit(proposer: KVProposer) -> list[int]:
+    """From now on each draft is made a second time by one that remembers nothing, and must be the
+    same; what that one computes is not kept. Returns how many drafts were compared, step by step.
+    """
+    propose, compared = proposer.propose, list[int]()
+    layers = proposer.make_steps([]).runner.store.layers  # type: ignore[attr-defined]
+
+    @torch.inference_mode()
+    def both(context: Context) -> Draft:
+        found, kept = propose(context), [layer.clone() for layer in layers]
+        for span in context.spans:
+            proposer.progress.rewind(span.sequence, 0)
+        again = propose(context)
+        assert (again.ids, again.parents) == (found.ids, found.parents)
+        for layer, before in zip(layers, kept, strict=True):
+            layer.copy_(before)
+        compared.append(sum(map(len, found.ids)))
+        return found
+
+    proposer.propose = both  # type: ignore[method-assign]
+    return compared

@@ -44,6 +44,7 @@ from tests.e2e.lossless import (
     VOCAB,
     Result,
     asking,
+    audit,
     counted,
     drawn,
     make_prompts,
@@ -186,19 +187,7 @@ def test_kept_kv_of_the_draft_equals_kv_computed_anew(
     """Whatever branch was accepted: a drafter that remembers nothing drafts the same trees."""
     with open_draft(model, draft, DRAFTS[drafts], **PRESSURES[pressure]) as llm:
         drafters: Any = llm._engine.parts.proposer
-        proposer = drafters.members["draft_model"].proposer
-        propose, compared = proposer.propose, []
-
-        def audited(context: Any) -> Any:
-            found = propose(context)
-            for span in context.spans:
-                proposer.progress.rewind(span.sequence, 0)
-            again = propose(context)
-            assert (again.ids, again.parents) == (found.ids, found.parents)
-            compared.append(sum(map(len, found.ids)))
-            return found
-
-        proposer.propose = audited
+        compared = audit(drafters.members["draft_model"].proposer)
         for name in ("greedy", "seeded"):
             run(llm, name)
         assert sum(compared) > 200
