@@ -17,7 +17,6 @@ from foretoken.errors import (
     PromptError,
     TokenizerError,
 )
-from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False)
@@ -25,13 +24,8 @@ GOOD = {"prompt_token_ids": [1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(str(folder), dtype="float32", max_model_len=64)
+def llm(model: Path) -> LLM:
+    return LLM(str(model), dtype="float32", max_model_len=64)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +163,15 @@ def test_what_is_no_conversation(messages: Any) -> None:
     assert caught.value.field == "messages"
 
 
-def test_a_request_that_can_never_fit(folder: Path) -> None:
+def test_a_request_that_can_never_fit(model: Path) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "block_size": 8}
-    with LLM(str(folder), kv_cache_memory_bytes=3 * 8 * 512, **settings) as small:
+    with LLM(str(model), kv_cache_memory_bytes=3 * 8 * 512, **settings) as small:
         with pytest.raises(CapacityError, match="KV cache"):
             small.generate([{"prompt_token_ids": [1] * 100}], PARAMS, use_tqdm=False)
         [output] = small.generate([GOOD], PARAMS, use_tqdm=False)
         assert output.outputs[0].finish_reason == FinishReason.LENGTH
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
-        LLM(str(folder), kv_cache_memory_bytes=100, **settings)
+        LLM(str(model), kv_cache_memory_bytes=100, **settings)
 
 
 def test_a_bad_request_does_not_hurt_running_ones(llm: LLM) -> None:
@@ -202,18 +196,18 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
     assert caught.value.given == str(tmp_path / "nothing")
 
 
-def test_a_tokenizer_that_is_named_must_exist(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_named_must_exist(model: Path, tmp_path: Path) -> None:
     with pytest.raises((TokenizerError, ModelNotFoundError)):
-        LLM(str(folder), tokenizer=str(tmp_path / "missing"))
+        LLM(str(model), tokenizer=str(tmp_path / "missing"))
 
 
-def test_too_long_a_context(folder: Path) -> None:
+def test_too_long_a_context(model: Path) -> None:
     with pytest.raises(ConfigError, match="at most 256"):
-        LLM(str(folder), max_model_len=257)
+        LLM(str(model), max_model_len=257)
 
 
-def test_a_closed_llm_says_so(folder: Path) -> None:
-    llm = LLM(str(folder), dtype="float32")
+def test_a_closed_llm_says_so(model: Path) -> None:
+    llm = LLM(str(model), dtype="float32")
     llm.close()
     llm.close()
     with pytest.raises(ConfigError, match="closed"):
