@@ -122,7 +122,7 @@ def test_it_is_another_model(target: str, model: Path, plain: Plain) -> None:
     assert found[0] == found[1] != plain("logprobs")
 
 
-LEFT_ALONE = [
+LEFT_ALONE: list[Any] = [
     *(("kv", name, {}) for name in ("draft", "tree", "eagle3", "dspark")),
     *(pytest.param("int4", "draft", {"activations": kind}, marks=needs_kernels)
       for kind in ("auto", "int16", "int8")),

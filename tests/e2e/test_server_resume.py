@@ -90,7 +90,7 @@ def second() -> Iterator[Serving]:
         yield running
 
 
-def stream(server: Serving, path: str, body: dict[str, Any], **headers: str) -> list[Chunk]:
+def stream(server: Serving, path: str, body: dict[str, Any], **headers: Any) -> list[Chunk]:
     options = {"include_usage": True, "continuous_usage_stats": body.get("n", 1) == 1}
     given = {**body, "return_token_ids": True, "stream_options": options}
     found = fronting.stream(server.url, path, given, **headers)

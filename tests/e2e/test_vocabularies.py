@@ -188,7 +188,10 @@ def test_kept_kv_equals_kv_computed_anew(pressure: str, model: Path, draft: Path
     config = {"model": str(draft), "num_speculative_tokens": 6}
     # The drafter pauses and catches up.
     budgets = itertools.cycle((5, 0, 0, 1, 3, 6, 0))
-    with open_exact(model, config, **{**PRESSURES[pressure], "block_size": 8}) as llm:
+    settings = {**PRESSURES[pressure], "block_size": 8}
+    if pressure == "shortage":
+        settings["kv_cache_memory_bytes"] = 240_000  # the draft's pages are of it
+    with open_exact(model, config, **settings) as llm:
         parts = llm._engine.parts
         [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
         compared = audit(member.proposer)
@@ -197,6 +200,7 @@ def test_kept_kv_equals_kv_computed_anew(pressure: str, model: Path, draft: Path
         )
         for name in ("greedy", "seeded"):
             generate(llm, make_prompts(9, 5), {"max_tokens": 32, **PARAMETERS[name]})
+        assert (parts.scheduler.num_preemptions > 0) == (pressure == "shortage")
     assert sum(compared) > 200
 
 
