@@ -10,7 +10,6 @@ serves without kernels. Wanted: <= 1.4 floors at batch 16, context 1,024. With o
 processor time is taken, which leaves out the time that other processes had the core.
 """
 
-import ctypes
 import random
 import statistics
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bandwidth import reader
 from common import (
     Ratio,
     announce,
@@ -89,13 +89,9 @@ class Setting:
 
     def read(self, library: Library) -> Callable[[], float]:
         """Seconds per layer of reading the keys and values once."""
-        reading = library.function("ft_read_memory", (ctypes.c_void_p, ctypes.c_size_t))
-
-        def measure() -> float:
-            library.use_threads(torch.get_num_threads())
-            return timed(lambda one: reading(one.data_ptr(), self.kv_bytes), self.layers)
-
-        return measure
+        library.use_threads(torch.get_num_threads())
+        read = reader(library)
+        return lambda: timed(lambda one: read(one.data_ptr(), self.kv_bytes), self.layers)
 
 
 def compare(wide: Setting, rounded: Setting, repeats: int, library: Library) -> dict[str, Any]:
@@ -123,7 +119,6 @@ def compare(wide: Setting, rounded: Setting, repeats: int, library: Library) -> 
 
 
 def main() -> None:
-    """Measure every case, report."""
     parser = make_parser(__doc__)
     settings = parser.parse_args()
     use_threads(settings.threads)

@@ -7,10 +7,11 @@ to minute, so every figure that is compared over minutes has it beside it. Knows
 import ctypes
 import os
 import time
+from collections.abc import Callable
 
 import torch
 
-from foretoken.kernels.library import find_library
+from foretoken.kernels.library import Library, find_library
 from foretoken.shape.memory_formula import engine_storage, weight_bytes
 from foretoken.shape.model import ModelShape
 
@@ -19,8 +20,15 @@ BYTES = 2**29
 TRIES = 3
 
 
+def reader(library: Library) -> Callable[[int, int], int]:
+    """Reads so many bytes at an address with the library's own threads and adds nothing up."""
+    kinds = (ctypes.c_void_p, ctypes.c_size_t)
+    read: Callable[[int, int], int] = library.function("ft_read_memory", kinds, ctypes.c_uint64)
+    return read
+
+
 class ReadProbe:
-    """Reads a buffer with the library's own threads and adds nothing up."""
+    """Reads a buffer as fast as it can be read."""
 
     def __init__(self, threads: int) -> None:
         """Make the buffer; `threads` read it, at most as many as there are cores."""
@@ -29,8 +37,7 @@ class ReadProbe:
             return
         self._library.use_threads(min(threads, len(os.sched_getaffinity(0))))
         self._buffer = torch.ones(BYTES // 8, dtype=torch.int64)
-        kinds = (ctypes.c_void_p, ctypes.c_size_t)
-        self._read = self._library.function("ft_read_memory", kinds, ctypes.c_uint64)
+        self._read = reader(self._library)
 
     def gb_per_s(self) -> float:
         """The fastest of a few tries, 1e9 bytes/s; 0 where there are no kernels to read with."""

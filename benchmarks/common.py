@@ -105,19 +105,6 @@ def ratio_of(
                  repeats=len(pairs))  # fmt: skip
 
 
-def repeated_share(tokens: Sequence[int], n: int) -> float:
-    """Share of the n-grams of `tokens` that occurred before in it; 0 is no repetition."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def copied_share(tokens: Sequence[int], source: Sequence[int], n: int) -> float:
-    """Share of the n-grams of `tokens` that occur in `source`."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    known = {tuple(source[i : i + n]) for i in range(len(source) - n + 1)}
-    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
-
-
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(
@@ -126,18 +113,6 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=FEWEST_REPEATS, help="default: %(default)s")
     parser.add_argument("--threads", type=int, help="threads of PyTorch; default: its own choice")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test, no numbers")
-    return parser
-
-
-def make_pair_parser(description: str | None, tokens: int) -> argparse.ArgumentParser:
-    """The same for benchmarks of a target and a draft model that write `tokens` tokens."""
-    parser = make_parser(description)
-    parser.add_argument("--model", default="demo", help="default: %(default)s")
-    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
-    parser.add_argument(
-        "--tokens", type=int, default=tokens, help="new tokens; default: %(default)s"
-    )
     return parser
 
 

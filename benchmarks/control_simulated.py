@@ -15,7 +15,6 @@ the same numbers but for the rounding of its linear algebra, and it may be busy.
 """
 
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -241,22 +240,12 @@ def named(case: Case) -> str:
 
 
 def row(case: Case, starts: Sequence[Start]) -> str:
-    """A row of the table."""
     shares = [one.of_best for one in starts]
     return (
         f"{named(case)} {median(one.best for one in starts):.3f} | "
         f"{median(one.control for one in starts):.3f} | "
         f"{median(shares):.3f} ({min(shares):.3f}) | {median(one.drafting for one in starts):.0%} |"
     )
-
-
-def chosen_cases(given: Namespace) -> list[Case]:
-    """Those of the documents, or one for each number in flight that was asked for."""
-    cases = list(CASES)
-    if given.in_flight:
-        law = {"chance": given.chance, "differ": given.differ, "spread": given.spread}
-        cases = [Case(in_flight=num, **law) for num in given.in_flight]
-    return [replace(case, steps=given.steps) for case in cases]
 
 
 def main() -> None:
@@ -270,11 +259,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.repeats, given.steps = 1, 120
+    law = {"chance": given.chance, "differ": given.differ, "spread": given.spread}
+    cases = [Case(in_flight=num, **law) for num in given.in_flight] or CASES
     where = announce(given, timed=False)
     print(HEAD)
     results = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for case in chosen_cases(given):
+        for case in (replace(case, steps=given.steps) for case in cases):
             starts = list(pool.map(play, repeat(case), range(given.repeats)))
             print(row(case, starts), flush=True)
             results.append({"case": asdict(case), "starts": [asdict(one) for one in starts]})

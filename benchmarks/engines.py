@@ -74,7 +74,6 @@ def run_quietly(command: Sequence[str]) -> None:
 
 
 def python_of(environment: Path) -> Path:
-    """The interpreter of a virtual environment."""
     return environment / "bin" / "python"
 
 
@@ -119,7 +118,6 @@ def llama_folder(environment: Path) -> Path:
 
 
 def llama_server(environment: Path) -> Path:
-    """The server's program."""
     return llama_folder(environment) / POOLS["own"] / "bin" / "llama-server"
 
 
@@ -291,11 +289,9 @@ class Worker:
         self.versions: dict[str, str] = self._read()
 
     def __enter__(self) -> Self:
-        """The worker itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process."""
         self.close()
 
     def close(self) -> None:

@@ -28,8 +28,6 @@ MOST = 3_900_000
 
 @dataclass(frozen=True)
 class Attack:
-    """A request, named."""
-
     name: str
     path: str
     body: bytes

@@ -12,12 +12,13 @@ bits instead of 16. Block types of GGUF files have ggml's names: `--weights Q4_K
 """
 
 import argparse
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from bandwidth import reader
 from common import (
     Goal,
     Ratio,
@@ -82,26 +83,16 @@ def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
     if weights in ("bf16", "fp32"):
         dtype = torch.bfloat16 if weights == "bf16" else torch.float32
         return pack_float(library, torch.randn(outputs, inputs, generator=generator).to(dtype))
-    if weights in BLOCK_KINDS:
-        return pack_blocks(library, weights, outputs, inputs)
+    if weights in BLOCK_KINDS:  # bytes of no meaning, none of whose floats is infinite
+        size = inputs // BLOCK_KINDS[weights].inputs * BLOCK_KINDS[weights].num_bytes
+        rows_NB = torch.randint(0, 60, (outputs, size), generator=generator).to(torch.uint8)
+        return pack_block_rows(library, BlockWeights.as_stored(weights, rows_NB).rows())
     if weights == "int8":
         values = torch.randint(-127, 128, (outputs, inputs), generator=generator)
         return pack_int8(library, values.to(torch.int8), torch.rand(outputs, 1))
     group = int(weights.removeprefix("int4g"))
     values = torch.randint(0, 16, (outputs, inputs), generator=generator)
     return pack_int4(library, values.to(torch.uint8), torch.rand(outputs, inputs // group))
-
-
-def pack_blocks(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
-    """Bytes of no meaning, none of whose floats is infinite."""
-    size = inputs // BLOCK_KINDS[kind].inputs * BLOCK_KINDS[kind].num_bytes
-    rows_NB = torch.randint(0, 60, (outputs, size), generator=torch.Generator().manual_seed(0))
-    return pack_block_rows(library, BlockWeights.as_stored(kind, rows_NB.to(torch.uint8)).rows())
-
-
-def parts_of(packed: Packed) -> list[Tensor]:
-    """All that is read for a row."""
-    return [part for part in (packed.weight, packed.scale, packed.zero) if part is not None]
 
 
 def copied(library: Library, packed: Packed) -> Packed:
@@ -115,14 +106,13 @@ def copied(library: Library, packed: Packed) -> Packed:
     return replace(packed, weight=weight, scale=scale, zero=zero)
 
 
-def reader(library: Library, tensors: Sequence[Tensor]) -> Callable[[], float]:
-    """Seconds to read them once."""
-    read = library.function("ft_read_memory", (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64)
+def timed(call: Callable[[Any], object], each: Sequence[Any]) -> Callable[[], float]:
+    """Seconds of one call of each."""
 
     def run() -> float:
         began = time.perf_counter()
-        for tensor in tensors:
-            read(tensor.data_ptr(), tensor.nbytes)
+        for one in each:
+            call(one)
         return time.perf_counter() - began
 
     return run
@@ -132,14 +122,7 @@ def caller(layers: Sequence[KernelLinear], rows: int) -> Callable[[], float]:
     """Seconds of one call of each layer."""
     dtype, inputs = layers[0].dtype, layers[0].packed.inputs
     x_TK = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
-
-    def run() -> float:
-        began = time.perf_counter()
-        for layer in layers:
-            layer(x_TK)
-        return time.perf_counter() - began
-
-    return run
+    return timed(lambda layer: layer(x_TK), layers)
 
 
 def measure(library: Library, weights: str, shape: str, arguments: argparse.Namespace) -> Case:
@@ -150,7 +133,9 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
     layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
-    arms["read"] = reader(library, [part for one in packed for part in parts_of(one)])
+    every = [part for one in packed for part in (one.weight, one.scale, one.zero)]
+    read, parts = reader(library), [part for part in every if part is not None]
+    arms["read"] = timed(lambda part: read(part.data_ptr(), part.nbytes), parts)
     seconds = interleave(arms, arguments.repeats)
     total = sum(one.num_bytes for one in packed)
     one_row, read = (sorted(seconds[arm])[arguments.repeats // 2] for arm in ("1", "read"))

@@ -3,10 +3,9 @@
     python benchmarks/lab_coverage.py --experiments 1500
 
 Every law of `benchmarks.simulate.ab_draws`: 93 to 97 % are asked for, and at least 93 % of arms
-given by URL. `--before` leaves out what the intervals know of starts that blocks do not show, and
-leaves the slow start in. With `--acceptance` instead quantiles over requests of their acceptance,
-for few and many requests, short and long, different and alike. Nothing is timed: any machine gives
-the same numbers.
+given by URL. With `--acceptance` instead quantiles over requests of their acceptance, for few and
+many requests, short and long, different and alike. Nothing is timed: any machine gives the same
+numbers.
 """
 
 import argparse
@@ -20,11 +19,7 @@ import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
 
 from benchmarks.simulate.ab_draws import LAWS, DraftLaw, draw_accepted, true_quantile
-from benchmarks.simulate.decide_rehearsal import (
-    SimulatedExperiment,
-    measure_coverage,
-    without_start,
-)
+from benchmarks.simulate.decide_rehearsal import SimulatedExperiment, measure_coverage
 from foretoken.lab.stats.shrinkage import request_quantiles
 
 METRICS = ("tpot_p50", "tpot_mean", "tpot_p95", "ttft_p95")
@@ -65,7 +60,6 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=1500)
     parser.add_argument("--requests", type=int, default=120, help="per block")
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
-    parser.add_argument("--before", action="store_true")
     parser.add_argument("--acceptance", action="store_true")
     given = parser.parse_args()
     if given.acceptance:
@@ -77,17 +71,11 @@ def main() -> None:
         experiment = SimulatedExperiment(law=LAWS[name], requests_per_block=given.requests)
         cells = []
         for metric in METRICS:
-            found = measure_coverage(
-                experiment,
-                metric,
-                given.experiments,
-                cut=(lambda drawn: drawn) if given.before else without_start,
-                unseen_sd=0.0 if given.before else None,
-            )
+            found = measure_coverage(experiment, metric, given.experiments)
             cells.append(f"{found.share:.1%} (bias {found.bias:+.1%})")
             results.append({"law": name, **asdict(found)})
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-    print(json.dumps({"benchmark": "lab_coverage", "before": given.before, "results": results}))
+    print(json.dumps({"benchmark": "lab_coverage", "results": results}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ for the verdict to name it? Nothing is timed: any machine gives the same numbers
 import argparse
 import json
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 import common  # noqa: F401  (it makes the packages beside it known)
 
@@ -50,10 +50,8 @@ def main() -> None:
             "ship_at_limit_first_look": first,
             "ship_at_limit": ever,
             "ship_above": shares_of_ship(at[ABOVE])[1],
-            "turned_down_above": sum(p.verdict == LEAVE_IT_OFF for p in at[ABOVE])
-            / given.experiments,
-            "split_named": sum("split" in p.sentence.lower() for p in at[ABOVE])
-            / given.experiments,
+            "turned_down_above": fmean(p.verdict == LEAVE_IT_OFF for p in at[ABOVE]),
+            "split_named": fmean("split" in p.sentence.lower() for p in at[ABOVE]),
             "median_requests": 120 * median(p.blocks for p in at[ABOVE]),
         }
         print(

@@ -33,7 +33,8 @@ from torch import Tensor
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import load_corpus
 
-CONTEXT = 4096
+CONTEXT = 8704
+"""More than the long contexts of `never_slower.py`; the models do not depend on positions."""
 VOCAB = 32000
 NUM_SPECIAL = 2
 PERIOD = 50
@@ -57,7 +58,6 @@ class LlamaShape:
     """Layers with weights of their own, which the others repeat in turns; 0: all of them."""
 
     def config(self) -> dict[str, object]:
-        """The contents of config.json."""
         sizes = {"hidden_size": self.hidden, "intermediate_size": self.ffn,
                  "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
                  "num_key_value_heads": self.kv_heads, "head_dim": self.hidden // self.heads,
@@ -71,7 +71,6 @@ class LlamaShape:
 
 
 def gaussian(rows: int, columns: int, std: float, generator: torch.Generator) -> Tensor:
-    """A bfloat16 matrix of independent normal values."""
     values = torch.randn(rows, columns, generator=generator)
     return values.mul_(std).to(torch.bfloat16)
 
@@ -204,7 +203,6 @@ def cycle_weights(shape: LlamaShape, following: list[int]) -> dict[str, Tensor]:
 
 
 def write_cycle_family(folder: Path, size: str, cycles: Cycles, tokenizer: Tokenizer) -> None:
-    """cycle-target and its drafts."""
     shape, small = SHAPES[size], DRAFTS[size]
     target = cycle_weights(shape, list(cycles.next_token))
     write_model(folder / "cycle-target", shape, target, tokenizer)

@@ -138,7 +138,6 @@ def judged(name: str, one: Mapping[str, int]) -> list[Goal]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure the arms, report."""
     if arguments[:1] == ["--child"]:
         print(json.dumps(run_arm(json.loads(arguments[1]))))
         return

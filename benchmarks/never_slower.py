@@ -21,6 +21,7 @@ servers do?).
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -36,7 +37,6 @@ from never_slower_bench import Bench
 from never_slower_simulated import simulated
 
 DECIDING_SHARE = 0.005
-LONG_CONTEXT = 8704
 CASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "steady": cases.steady,
     "retrieval": cases.retrieval,
@@ -81,6 +81,16 @@ LOADS: dict[str, list[int] | None] = {
     "simulated": [1, 8, 64],
 }
 """Requests in flight of the other cases; None: as is usual for the pair."""
+SIZES = {
+    "mix_load": 8,  # half of each class
+    "retrieval_tokens": 2000, "context_tokens": 8000,
+    "drift_tokens": 480,  # of each of three parts
+    "drift_steps": 32,  # given to control to notice
+    "pass_ms": 0.1,  # of a steered draft
+    "ramp_clients": 64,
+    "window_s": 5.0,  # of decoding at long contexts
+}  # fmt: skip
+"""Of the cases."""
 QUICK = {
     "repeats": 2, "round_s": 0.2, "choosing_rounds": 1, "warm_up_rounds": 1, "drift_tokens": 80,
     "drift_steps": 8, "window_s": 0.5, "ramp_clients": 8, "retrieval_tokens": 400,
@@ -106,15 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
     for case, loads in LOADS.items():
         parser.add_argument(f"--{case}-loads", nargs="+", type=int, default=loads)
-    parser.add_argument("--mix-load", type=int, default=8, help="half of each class")
-    parser.add_argument("--retrieval-tokens", type=int, default=2000)
-    parser.add_argument("--context-tokens", type=int, default=8000)
-    parser.add_argument("--drift-tokens", type=int, default=480, help="of each of three parts")
-    parser.add_argument("--drift-steps", type=int, default=32, help="given to control to notice")
-    parser.add_argument("--pass-ms", type=float, default=0.1, help="of a steered draft")
-    parser.add_argument("--ramp-clients", type=int, default=64)
-    parser.add_argument("--window-s", type=float, default=5.0, help="of decoding at long contexts")
-    parser.set_defaults(repeats=None)
+    parser.set_defaults(repeats=None, **SIZES)
     given = parser.parse_args()
     for name, value in USUAL[given.pair == "demo"].items():
         if getattr(given, name) is None:
@@ -134,7 +136,7 @@ def main() -> int:
         pair = demo_pair()
         if given.pair != "demo":
             folder = Path(given.pair)
-            pair = folder_pair(folder / given.target, folder / given.draft, LONG_CONTEXT, scratch)
+            pair = folder_pair(folder / given.target, folder / given.draft)
         if given.temperatures:
             pair = replace(pair, temperatures=tuple(given.temperatures))
         where = announce(given)
@@ -149,7 +151,7 @@ def main() -> int:
                 results[name] = CASES[name](bench)
                 bench.forget()
                 results["seconds"][name] = time.monotonic() - began
-    share, different = bench.client_share(), bench.different
+    share, different = statistics.median(bench.client_shares or [0.0]), bench.different
     print(f"\nclients took {share:.2f} of a core; {bench.num_answers} answers compared, "
           f"{len(different)} differ")  # fmt: skip
     results["answers"] = {"compared": bench.num_answers, "different": different[:20]}

@@ -108,7 +108,6 @@ class Pair:
         return [0, *self._ids[start : start + length - 1]]
 
     def off(self, *options: str) -> ServerSpec:
-        """A server without speculation."""
         return ServerSpec((*self.options, "--speculative-config", "none", *options))
 
     def drafted(self, config: Mapping[str, Any], *options: str) -> ServerSpec:
@@ -136,40 +135,22 @@ def demo_pair() -> Pair:
     )
 
 
-def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
-    """A pair from two folders, in int8; the copies below `scratch` take longer contexts.
-
-    The models of make_models.py do not depend on positions, so their contexts may be said longer.
-    """
-    longer = [_with_context(folder, context, scratch) for folder in (target, draft)]
+def folder_pair(target: Path, draft: Path) -> Pair:
+    """A pair from two folders, in int8."""
+    config = json.loads((target / "config.json").read_text())
     return Pair(
         name=f"{target.name} + {draft.name}",
-        target=str(longer[0]),
-        drafting={"method": "draft_model", "model": str(longer[1]), "quantization": "int8"},
+        target=str(target),
+        drafting={"method": "draft_model", "model": str(draft), "quantization": "int8"},
         options=("--quantization", "int8", "--kv-cache-memory-bytes", "1600000000",
                  "--admin-key", ADMIN_KEY),
-        context=context,
+        context=config["max_position_embeddings"],
         prompt_tokens=128,
         tokens=(24, 64),
         most_servers=3,
         fewest=1.5,
         temperatures=(0.8, 0.0),
     )  # fmt: skip
-
-
-def _with_context(folder: Path, context: int, scratch: Path) -> Path:
-    """A folder with the same files and another length of context, if it is too short."""
-    config = json.loads((folder / "config.json").read_text())
-    if config["max_position_embeddings"] >= context:
-        return folder
-    copy = scratch / folder.name
-    copy.mkdir()
-    for file in folder.iterdir():
-        if file.name != "config.json":
-            (copy / file.name).symlink_to(file.resolve())
-    config["max_position_embeddings"] = context
-    (copy / "config.json").write_text(json.dumps(config))
-    return copy
 
 
 class Servers:
@@ -235,7 +216,6 @@ class Servers:
             return str(answer.read().decode())
 
     def kv_tokens(self, spec: ServerSpec) -> int:
-        """Tokens that its KV pages hold."""
         size, pages = pages_of(self.metrics(spec))
         return size * pages
 

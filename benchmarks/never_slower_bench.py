@@ -5,17 +5,18 @@ after what an off server gained or lost against another off server in the same r
 """
 
 import argparse
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Goal, Ratio, in_turn, ratio_of, ratio_of_medians
+from common import Goal, Ratio, ratio_of, ratio_of_medians
 from never_slower_arms import Arm, Pair, Servers, plain_ask
 from never_slower_drafter import Stream, write_streams
 from never_slower_load import Ask, Crowd, Reply, Round
+
+from foretoken.lab.stats.repeats import in_turn
 
 CHOOSING, MEASURED, TAUGHT, LONG = (half * 1_000_000 for half in range(4))
 """First numbers of prompts: what a length is chosen on is not what is measured."""
@@ -275,7 +276,3 @@ class Bench:
                 "ratios": self.against_off(case, where, rounds, wanted),
             }
         return results
-
-    def client_share(self) -> float:
-        """Median share of a core that the clients took."""
-        return statistics.median(self.client_shares) if self.client_shares else 0.0

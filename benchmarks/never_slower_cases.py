@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Ratio, in_turn, ratio_of_medians
+from common import Ratio, ratio_of_medians
 from never_slower_arms import Arm, plain_ask
 from never_slower_bench import (
     CACHED,
@@ -25,6 +25,8 @@ from never_slower_bench import (
 )
 from never_slower_drafter import Stream
 from never_slower_load import Ask, Crowd, Reply, Round
+
+from foretoken.lab.stats.repeats import in_turn
 
 GOOD, POOR = "accepting", "creative"
 CHANCES = {GOOD: 0.95, POOR: 0.2}

@@ -6,14 +6,15 @@ A process of its own: so many requests of the packaged pair, adaptive, and the t
 before each step and in all that learn after it, over the time of the steps. One line of JSON.
 """
 
+import argparse
 import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
-from common import make_pair_parser, use_threads
 
 from foretoken import LLM, SamplingParams
 from foretoken.config.methods import find_method
@@ -63,16 +64,14 @@ def measure(llm: LLM, sequences: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = make_pair_parser(__doc__, 512)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="a smoke test, no numbers")
     given = parser.parse_args()
-    if given.quick:
-        given.tokens = 48
-    use_threads(given.threads)
     drafting = dict(find_method("draft_model").demo or {})
     with LLM("demo", speculative_config=drafting, adaptive_speculation=True,
              kv_cache_memory_bytes=200_000_000) as llm:  # fmt: skip
-        print(json.dumps(measure(llm, given.sequences, given.tokens)))
+        print(json.dumps(measure(llm, given.sequences, 48 if given.quick else 512)))
 
 
 if __name__ == "__main__":

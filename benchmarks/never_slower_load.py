@@ -149,6 +149,9 @@ def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Ro
     answers: list[tuple[Ask, Answer]] = []
     empty: list[float] = []
 
+    async def post(pool: HttpPool, body: bytes) -> Answer:
+        return await pool.send("POST", "/v1/completions", body, timeout_s=TIMEOUT_S)
+
     async def client(pool: HttpPool, queue: Encoded, more: Encoded) -> None:
         for ask, body in queue:
             answers.append((ask, await post(pool, body)))
@@ -178,8 +181,3 @@ def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Ro
         gc.enable()
     replies = tuple(read_reply(ask, answer) for ask, answer in answers)
     return Round(replies=replies, began_s=began, full_until_s=min(empty), client_share=share)
-
-
-async def post(pool: HttpPool, body: bytes) -> Answer:
-    """One completion, to its end."""
-    return await pool.send("POST", "/v1/completions", body, timeout_s=TIMEOUT_S)

@@ -20,8 +20,7 @@ from never_slower_load import Ask, Crowd, Round
 from never_slower_steps import VARIABLE, learn, steps_of
 
 from benchmarks.simulate.arms import ControlArm, FixedArm
-from benchmarks.simulate.machine import SimulatedMachine
-from benchmarks.simulate.server import WatchedRound, measured_server_cost
+from benchmarks.simulate.machine import SimulatedMachine, WatchedRound, measured_server_cost
 from benchmarks.simulate.serving import ServingLimits, SimulatedRun, SimulatedServing
 from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
 from foretoken.lab.stats.repeats import in_turn
@@ -47,7 +46,6 @@ class _Seen:
     """By temperature: accepted drafts of each step that had the most."""
 
     def teach(self, bench: Bench, arm: Arm, crowds: Sequence[Crowd]) -> None:
-        """A round that the simulator learns from."""
         before = bench.servers.metrics(arm.spec)
         found = bench.ask(arm, crowds)
         after = bench.servers.metrics(arm.spec)

@@ -34,8 +34,6 @@ PRIOR_SD = 0.4
 
 
 class WatchedStep(NamedTuple):
-    """One step of a server."""
-
     at_s: float
     shape: StepShape
     seconds: float

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
-from common import in_turn
 from engines import Place, PreparationError, Worker, WorkerEnded
 from peer_cases import CASES, FLEXIBLE, SEARCH_TOKENS, Case, Setting, axes, describe, taken_over
-from prompts import CyclePrompts
 from workers.run import Job
+
+from foretoken.lab.stats.repeats import in_turn
 
 WARM_UP_TOKENS = 4
 FINAL_TURNS = 3
@@ -53,6 +53,20 @@ class Found:
     versions: dict[str, str]
     tried: list[list[Any]]
     """Setting, speed, and what was wrong, of every trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CyclePrompts:
+    """Token ids of prompts of one kind, and how the cycle models must continue each."""
+
+    ids: list[list[int]]
+    answers: list[list[int]]
+
+
+def load_prompts(models: Path, kind: str) -> CyclePrompts:
+    """Prompts of kind `fresh` or `echo` from the folder of the models."""
+    prompts = json.loads((models / "prompts.json").read_text())
+    return CyclePrompts(ids=prompts[kind], answers=prompts[f"{kind}_answers"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +118,6 @@ class Search:
     """The search of one engine for one case."""
 
     def __init__(self, peers: Peers, engine: str, case: Case, tokens: int) -> None:
-        """Nothing is loaded yet."""
         self._peers, self._engine, self._case = peers, engine, case
         self._axes = axes(engine, case)
         self._tokens = 2 if case.is_long else tokens

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe, floor_bytes
-from common import ROOT, announce, finish, in_turn, make_parser
+from common import ROOT, announce, finish, make_parser
 from engines import PEERS, Place, PreparationError, WorkerEnded
 from peer_cases import CASES, OURS, OURS_8, SEARCH_TOKENS, Case, Setting, describe, mode_of
-from peer_search import Found, Peers, SettingsFile, Timing, tune
+from peer_search import Found, Peers, SettingsFile, Timing, load_prompts, tune
 from peer_table import FIRST, ROWS, Measured, Row, RowResult, goals, judge, lines
-from prompts import load_prompts
 
+from foretoken.lab.stats.repeats import in_turn
 from foretoken.shape.model import ModelShape
 
 TURNS, PAUSE_S, THREADS = 7, 0.5, 2
@@ -45,8 +45,6 @@ PARTS = tuple(dict.fromkeys(row.part for row in ROWS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One engine in one setting."""
-
     engine: str
     setting: Setting
 
@@ -195,7 +193,6 @@ def make_models(folder: Path, shape: str) -> None:
 
 
 def make_arguments() -> argparse.ArgumentParser:
-    """The command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=Path, required=True, help="made by --prepare if missing")
     parser.add_argument("--environments", type=Path, required=True, help="where venvs go")
@@ -213,7 +210,6 @@ def make_arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Prepare or measure."""
     given = make_arguments().parse_args()
     if given.quick:
         given.repeats, given.tokens, given.search_tokens = 2, 24, 8

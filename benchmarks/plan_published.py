@@ -6,7 +6,6 @@ prints a table (published, predicted, interval, source) and how large the errors
 stand in plan_published.toml; a test reads the same summary.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -19,7 +18,7 @@ from typing import Any
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.acceptance import assume_acceptance, drafting_of, prior_without
 from foretoken.lab.plan.devices import ENGINE_COSTS
-from foretoken.lab.plan.predict import gain_range, mean_cost, step_costs
+from foretoken.lab.plan.predict import StepCosts, gain_range, mean_cost
 from foretoken.lab.plan.setup import ENGINES, PlanSettings, Setup, resolve_setup
 
 POINTS = Path(__file__).with_suffix(".toml")
@@ -27,8 +26,6 @@ POINTS = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One published measurement."""
-
     number: int
     """Its place in the file."""
     source: str
@@ -67,7 +64,6 @@ class Prediction:
 
 
 def read_points(path: Path = POINTS) -> tuple[Point, ...]:
-    """All points of the file."""
     data = tomllib.loads(path.read_text("utf-8"))
     defaults = data["defaults"]
     rows = [
@@ -106,6 +102,7 @@ def _point(number: int, values: dict[str, Any]) -> Point:
 
 _WILD = 0.4
 """No error counts more than this in a fit: some points are of drafters that hardly work."""
+_errors: dict[tuple[int, float], float] = {}
 FITTED = {
     "vllm": ("draft_s", tuple(i * 0.1e-3 for i in range(16))),
     "llama.cpp": ("reread_share", tuple(i * 0.05 for i in range(21))),
@@ -122,37 +119,25 @@ def fitted(engine: str, points: Sequence[Point]) -> float:
     own = [point for point in points if point.engine == engine]
     if not own:
         return allowed[len(allowed) // 2]
-
     return min(
         allowed,
         key=lambda value: statistics.fmean(_error(point, name, value) for point in own),
     )
 
 
-_errors: dict[tuple[int, float], float] = {}
-
-
 def _error(point: Point, name: str, value: float) -> float:
     """How far a point is from what it would be at this cost of its engine; computed once."""
     place = (point.number, value)
-    if place not in _errors:
-        _errors[place] = _new_error(point, name, value)
-    return _errors[place]
-
-
-def _new_error(point: Point, name: str, value: float) -> float:
+    if place in _errors:
+        return _errors[place]
     host = replace(ENGINE_COSTS[point.engine], **{name: value})
-    tried = _with_length(replace(point, setup=replace(point.setup, host=host)))
-    return min(_WILD, abs(math.log(tried.middle / point.speed_up)))
-
-
-def _with_length(point: Point) -> Prediction:
-    """What the costs make of the acceptance as published, where it is."""
-    if point.length is None:
-        return predict_point(point)
-    chance = ConstantAcceptance.of_length(point.length, point.setup.k).alpha
-    given = replace(point.setup.settings, acceptance=f"{chance:.4f}")
-    return predict_point(replace(point, setup=replace(point.setup, settings=given)))
+    setup = replace(point.setup, host=host)
+    if point.length is not None:
+        chance = ConstantAcceptance.of_length(point.length, setup.k).alpha
+        setup = replace(setup, settings=replace(setup.settings, acceptance=f"{chance:.4f}"))
+    tried = predict_point(replace(point, setup=setup))
+    _errors[place] = min(_WILD, abs(math.log(tried.middle / point.speed_up)))
+    return _errors[place]
 
 
 def predict_all(points: Sequence[Point]) -> list[Prediction]:
@@ -178,7 +163,7 @@ def predict_point(point: Point) -> Prediction:
     if point.rows > setup.k + 1 and not setup.settings.acceptance:
         found = prior.expect(replace(drafting_of(setup), tree=True))
         own = replace(own, low=found.low, middle=found.middle, high=found.high)
-    steps = step_costs(setup)
+    steps = StepCosts(setup)
     verify = steps.verify(point.requests, point.rows)
     cost = mean_cost(own, verify, steps.draft(point.requests, setup.k), setup.k)
     gains = gain_range(own, setup.k, cost)
@@ -234,15 +219,9 @@ def table(predictions: Sequence[Prediction]) -> str:
 
 
 def main() -> None:
-    """Print the table and the summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="the summary alone, as JSON")
-    arguments = parser.parse_args()
     predictions = predict_all(read_points())
-    found = summary(predictions)
-    if not arguments.json:
-        print(table(predictions), "\n")
-    print(json.dumps(found, indent=None if arguments.json else 2))
+    print(table(predictions), "\n")
+    print(json.dumps(summary(predictions), indent=2))
 
 
 if __name__ == "__main__":

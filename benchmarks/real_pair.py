@@ -11,6 +11,7 @@ FOLDER. `--parts` runs some of it; `--quick` is a smoke test. The last line is J
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import tempfile
@@ -22,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
-from common import Goal, announce, at_least, at_most, finish, in_turn, make_parser, ratio_of_medians
+from common import Goal, announce, at_least, at_most, finish, make_parser, ratio_of_medians
 from engines import install
-from pair_asking import Prompts, ask, drafts_of, first_s, has_chat_template, median_speed, questions
 from pair_prompts import EDIT, SUMMARY, prompts_of
 from pair_servers import (
     OURS,
@@ -40,8 +40,13 @@ from pair_servers import (
 )
 
 from foretoken.errors import EndpointError
+from foretoken.lab.http.client import connect
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.stats.repeats import in_turn
+from foretoken.shape.gguf import open_gguf
 
 PROMPTS = (128, 2048)
 LETTERS_PER_TOKEN = 4
@@ -49,6 +54,9 @@ TOGETHER = 12
 ROUNDED = ", int8 activations"
 SEARCH_TURN = 20
 """Of prompts: none that the measured turns ask."""
+TIMEOUT_S = 600.0
+Prompts = Sequence[tuple[str, str]]
+"""Kinds and texts."""
 
 
 @dataclass(slots=True)
@@ -63,9 +71,84 @@ class Bench:
     goals: list[Goal] = field(default_factory=list)
 
     def items(self, prompts: Prompts, tokens: int, temperature: float = 0.0) -> list[Item]:
-        """What the model is asked: as in a chat, if its file says how one is written down."""
-        chat = has_chat_template(self.files.model)
-        return questions(prompts, tokens, temperature, chat=chat)
+        """Messages of a user, to be answered as the file's template has it; texts to go on with, to
+        the last token, where it has none."""
+        chat = open_gguf(self.files.model).get("tokenizer.chat_template", str) is not None
+        return [
+            Item(
+                index=number,
+                category=kind,
+                prompt="" if chat else f"{text}\n",
+                messages=({"role": "user", "content": text},) if chat else (),
+                max_tokens=tokens,
+                temperature=temperature,
+                seed=number,
+                parameters={} if chat else {"ignore_eos": True},
+            )
+            for number, (kind, text) in enumerate(prompts)
+        ]
+
+
+def ask(server: Running, items: Sequence[Item], *, together: bool = False) -> list[RequestRecord]:
+    """The answers, one after another or all at once, each by a client of its own.
+
+    Raises:
+        RuntimeError: an answer is not whole.
+    """
+    return asyncio.run(_ask(server, items, together))
+
+
+async def _ask(server: Running, items: Sequence[Item], together: bool) -> list[RequestRecord]:
+    extra: dict[str, Any] = {**server.setting.body}
+    client = await connect(ArmConfig(url=server.url, timeout_s=TIMEOUT_S, extra_body=extra))
+    start_s = now()
+
+    async def one(item: Item) -> RequestRecord:
+        record = RequestRecord(index=item.index, category=item.category)
+        return await client.complete(item, record, start_s, keep_text=True)
+
+    try:
+        if together:
+            found = list(await asyncio.gather(*(one(item) for item in items)))
+        else:
+            found = [await one(item) for item in items]
+    finally:
+        await client.close()
+    for record in found:
+        if not record.ok:
+            raise RuntimeError(f"{server.setting.engine}, {server.setting.name}: {record.error}")
+    return found
+
+
+def first_s(record: RequestRecord) -> float:
+    """Seconds from the request to the first token."""
+    assert record.first_s is not None and record.sent_s is not None
+    return record.first_s - record.sent_s
+
+
+def median_speed(records: Sequence[RequestRecord]) -> float:
+    """The median answer's tokens a second from the first to the last; without single chunks."""
+    speeds = []
+    for one in records:
+        assert one.first_s is not None and one.last_s is not None
+        if one.last_s > one.first_s:
+            speeds.append(one.tokens_after_first / (one.last_s - one.first_s))
+    return statistics.median(speeds)
+
+
+def drafts_of(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Drafts for each token, the share that was accepted, and by position where it is told."""
+    known = [one.acceptance for one in records if one.acceptance is not None]
+    drafted = sum(one.num_drafted for one in known)
+    tokens = sum(one.output_tokens or 0 for one in records)
+    deepest = max((len(one.histogram) for one in known), default=0) - 1
+    counts = [sum(sum(one.histogram[j + 1 :]) for one in known) for j in range(max(deepest, 0))]
+    steps = sum(sum(one.histogram) for one in known)
+    return {
+        "drafted_per_token": drafted / tokens if tokens else 0.0,
+        "accepted_share": sum(one.num_accepted for one in known) / drafted if drafted else 0.0,
+        "accepted_by_position": [count / steps for count in counts] if steps else [],
+    }
 
 
 def try_all(bench: Bench, every: Sequence[Setting]) -> list[tuple[float, Setting]]:
@@ -136,12 +219,8 @@ def take_turns(
     asked: dict[str, list[list[RequestRecord]]] = {name: [] for name in servers}
     reads = []
     for turn in range(bench.settings.repeats):
-        items = bench.items(
-            prompts_of(turn, bench.settings.each),
-            bench.settings.tokens,
-            temperature,
-            chat=bench.chat,
-        )
+        prompts = prompts_of(turn, bench.settings.each)
+        items = bench.items(prompts, bench.settings.tokens, temperature)
         reads.append(bench.probe.gb_per_s())
         for name in in_turn(list(servers), turn):
             asked[name].append(ask(servers[name], items))
@@ -186,34 +265,25 @@ def report_speed(bench: Bench, temperature: float, asked: Answers, reads: Sequen
         bench.goals.append(at_least(what, ratio.value, wanted))
 
 
-def prompt_items(length: int, turn: int) -> list[Item]:
-    """A prompt of about so many tokens, another one in each turn."""
-    text = "\n\n".join([*SUMMARY, *EDIT][turn % 7 :]) * 2
-    prompt = f"Text {turn}. {text[: length * LETTERS_PER_TOKEN]}"
-    return [Item(index=turn, prompt=prompt, max_tokens=1, temperature=0.0)]
-
-
 def measure_prompts(bench: Bench) -> None:
     """First tokens of long prompts: tokens of a prompt for each second."""
     with ExitStack() as stack:
-        servers = plain_servers(bench, stack)
+        plain = (our_settings(bench.files)[0], peer_settings(bench.files)[0])
+        servers = {one.engine: stack.enter_context(running(one, bench.logs)) for one in plain}
         for length in PROMPTS:
             rates: dict[str, list[float]] = {name: [] for name in servers}
             for turn in range(bench.settings.repeats):
+                text = "\n\n".join([*SUMMARY, *EDIT][turn % 7 :]) * 2
+                prompt = f"Text {turn}. {text[: length * LETTERS_PER_TOKEN]}"
+                item = Item(index=turn, prompt=prompt, max_tokens=1, temperature=0.0)
                 for name in in_turn(list(servers), turn):
-                    [one] = ask(servers[name], prompt_items(length, turn))
+                    [one] = ask(servers[name], [item])
                     rates[name].append((one.prompt_tokens or 0) / first_s(one))
             ratio = ratio_of_medians(rates[OURS], rates[PEER])
             shown = ", ".join(f"{name} {statistics.median(of):.0f}" for name, of in rates.items())
             print(f"prompt of {length}: {shown} tokens/s, {ratio}")
             bench.results[f"prompt of {length}"] = rates
             bench.goals.append(at_least(f"prompt of {length} over llama.cpp", ratio.value, 1.3))
-
-
-def plain_servers(bench: Bench, stack: ExitStack) -> dict[str, Running]:
-    """Both engines without drafts."""
-    plain = (our_settings(bench.files)[0], peer_settings(bench.files)[0])
-    return {one.engine: stack.enter_context(running(one, bench.logs)) for one in plain}
 
 
 def measure_load(bench: Bench) -> None:
@@ -299,7 +369,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts that are asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--draft", type=Path, help="a smaller one with the same vocabulary")

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +42,8 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
-    def anonymous_bytes(self) -> int:
-        """Memory of its own that the process has."""
-        return anonymous_bytes(self.process.pid)
-
 
 def free_port() -> int:
-    """One that nobody listens at now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -93,7 +88,8 @@ def started(
         until = time.monotonic() + START_S
         while not _answers(server.url):
             if process.poll() is not None or time.monotonic() > until:
-                raise EndpointError(f"`{words[0]}` did not start" + (f": see {log}" if log else ""))
+                where = f": see {log}" if log else ""
+                raise EndpointError(f"`{' '.join(words)}` did not start{where}")
             time.sleep(poll_s)
         yield server
     finally:
@@ -114,15 +110,10 @@ def demo_server(
     Another `module` is run in place of Foretoken's command line.
 
     Raises:
-        SystemExit: it does not start.
+        EndpointError: it does not start.
     """
     command = [sys.executable, "-m", module, "serve", model, "--port", "{port}", *options]
-    quiet = {"FORETOKEN_LOGGING_LEVEL": "WARNING", **(env or {})}
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(started(command, quiet))
-        except EndpointError as error:
-            raise SystemExit("the server did not start: " + " ".join(command[2:])) from error
+    with started(command, {"FORETOKEN_LOGGING_LEVEL": "WARNING", **(env or {})}) as server:
         yield server
 
 

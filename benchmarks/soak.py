@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 from common import Goal, announce, at_most, finish, make_parser
-from served import Server, demo_server, pages_of
+from served import Server, anonymous_bytes, demo_server, pages_of
 
-from foretoken.lab.http.scraping import parse_metrics
+from foretoken.lab.http.client import parse_metrics
 
 PATH = "/v1/completions"
 PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")
@@ -35,8 +35,6 @@ NONSENSE: tuple[bytes, ...] = (
 
 
 class Tallies:
-    """What clients saw."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -136,7 +134,7 @@ async def one_client(url: str, number: int, until: float, seen: Tallies) -> None
 
 async def watch(server: Server, until: float, samples: list[int]) -> None:
     while time.monotonic() < until:
-        samples.append(server.anonymous_bytes())
+        samples.append(anonymous_bytes(server.process.pid))
         await asyncio.sleep(1)
 
 

@@ -51,7 +51,6 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def new_name(name: str) -> str:
-    """GGUF's name of a tensor."""
     if name in OUTER:
         return OUTER[name]
     _, _, layer, rest = name.split(".", 3)

@@ -20,7 +20,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.read_answer import from_body
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.results import RequestAcceptance, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord, ServerInfo
 from foretoken.lab.records.run_files import (
     REQUESTS,
     SUMMARY,
@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
     found = read_other_tool(given.file, "server", strict=given.strict)
     summary = summarize_imported(found, given.file, levels)
     write_imported(found, summary, given.out)
-    print_arms(console(), (summary.arm,))
+    print_arms(console(), summary.arms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _read(path: Path, arm: str) -> ImportedRun:
 
 def summarize_imported(
     found: ImportedRun, path: Path, levels: ServiceLevels | None = None
-) -> RunSummary:
+) -> AbSummary:
     """The summary of another tool's records."""
     ends: dict[int, float] = {}
     for record in found.records:
@@ -110,14 +110,16 @@ def summarize_imported(
         gauges={},
         notes=notes,
     )
-    return RunSummary(
+    return AbSummary(
         config={"read": str(path)},
         environment=describe_client(),
-        arm=summarize_arm(found.records, data, levels or ServiceLevels()),
+        baseline="server",
+        candidate="server",
+        arms=(summarize_arm(found.records, data, levels or ServiceLevels()),),
     )
 
 
-def write_imported(found: ImportedRun, summary: RunSummary, out: Path) -> None:
+def write_imported(found: ImportedRun, summary: AbSummary, out: Path) -> None:
     """The folder of a run, as if it had been measured here.
 
     Raises:

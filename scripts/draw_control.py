@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from pictures import SERIES, WIDTH, as_image
 
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -19,14 +20,7 @@ from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
-from foretoken.lab.report.canvas import (
-    SERIES,
-    WIDTH,
-    as_image,
-    empty_figure,
-    house_style,
-    plain_log,
-)
+from foretoken.lab.report.canvas import empty_figure, house_style, plain_log
 from foretoken.types import FinishReason, Request, SamplingParams
 
 PICTURE = Path(__file__).parents[1] / "docs" / "control.svg"

@@ -19,17 +19,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from pictures import SERIES, WIDTH, as_image
 
-from foretoken.lab.report.canvas import (
-    FAINT,
-    INK,
-    SERIES,
-    WIDTH,
-    as_image,
-    empty_figure,
-    house_style,
-    plain_log,
-)
+from foretoken.lab.report.canvas import FAINT, INK, empty_figure, house_style, plain_log
 
 PICTURE = Path(__file__).parents[1] / "docs" / "roofline.svg"
 OURS = "foretoken"
@@ -125,7 +117,7 @@ def draw(lines: Sequence[Line]) -> str:
         floors.set_xlabel("the floor's time / the time taken")
         draw_lines(speeds, below, ".0f")
         plain_log(speeds.xaxis)
-        speeds.set_title("How fast, where no floor is known")
+        speeds.set_title("Speed where no floor is known")
         speeds.set_xlabel("tokens a second")
         figure.legend(handles=legend(lines), loc="outside lower center", ncols=2)
         return as_image(figure, "roofline")

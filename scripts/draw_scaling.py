@@ -16,15 +16,9 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
+from pictures import SERIES, WIDTH, as_image
 
-from foretoken.lab.report.canvas import (
-    SERIES,
-    WIDTH,
-    as_image,
-    empty_figure,
-    house_style,
-    plain_log,
-)
+from foretoken.lab.report.canvas import empty_figure, house_style, plain_log
 
 PICTURE = Path(__file__).parents[1] / "docs" / "scaling.svg"
 NAMES = {

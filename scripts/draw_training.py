@@ -10,14 +10,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foretoken.lab.report.canvas import (
-    WIDTH,
-    as_image,
-    empty_figure,
-    house_style,
-    line_style,
-    plain_log,
-)
+from pictures import WIDTH, as_image, line_style
+
+from foretoken.lab.report.canvas import empty_figure, house_style, plain_log
 from foretoken.training.run_folder import newest_state
 
 PICTURE = Path(__file__).parents[1] / "docs" / "acceptance-cost.svg"

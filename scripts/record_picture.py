@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 PICTURE = Path(__file__).parents[1] / "docs" / "generate.svg"
@@ -24,12 +25,21 @@ PROMPT = """class Queue:
     def __len__(self):"""
 OPTIONS = ("--file", "waiting.py", "--max-tokens", "60")
 COLUMNS, ADVANCE, DESCENT = 56, 12.2, 24.4  # of the picture; a character in its units
+GROUND, INK = (41, 41, 41), (216, 219, 217)
+THEME = TerminalTheme(
+    GROUND,
+    INK,
+    [GROUND, (224, 108, 113), (152, 168, 75), (208, 179, 68), (106, 153, 196), (190, 147, 198),
+     (104, 160, 179), INK],
+)  # fmt: skip
+"""Rich's own colours, those lighter that a phone does not show well."""
 # Rich's form names fonts of a foreign host; ours names those that a reader has.
 FORM = """\
 <svg class="rich-terminal" width="640" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace;
   font-size: {char_height}px; line-height: {line_height}px }}
+.{unique_id}-title {{ font-size: 18px; font-family: ui-sans-serif, system-ui, sans-serif }}
 {styles}
 </style>
 <defs>
@@ -80,7 +90,9 @@ def render(written: str) -> str:
     console = Console(file=StringIO(), record=True, width=COLUMNS, force_terminal=True)
     console.print(Text("$ foretoken generate " + " ".join(OPTIONS), style="bold"))
     console.print(Text.from_ansi(written.rstrip("\n")))
-    return console.export_svg(title="foretoken", code_format=FORM, unique_id="foretoken")
+    return console.export_svg(
+        title="foretoken", theme=THEME, code_format=FORM, unique_id="foretoken"
+    )
 
 
 def text_of(picture: str) -> list[str]:

@@ -4,18 +4,23 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
+from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
+from benchmarks.simulate.compare import compare
+from benchmarks.simulate.machine import SimulatedMachine, machine_of_costs, planned_machine
+from benchmarks.simulate.serving import ServingLimits, SimulatedRun
+from benchmarks.simulate.serving import simulate as run
+from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic, recorded_requests
 from foretoken.cli.lab.options import JsonOption, parse_whole
+from foretoken.cli.lab.run_tables import console
+from foretoken.config.speculative import LoadConfig, Schedule
 from foretoken.errors import ConfigError, ForetokenError
-
-if TYPE_CHECKING:
-    from benchmarks.simulate.machine import SimulatedMachine
-    from benchmarks.simulate.serving import SimulatedRun
-    from benchmarks.simulate.traffic import Traffic
-    from foretoken.config.speculative import Schedule
+from foretoken.lab.plan.planner import build_plan
+from foretoken.lab.plan.setup import PlanSettings
 
 _ANSWERS, _FEWEST = 5, 24
 """Answers for each client, and the fewest of all."""
@@ -56,10 +61,6 @@ def simulate(
     num_speculative_tokens_per_batch_size. Steps take what the data sheet of a device says, or what
     an engine learnt. Exit code 0: simulated; 2 and 3: wrong settings or an unknown model.
     """
-    from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
-    from benchmarks.simulate.serving import ServingLimits
-    from benchmarks.simulate.serving import simulate as run
-
     given = {
         "target": target, "draft": draft, "method": method, "quantization": quantization,
         "device": device, "count": count, "num_speculative_tokens": k,
@@ -82,9 +83,7 @@ def simulate(
         _show(found)
 
 
-def _ranges(text: str) -> "Schedule":
-    from foretoken.config.speculative import LoadConfig
-
+def _ranges(text: str) -> Schedule:
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -95,15 +94,12 @@ def _ranges(text: str) -> "Schedule":
     return read.num_speculative_tokens_per_batch_size or ()
 
 
-def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
-    from benchmarks.simulate.machine import machine_of_costs, planned_machine
-    from foretoken.lab.plan.planner import build_plan
-    from foretoken.lab.plan.setup import PlanSettings
-
+def _machine(given: dict[str, Any], costs: Path | None) -> SimulatedMachine:
     if costs is None:
         settings = PlanSettings.from_mapping({"engine": "foretoken", **given})
         # Whatever engine has it: ours shares no model among GPUs, and its control is what is asked.
-        if (found := build_plan(PlanSettings.from_mapping(given)).refusal) is not None:
+        findings = build_plan(PlanSettings.from_mapping(given)).findings
+        if found := next((one for one in findings if one.level == "error"), None):
             allowed = f"models that load there: {found.message} ({found.remedy})"
             raise ConfigError("--device", f"{settings.count} x {settings.device}", allowed)
         return planned_machine(settings)
@@ -116,16 +112,9 @@ def _traffics(
     kind: tuple[int, int, float],
     seats: list[int],
     workload: Path | None,
-    machine: "SimulatedMachine",
+    machine: SimulatedMachine,
     seed: int,
-) -> list["Traffic"]:
-    from benchmarks.simulate.traffic import (
-        DraftChance,
-        RequestClass,
-        Traffic,
-        recorded_requests,
-    )
-
+) -> list[Traffic]:
     prompt, output, chance = kind
     chances = {one.name: DraftChance(chance=chance, spread=0.5) for one in machine.drafters}
     classes = (RequestClass(prompt=prompt, output=output, chances=chances),)
@@ -138,9 +127,7 @@ def _traffics(
     ]
 
 
-def _rows(traffic: "Traffic", runs: list["SimulatedRun"]) -> list[dict[str, Any]]:
-    from benchmarks.simulate.compare import compare
-
+def _rows(traffic: Traffic, runs: list[SimulatedRun]) -> list[dict[str, Any]]:
     first = 0 if traffic.recorded else traffic.in_flight(0.0)
     return [
         {
@@ -155,10 +142,6 @@ def _rows(traffic: "Traffic", runs: list["SimulatedRun"]) -> list[dict[str, Any]
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from foretoken.cli.lab.run_tables import console
-
     table = Table(
         "clients", "arm", "tokens/s", "speed-up", "TPOT P50", "TPOT P99", "TTFT P50", "TTFT P99",
         "steps that draft",

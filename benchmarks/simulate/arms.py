@@ -6,6 +6,7 @@ would have timed: some shapes, with an error.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Protocol, final
 
@@ -36,8 +37,6 @@ Missing = Callable[[str, Any], int]
 
 
 class Deciding(Protocol):
-    """What decides in a run."""
-
     def plan(self, sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far each sequence drafts in the next step."""
 
@@ -152,24 +151,23 @@ def begin_control(
     the chance of a first draft that it begins with."""
     planner = Planner(
         RequestBudget({one.name: one.most for one in machine.drafters}),
-        [_facts(one, missing) for one in machine.drafters],
+        [
+            DrafterFacts(
+                name=one.name,
+                most=one.most,
+                looks_up=one.looks_up,
+                missing=partial(missing, one.name),
+                max_window=one.max_window,
+                reads_features=one.reads_features,
+            )
+            for one in machine.drafters
+        ],
         target,
         dict(costs),
         LearnedAcceptance({one.name: usual for one in machine.drafters}),
     )
     # On a virtual clock deciding takes no time: a run is the same on every machine.
     return AdaptiveControl(planner, clock=lambda: 0.0)
-
-
-def _facts(one: SimulatedDrafter, missing: Missing) -> DrafterFacts:
-    return DrafterFacts(
-        name=one.name,
-        most=one.most,
-        looks_up=one.looks_up,
-        missing=lambda sequence: missing(one.name, sequence),
-        max_window=one.max_window,
-        reads_features=one.reads_features,
-    )
 
 
 def _target_shapes() -> list[StepShape]:

@@ -6,8 +6,7 @@ look. What a policy is worth is how rarely it ships a gain at its limit, and how
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +39,6 @@ class SimulatedExperiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """How one experiment ended."""
-
     verdict: str
     sentence: str
     looks: int
@@ -67,14 +64,6 @@ def play(policy: ShipPolicy, rehearsal: SimulatedExperiment, seed: int) -> Playe
     return Played(
         verdict=decision.verdict, sentence=decision.sentence, looks=look, blocks=blocks, asked=asked
     )
-
-
-def rehearse(
-    policy: ShipPolicy, rehearsal: SimulatedExperiment, seeds: Sequence[int]
-) -> dict[str, float]:
-    """Share of experiments by verdict, one experiment per seed."""
-    found = Counter(play(policy, rehearsal, seed).verdict for seed in seeds)
-    return {verdict: count / len(seeds) for verdict, count in found.items()}
 
 
 def shares_of_ship(played: Sequence[Played]) -> tuple[float, float]:
@@ -165,21 +154,20 @@ class Coverage:
     """Mean of estimate / truth - 1."""
 
 
-def measure_coverage(
-    rehearsal: SimulatedExperiment,
-    metric: str,
-    experiments: int,
-    cut: Callable[[SimulatedAb], SimulatedAb] = without_start,
-    unseen_sd: float | None = None,
-) -> Coverage:
+def measure_coverage(rehearsal: SimulatedExperiment, metric: str, experiments: int) -> Coverage:
     """Share of simulated A/Bs whose first 95 % interval holds the true ratio."""
     law, times = rehearsal.law, metric.split("_")[0]
     q = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}[metric.split("_")[1]]
     truth = true_ratio(law, times, q)
-    unseen = unseen_of(law) if unseen_sd is None else unseen_sd
     held, widths, biases = 0, [], []
-    for drawn in _experiments(rehearsal, experiments):
-        ratio = time_gain(metric, cut(drawn).samples(times), unseen).ratio
+    for seed in range(experiments):
+        drawn = simulate_ab(
+            law,
+            np.random.default_rng(1_000_000 + seed),
+            blocks=rehearsal.first_blocks,
+            requests=rehearsal.requests_per_block,
+        )
+        ratio = time_gain(metric, without_start(drawn).samples(times), unseen_of(law)).ratio
         held += ratio.low <= truth <= ratio.high
         widths.append(ratio.high / ratio.low - 1)
         biases.append(ratio.estimate / truth - 1)
@@ -189,13 +177,3 @@ def measure_coverage(
         median_width=float(np.median(widths)),
         bias=float(np.mean(biases)),
     )
-
-
-def _experiments(rehearsal: SimulatedExperiment, experiments: int) -> Iterator[SimulatedAb]:
-    for seed in range(experiments):
-        yield simulate_ab(
-            rehearsal.law,
-            np.random.default_rng(1_000_000 + seed),
-            blocks=rehearsal.first_blocks,
-            requests=rehearsal.requests_per_block,
-        )

@@ -64,7 +64,6 @@ class SimulatedDrafting:
     """All drafters of a machine, and what each has read."""
 
     def __init__(self, machine: SimulatedMachine) -> None:
-        """Nobody has read anything."""
         self._machine = machine
         self._read: dict[tuple[str, str], tuple[int, int]] = {}
         self._promised = PromisedAcceptance()
@@ -108,7 +107,6 @@ class SimulatedDrafting:
                 self._promised.observe(request_id, drafter, float(drafted), accepted)
 
     def release(self, request_id: str) -> None:
-        """Forget a request."""
         self._promised.release(request_id)
         for one in self._machine.drafters:
             self._read.pop((one.name, request_id), None)

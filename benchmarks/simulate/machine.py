@@ -1,4 +1,4 @@
-"""What steps take on a simulated machine: a model of step time for each of its parts, and noise.
+"""What steps take on a simulated machine, what a server adds around them, and noise.
 
 Noise is that of machines that are shared: it lasts for some steps, and now and then a step takes a
 multiple of its time. Knows neither requests nor tokens.
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import final
+from typing import NamedTuple, final
 
-from benchmarks.simulate.server import ServerCost
+import numpy as np
+
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
@@ -72,6 +73,19 @@ class SimulatedDrafter:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCost:
+    """Time outside of steps, of which the engine is told nothing."""
+
+    step_s: float = 0.0
+    """Between two steps."""
+    token_s: float = 0.0
+    """Between two steps, for each token that the first one gave."""
+    request_s: float = 0.0
+    """From when a client asks until its request waits for a step."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
     """A target and its drafters on one machine, without noise."""
 
@@ -92,7 +106,6 @@ class SimulatedMachine:
         return self.host_s + self.token_s * tokens + self.target.seconds(shape).seconds
 
     def drafter(self, name: str) -> SimulatedDrafter:
-        """The drafter of this name."""
         return next(one for one in self.drafters if one.name == name)
 
 
@@ -222,3 +235,39 @@ def planned_machine(
         reads_features=method.drafts_with == "head",
     )
     return SimulatedMachine(target=target, drafters=(one,), host_s=HOST_S)
+
+
+class WatchedRound(NamedTuple):
+    """What a server did while clients asked one request after the other."""
+
+    seconds: float
+    """From the first request to the last token."""
+    steps_s: float
+    """Of that, the time of steps."""
+    steps: float
+    tokens: float
+    """Of all answers."""
+    requests_alone: float
+    """Requests that found nobody else there: the engine waited for them."""
+
+
+def measured_server_cost(rounds: Sequence[WatchedRound]) -> ServerCost:
+    """The cost that explains what was not spent in steps, by least squares.
+
+    The parts can be told apart if some rounds had one client and some many.
+    """
+    outside_N = np.array([one.seconds - one.steps_s for one in rounds])
+    counts_NP = np.array([(one.steps, one.tokens, one.requests_alone) for one in rounds], float)
+    # Long rounds are no better known than short ones, as a share.
+    weights_N = 1.0 / np.array([one.seconds for one in rounds])
+    found_P, left = np.zeros(3), [0, 1, 2]
+    while left:
+        some_NP = counts_NP[:, left] * weights_N[:, None]
+        values = np.linalg.lstsq(some_NP, outside_N * weights_N, rcond=None)[0]
+        if values.min() >= 0.0:
+            found_P[left] = values
+            break
+        # A part that comes out negative is too small to be seen.
+        del left[int(values.argmin())]
+    step_s, token_s, request_s = found_P.tolist()
+    return ServerCost(step_s=step_s, token_s=token_s, request_s=request_s)

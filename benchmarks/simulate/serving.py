@@ -15,6 +15,8 @@ from benchmarks.simulate.machine import MachineNoise, SimulatedMachine
 from benchmarks.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
+from foretoken.kv.pool import PagePool
+from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import DraftingTime, Output, StepStats
 
 
@@ -37,8 +39,6 @@ class ServingLimits:
 
 
 class StepRecord(NamedTuple):
-    """One step of a run."""
-
     at: float
     """When it ended."""
     seconds: float
@@ -64,7 +64,6 @@ class ServedRequest(NamedTuple):
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
         return self.first - self.arrival
 
     @property
@@ -76,20 +75,16 @@ class ServedRequest(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What came of a run."""
-
     arm: str
     steps: list[StepRecord]
     requests: list[ServedRequest]
 
     @property
     def seconds(self) -> float:
-        """Of all."""
         return self.steps[-1].at
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second."""
         return sum(step.tokens for step in self.steps) / self.seconds
 
     @property
@@ -144,11 +139,6 @@ class SimulatedServing:
     def __init__(
         self, machine: SimulatedMachine, arm: SimulatedArm, limits: ServingLimits, *, seed: int = 0
     ) -> None:
-        """Nothing runs yet."""
-        # The scheduler lives beside code that needs torch, which the lab loads only here.
-        from foretoken.kv.pool import PagePool
-        from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-
         self._machine, self._arm, self._limits = machine, arm, limits
         self._drafting = SimulatedDrafting(machine)
         self._deciding = arm.build(machine, self._drafting.missing)

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
-from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.measure.workload import Item
+from foretoken.lab.measure.workload import Item, load_workload
 from foretoken.types import Request, SamplingParams
 
 END_TOKEN, TEXT_TOKEN = 1, 2
@@ -249,5 +248,4 @@ class Traffic:
         return times
 
     def in_flight(self, now: float) -> int:
-        """How many clients there are."""
         return self.clients(now) if callable(self.clients) else self.clients

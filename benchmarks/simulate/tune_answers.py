@@ -6,7 +6,6 @@ now and then one takes a multiple. The truth, without all of that, can be asked 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -16,8 +15,16 @@ from benchmarks.simulate.arms import ControlArm, FixedArm, ScheduledArm, Simulat
 from benchmarks.simulate.machine import SimulatedMachine
 from benchmarks.simulate.serving import ServedRequest, ServingLimits, simulate
 from benchmarks.simulate.traffic import RequestClass, Traffic
-from foretoken.lab.tune.settings import OFF, Setting, ranges_of
-from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
+from foretoken.lab.tune.settings import (
+    OFF,
+    Answered,
+    LoadSeen,
+    NextVisit,
+    Setting,
+    Visit,
+    ranges_of,
+    summarize_load,
+)
 
 TURNS = 6
 """Different sets of prompts; after them they come again."""
@@ -70,7 +77,6 @@ class SimulatedAnswers:
     """Undisturbed answers of one case; each is computed once."""
 
     def __init__(self, case: SimulatedCase) -> None:
-        """Nothing is computed yet."""
         self.case = case
         self._known: dict[tuple[Setting, int, int, int], list[ServedRequest]] = {}
 
@@ -116,24 +122,24 @@ class SimulatedServer:
     """A server under test on a virtual clock."""
 
     def __init__(self, answers: SimulatedAnswers, seed: int) -> None:
-        """One run of luck."""
         self._answers, self._random = answers, np.random.default_rng(seed)
         self._drift = 0.0
         self._first_prompts = seed % TURNS
 
-    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+    def visit(self, wanted: NextVisit) -> Visit:
         """Start it, ask, and stop it."""
         case, random = self._answers.case, self._random
         law = case.disturbance
         fresh = math.sqrt(1.0 - law.drift_memory**2) * random.normal(0.0, law.drift_sd)
         self._drift = law.drift_memory * self._drift + fresh
         slower = math.exp(self._drift + random.normal(0.0, law.start_sd))
-        prompts = (turn + self._first_prompts) % TURNS
-        seen = [self._ask(setting, load, requests, prompts, slower) for load, requests in sizes]
+        prompts = (wanted.turn + self._first_prompts) % TURNS
+        seen = [self._ask(wanted.setting, *size, prompts, slower) for size in wanted.sizes]
         start_s = case.start_s * float(random.uniform(0.9, 1.2))
         return Visit(
-            setting=setting,
-            turn=turn,
+            setting=wanted.setting,
+            turn=wanted.turn,
+            check=wanted.check,
             loads=tuple(seen),
             start_s=start_s,
             seconds=start_s + sum(one.seconds for one in seen),

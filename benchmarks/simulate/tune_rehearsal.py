@@ -26,8 +26,7 @@ from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, Si
 from foretoken.lab.plan.devices import EngineCost
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.tune.search import Search, best_setting, checked_gain, next_visit, spent_s, stand
-from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, Visit
 
 LENGTHS = (1, 2, 3, 5, 8)
 HOST = EngineCost(step_s=1.0e-3, draft_s=0.5e-3)
@@ -79,8 +78,6 @@ class Rehearsed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalSummary:
-    """What many searches came to."""
-
     median_share: float
     """Of the best speed."""
     near: float
@@ -129,8 +126,7 @@ def play(
     server = SimulatedServer(answers, seed)
     visits: list[Visit] = []
     while (wanted := next_visit(search, visits)) is not None:
-        seen = server.visit(wanted.setting, wanted.turn, wanted.sizes)
-        visits.append(replace(seen, check=wanted.check))
+        visits.append(server.visit(wanted))
     now = stand(search, [visit for visit in visits if not visit.check])
     gain = checked_gain(visits, search, now)
     emitted = now.chosen if gain.low > 1.0 else OFF
@@ -217,7 +213,6 @@ _EXPERTS, _OPEN = "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"
 
 
 def rehearsed_cases() -> tuple[RehearsedCase, ...]:
-    """The sixteen servers."""
     llama = _sheet(_LLAMA, draft=_LLAMA_DRAFT, count=4, draft_tensor_parallel_size=1)
     big = _sheet(_LLAMA, draft=_BIG_DRAFT, count=4)
     qwen = _sheet(_QWEN, draft=_QWEN_DRAFT)

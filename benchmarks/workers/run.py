@@ -49,7 +49,6 @@ class Job:
 
     @property
     def threads(self) -> int:
-        """Of the engine."""
         return int(self.setting["threads"])
 
 

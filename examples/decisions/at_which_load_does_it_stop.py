@@ -30,7 +30,7 @@ def passes(crossings: list[dict[str, Any]]) -> str:
     """Where the gain passes 1, with the ends of its interval as far as they were measured."""
     if not crossings:
         return ""
-    at = crossings[0]["crossing"]["at"]
+    at = crossings[0]["at"]
     low = f"{at['low']:.2g}" if at["low"] is not None else f"below {LOADS[0]}"
     high = f"{at['high']:.2g}" if at["high"] is not None else f"above {LOADS[-1]}"
     return f", and passes 1 at {at['estimate']:.2g} ({low} to {high})"

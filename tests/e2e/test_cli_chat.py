@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from foretoken import LLM, SamplingParams
 from foretoken.checkpoint import packaged_model
 from foretoken.cli.app import app
-from foretoken.cli.writing.answer import Screen, write_plain
-from foretoken.cli.writing.chat import COMMANDS, Conversation, Terminal
+from foretoken.cli.chat import COMMANDS, Conversation, Terminal
+from foretoken.cli.writing import Screen, write_plain
 from foretoken.testing import write_tiny_llama
 from foretoken.types import Output
 from tests.golden.gguf_files import write_gguf

@@ -9,17 +9,17 @@ from typing import Any
 import httpx
 import pytest
 import typer
+import write_dashboard
 import yaml
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.lint import own_parser
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.server.app import ROUTES
 from foretoken.server.settings import Limits
-from scripts import write_dashboard
 from tests.e2e.serving import Serving, post
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -14,8 +14,8 @@ from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import LEVELS, Finding
 from foretoken.lab.launch.drafting import DraftingSetup
-from foretoken.lab.launch.export import export
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
+from foretoken.lab.launch.write import export
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.lab.plan.planner import build_plan

@@ -27,10 +27,10 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/launch/vllm.py": "under which names vLLM has a method",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
     "lab/lint/names.py": "what vLLM concludes from the names of drafters",
-    "lab/lint/rules.py": "vLLM's own rules about its methods",
+    "lab/lint/checks.py": "vLLM's own rules about its methods",
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/setup.py": "what a plan without a method is",
-    "lab/tune/candidates.py": "the look-up that every engine has",
+    "lab/tune/server_command.py": "the look-up that every engine has",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.traces import WORDS
+from foretoken.lab.measure.workload import WORDS
 from foretoken.lab.stats.intervals import Floats
 from tests.mock_server.faults import hash_of
 
@@ -250,7 +250,6 @@ class MockEngine:
             return 0
         accepted = 0
         while accepted < k and self._rng.random() < job.alpha:
-            self.per_position[accepted] += 1
             accepted += 1
         self.num_drafts += 1
         self.num_drafted += k

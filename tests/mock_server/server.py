@@ -87,10 +87,6 @@ class MockServer:
         for name, value in counters.items():
             yield f'{name}_total{{model_name="mock"}} {value}'
             yield f'{name}_created{{model_name="mock"}} 1.7e9'
-        for position, value in enumerate(e.per_position):
-            yield f'{spec}accepted_tokens_per_pos_total{{position="{position}"}} {value}'
-        yield f'vllm:num_requests_running{{model_name="mock"}} {len(e.running)}'
-        yield f'vllm:num_requests_waiting{{model_name="mock"}} {len(e.waiting)}'
         yield f'vllm:kv_cache_usage_perc{{model_name="mock"}} {len(e.running) / 64:.4f}'
 
     def _due(self, every: int) -> bool:

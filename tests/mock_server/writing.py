@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.lab.measure.traces import WORDS
+from foretoken.lab.measure.workload import WORDS
 from foretoken.lab.stats.intervals import Floats
 from tests.mock_server.faults import MockFaults, hash_of, strikes
 from tests.mock_server.generator import MockModel, log_chances

@@ -19,7 +19,7 @@ from foretoken.training.schedule import Stage
 from tests.unit.training import tiny
 from tools.demo_models import manifest, pool
 from tools.demo_models.__main__ import app
-from tools.demo_models.acceptance import GreedyRun, measure, repeated_ngrams, tokens_per_step
+from tools.demo_models.acceptance import GreedyRun, measure, tokens_per_step
 from tools.demo_models.batches import Batch
 from tools.demo_models.distill import begin_with_last_layers
 from tools.demo_models.heads import CaptureSource, require_answers
@@ -239,11 +239,6 @@ def test_a_target_agrees_with_itself() -> None:
     found = measure(target, run)
     assert found.overlap == pytest.approx(1.0, abs=1e-5)
     assert 0 < found.agreement <= 1
-
-
-def test_repeated_ngrams() -> None:
-    assert repeated_ngrams(torch.arange(20)[None]) == 0
-    assert repeated_ngrams(torch.zeros(1, 20, dtype=torch.int64)) == pytest.approx(16 / 17)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)

@@ -39,23 +39,6 @@ def test_growth_is_contiguous() -> None:
         assert num_pieces(table) == 1, table
 
 
-def test_a_blocked_sequence_goes_on_elsewhere() -> None:
-    pool = PagePool(6, 4)
-    first = pool.allocate(2)
-    pool.allocate(1, after=1)
-    assert pool.allocate(1, after=first[-1]) != [2]
-    pool.check_integrity()
-
-
-def test_scattered_pages_are_found_when_no_run_is_long_enough() -> None:
-    pool = PagePool(9, 4)
-    pages = pool.allocate(9)
-    pool.release(pages[::2])
-    got = pool.allocate(5)
-    assert sorted(got) == pages[::2]
-    assert pool.num_available == 0
-
-
 def test_more_than_there_is_cannot_be_allocated() -> None:
     pool = PagePool(2, 4)
     with pytest.raises(AssertionError):
@@ -108,19 +91,6 @@ def test_generation_rises_when_contents_are_given_up() -> None:
     assert min(before) > 0
 
 
-def test_dropping_kept_pages_leaves_used_ones() -> None:
-    pool = PagePool(4, 4)
-    used, unused = pool.allocate(2)
-    pool.keep(used)
-    pool.keep(unused)
-    pool.release([unused])
-    pool.drop_kept()
-    pool.check_integrity()
-    assert pool.references(used) == 1
-    pool.release([used])
-    assert pool.allocate(4)
-
-
 def test_tables_stay_contiguous_when_the_pool_is_full_of_kept_pages() -> None:
     random = Random(0)
     pool = PagePool(256, 4)
@@ -156,19 +126,6 @@ def test_the_latest_released_pages_are_spared_by_a_growing_neighbour() -> None:
     pool.release(pages[8:])
     assert pool.allocate(1, after=7) == [8]
     pool.check_integrity()
-
-
-def test_truncation_gives_back_what_is_not_needed() -> None:
-    pool = PagePool(8, 4)
-    table: list[int] = []
-    tables.grow(pool, table, 17)
-    assert len(table) == 5
-    tables.truncate(pool, table, 8)
-    assert table == [0, 1]
-    tables.truncate(pool, table, 30)
-    assert table == [0, 1]
-    tables.clear(pool, table)
-    assert (table, pool.num_available) == ([], 8)
 
 
 SIZE = 4
@@ -208,13 +165,6 @@ def test_one_token_is_left_to_compute() -> None:
     assert find(prefix, PROMPT[:8]) == table[:1]
     assert find(prefix, PROMPT[:9]) == table[:2]
     assert find(prefix, PROMPT[:1]) == []
-
-
-def test_the_same_page_after_another_beginning_is_another_page() -> None:
-    pool = PagePool(16, SIZE)
-    prefix = PrefixCache(pool)
-    fill(pool, prefix, PROMPT, None)
-    assert find(prefix, [5, 5, 5, 5, *PROMPT[4:]]) == []
 
 
 def test_salts_and_models_are_apart() -> None:
@@ -268,18 +218,6 @@ def test_a_page_that_is_found_again_is_evicted_later() -> None:
     pool.allocate(3)
     assert pool.is_kept(pages[0])
     assert not pool.is_kept(pages[1])
-
-
-def test_clearing_forgets_all() -> None:
-    pool = PagePool(8, SIZE)
-    prefix = PrefixCache(pool)
-    table = fill(pool, prefix, PROMPT, None)
-    prefix.clear()
-    assert find(prefix, PROMPT) == []
-    assert len(prefix) == 0
-    tables.clear(pool, table)
-    pool.check_integrity()
-    assert pool.num_available == 8
 
 
 def test_names_are_extended_in_place_and_only_as_far_as_needed() -> None:

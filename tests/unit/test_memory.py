@@ -24,11 +24,10 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus, Hardware
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed
-from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.plan.sizes import load_plan_model
+from foretoken.lab.plan.sizes import find_quantization, load_plan_model
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
@@ -78,13 +77,9 @@ def facts(**changes: object) -> MemoryFacts:
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None:
     options = LoadOptions(
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        batch_invariant=True,
-        page_size=32,
-        quantization=quantization,
-        max_model_len=64,
-    )
+        dtype=torch.bfloat16, device=torch.device("cpu"), batch_invariant=True, page_size=32,
+        quantization=quantization, max_model_len=64,
+    )  # fmt: skip
     model = load_model(Path(packaged_model("demo")), options)
     assert isinstance(model, Decoder)
     linears = [model.top]

@@ -13,13 +13,13 @@ import typer
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.lint import own_parser
-from foretoken.cli.other_flags import other_settings
 from foretoken.cli.serve import served, settings_of
+from foretoken.cli.serve_options import other_settings
 from foretoken.config import EngineConfig
 from foretoken.config.methods import find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.metrics import EngineMetrics

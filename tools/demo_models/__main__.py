@@ -42,7 +42,7 @@ def measure(
     out: Annotated[Path | None, typer.Option(help="Write the numbers there as JSON.")] = None,
 ) -> None:
     """Measure `demo` and `demo-draft` for their cards: bits per byte, repetition, agreement."""
-    from tools.demo_models.evaluate import evaluate_pair
+    from tools.demo_models.acceptance import evaluate_pair
 
     text = json.dumps(evaluate_pair(target, draft), indent=2)
     typer.echo(text)
@@ -60,8 +60,7 @@ def card(
 ) -> None:
     """Write a model card from a run and its measurements."""
     from foretoken.training.run_folder import newest_state
-    from tools.demo_models.card import CardInput, draft_card, target_card
-    from tools.demo_models.head_card import head_card
+    from tools.demo_models.card import CardInput, draft_card, head_card, target_card
 
     measured = json.loads(read_text(numbers, "NUMBERS"))
     given, state = CardInput(run=run, measured=measured, notes=tuple(note or ())), newest_state(run)

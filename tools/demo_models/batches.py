@@ -1,9 +1,11 @@
 """Batches of token rows: chunks of files, and file-then-edited-file documents.
 
-Owns the mix. Invariant: batch `step` depends on the seed, the step and the row length only, so a
-resumed run sees what the first would have seen, and nothing about the data needs saving.
+Owns the mix, and the processes that make batches before they are asked for. Invariant: batch `step`
+depends on the seed, the step and the row length only, so a resumed run sees what the first would
+have seen, and nothing about the data needs saving.
 """
 
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from foretoken.errors import ConfigError
 from tools.demo_models.packages import Package, load_packages
@@ -26,6 +29,8 @@ CHARACTERS_PER_TOKEN = 3.4
 SHORTEST_EDITED = 1000
 FILES_AT_ONCE = 64
 """A tokenizer's own records of a text are far larger than the text."""
+MADE_AHEAD = 8
+"""Batches that each process is ahead at most."""
 
 
 class Batch(NamedTuple):
@@ -194,3 +199,59 @@ def bytes_per_token(tokenizer: Tokenizer, batch: Batch) -> float:
     """Mean UTF-8 bytes of a target token of `batch`."""
     texts = tokenizer.decode_batch(batch.targets.tolist(), skip_special_tokens=True)
     return sum(len(text.encode()) for text in texts) / batch.targets.numel()
+
+
+class _Kind(NamedTuple):
+    """What the batches of a stage have in common."""
+
+    tokens: int
+    length: int
+
+
+class _Parts(IterableDataset[Batch]):
+    """Every part from `first` on, shared out among the processes in turns."""
+
+    def __init__(self, data: TrainingData, kind: _Kind, first: int) -> None:
+        self._data, self._kind, self._first = data, kind, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This process's parts, without an end."""
+        worker = get_worker_info()
+        assert worker is not None, "made in a process of its own"
+        part = self._first + worker.id
+        while True:
+            yield self._data.batch(part, *self._kind)
+            part += worker.num_workers
+
+
+class MadeAhead:
+    """Parts of a run in their order, made by `loaders` processes, at most one a core; 0: when asked
+    for."""
+
+    def __init__(self, data: TrainingData, loaders: int) -> None:
+        self.tokenizer = data.tokenizer
+        self._data, self._loaders = data, min(loaders, os.cpu_count() or 1)
+        self._next: tuple[_Kind, int] | None = None
+        self._made: Iterator[Batch] = iter(())
+
+    def batch(self, index: int, tokens: int, length: int) -> Batch:
+        """Part `index`: rows of `length` tokens, `tokens` in all."""
+        if self._loaders == 0:
+            return self._data.batch(index, tokens, length)
+        kind = _Kind(tokens, length)
+        if self._next != (kind, index):
+            self._made = self._begin(kind, index)
+        self._next = kind, index + 1
+        return next(self._made)
+
+    def _begin(self, kind: _Kind, first: int) -> Iterator[Batch]:
+        parts = _Parts(self._data, kind, first)
+        return iter(
+            DataLoader(
+                parts,
+                batch_size=None,
+                num_workers=self._loaders,
+                prefetch_factor=MADE_AHEAD,
+                multiprocessing_context="fork",  # the text is not copied
+            )
+        )

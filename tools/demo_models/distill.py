@@ -16,7 +16,7 @@ from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
-from tools.demo_models.ahead import MadeAhead
+from tools.demo_models.batches import MadeAhead
 from tools.demo_models.pool import SAMPLE_LENGTH, SamplePool, open_inputs
 from tools.demo_models.recipe import Recipe
 

@@ -20,7 +20,7 @@ from foretoken.training.loop import Job, prepare
 from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import greedy_runs
-from tools.demo_models.ahead import MadeAhead
+from tools.demo_models.batches import MadeAhead
 from tools.demo_models.distill import begin_with_last_layers
 from tools.demo_models.pool import SAMPLE_LENGTH, SamplePool, open_inputs
 from tools.demo_models.recipe import Recipe

@@ -24,9 +24,9 @@ from foretoken.training.precision import autocast
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
-from tools.demo_models.ahead import MadeAhead
 from tools.demo_models.batches import (
     Batch,
+    MadeAhead,
     bytes_per_token,
     held_out_rows,
     read_training_data,

@@ -21,8 +21,7 @@ from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_co
 from foretoken.training.precision import product_type
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
-from tools.demo_models.ahead import MadeAhead
-from tools.demo_models.batches import TrainingData, read_training_data
+from tools.demo_models.batches import MadeAhead, TrainingData, read_training_data
 from tools.demo_models.manifest import corpus_digest
 from tools.demo_models.recipe import Recipe
 from tools.demo_models.sampling import Sampling, generate

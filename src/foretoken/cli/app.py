@@ -13,17 +13,17 @@ import typer
 from typer.core import TyperGroup
 
 import foretoken
+from foretoken.cli.chat import chat
 from foretoken.cli.compare import EPILOG, compare
 from foretoken.cli.demo import demo
-from foretoken.cli.help import write_commands
+from foretoken.cli.generate import generate
 from foretoken.cli.info import info
 from foretoken.cli.lab.app import lab_app
-from foretoken.cli.other_flags import ServeCommand
+from foretoken.cli.options import write_commands
 from foretoken.cli.quantize import quantize
 from foretoken.cli.serve import serve
+from foretoken.cli.serve_options import ServeCommand
 from foretoken.cli.train import train_app
-from foretoken.cli.writing.chat import chat
-from foretoken.cli.writing.generate import generate
 from foretoken.errors import ForetokenError
 from foretoken.extras import OptionalPackages
 from foretoken.hardware import check_temporary_folder

@@ -5,7 +5,6 @@ Answers with a table, a sentence and an exit code.
 
 import json
 import shlex
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from math import ceil
@@ -31,11 +30,13 @@ from foretoken.cli.timed_runs import (
     ComparedArm,
     TimedRun,
     Workload,
+    describe_environment,
     interleave,
     show_milliseconds,
     show_ratio,
     summarize,
     warm_up,
+    with_bar,
 )
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import EXITS, MEASURE_MORE, USE_IT, WORTH_IT, Verdict, judge_gain
@@ -91,15 +92,14 @@ def compare(
         raise ConfigError("--speculative-config", speculative_config, SPECULATION_EXAMPLE)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     workload = Workload(name=prompts.name, prompts=read_prompts(prompts), params=params)
-    settings = {
+    settings: dict[str, Any] = {
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "batch_invariant": parse_invariant(batch_invariant),
     }
-    with ExitStack() as stack:
-        with console.status("Loading the model, once without and once with drafts"):
-            arms = _open_arms(stack, model, settings, config)
-        runs = _measure(console, arms, workload, repeats)
+    runs = _measure(console, model, settings, config, workload, repeats)
     off, on = summarize(runs, "off")
     verdict = judge(on, deterministic=params.deterministic)
     if verdict.word == USE_IT:
@@ -109,6 +109,26 @@ def compare(
     if as_json:
         print(json.dumps(_document(model, config, (off, on), verdict)))
     raise typer.Exit(verdict.exit_code)
+
+
+def _measure(
+    console: "Console",
+    model: str,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    workload: Workload,
+    repeats: int,
+) -> list[TimedRun]:
+    with ExitStack() as stack:
+        with console.status("Loading the model, once without and once with drafts"):
+            from foretoken import LLM
+
+            off = stack.enter_context(LLM(model, **settings))
+            on = stack.enter_context(LLM(model, speculative_config=config, **settings))
+        arms = Arm("off", off), Arm("on", on)
+        warm_up(arms, workload)
+        runs = (run for repeat in range(repeats) for run in interleave(arms, workload, repeat))
+        return with_bar(console, runs, repeats * len(workload.prompts) * len(arms))
 
 
 def judge(on: ComparedArm, *, deterministic: bool) -> Verdict:
@@ -137,53 +157,22 @@ def _more_prompts(on: ComparedArm) -> str:
     return f"about {ceil(on.num_prompts * (half / distance) ** 2) + 1} prompts would tell"
 
 
-def _open_arms(
-    stack: ExitStack, model: str, settings: dict[str, Any], config: dict[str, Any]
-) -> tuple[Arm, ...]:
-    from foretoken import LLM
-
-    common = {**settings, "max_num_seqs": 1, "enable_prefix_caching": False}
-    return (
-        Arm("off", stack.enter_context(LLM(model, **common))),
-        Arm("on", stack.enter_context(LLM(model, speculative_config=config, **common))),
-    )
-
-
-def _measure(
-    console: "Console", arms: tuple[Arm, ...], workload: Workload, repeats: int
-) -> list[TimedRun]:
-    from rich.progress import Progress
-
-    warm_up(arms, workload)
-    runs: list[TimedRun] = []
-    with Progress(console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("comparing", total=repeats * len(workload.prompts) * len(arms))
-        for repeat in range(repeats):
-            for run in interleave(arms, workload, repeat):
-                runs.append(run)
-                progress.update(task, advance=1, refresh=console.is_terminal)
-    return runs
-
-
 def _print_result(
     console: "Console", arms: tuple[ComparedArm, ComparedArm], verdict: Verdict, *, promised: bool
 ) -> None:
     from rich.table import Table
 
-    off, on = arms
+    on = arms[1]
     title = f"{on.workload}: {on.num_prompts} prompts x {on.num_repeats} repeats"
     table = Table(title=title, title_justify="left")
     for name in ("", "off", "on"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    rows: dict[str, Callable[[ComparedArm], str]] = {
-        "latency per request": lambda s: show_milliseconds(s.latency_s),
-        "time to first token": lambda s: show_milliseconds(s.first_token_s),
-        "tokens/s": lambda s: f"{s.tokens_per_s:.1f}",
-        "output tokens": lambda s: f"{s.num_tokens}",
-        "repeated 4-grams": lambda s: f"{s.repeated_4grams:.0%}",
-    }
-    for name, show in rows.items():
-        table.add_row(name, show(off), show(on))
+    times = show_milliseconds
+    table.add_row("latency per request", *(times(arm.latency_s) for arm in arms))
+    table.add_row("time to first token", *(times(arm.first_token_s) for arm in arms))
+    table.add_row("tokens/s", *(f"{arm.tokens_per_s:.1f}" for arm in arms))
+    table.add_row("output tokens", *(f"{arm.num_tokens}" for arm in arms))
+    table.add_row("repeated 4-grams", *(f"{arm.repeated_4grams:.0%}" for arm in arms))
     table.add_row("speed-up by prompt", "1", show_ratio(on.speedup))
     table.add_row("acceptance length", "", f"{on.acceptance_length:.2f}")
     by_position = " ".join(f"{share:.0%}" for share in on.acceptance_by_position)
@@ -207,8 +196,6 @@ def _print_result(
 def _document(
     model: str, config: dict[str, Any], summaries: tuple[ComparedArm, ...], verdict: Verdict
 ) -> dict[str, Any]:
-    from foretoken.cli.timed_runs import describe_environment
-
     return {
         "command": "foretoken compare",
         "model": model,

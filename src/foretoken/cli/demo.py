@@ -19,9 +19,11 @@ from foretoken.cli.timed_runs import (
     ComparedArm,
     TimedRun,
     Workload,
+    describe_environment,
     interleave,
     summarize,
     warm_up,
+    with_bar,
 )
 from foretoken.config.auto import AUTO
 from foretoken.config.methods import ROWS
@@ -92,11 +94,22 @@ def demo(
         console.print(arms[0].llm.describe(), style="dim")
         if plan.shows_writing:
             _show_writing(console, arms)
-        runs = _measure(console, arms, plan)
+        most = len(arms) * 3 * plan.num_prompts * plan.num_repeats
+        runs = with_bar(console, _rounds(arms, plan), most)
     summaries = summarize(runs, BASELINE)
     _print_result(console, summaries, plan)
     if as_json:
-        print(json.dumps(_document(summaries, plan, batch_invariant)))
+        document = {
+            "command": "foretoken demo",
+            "model": "demo",
+            "batch_invariant": batch_invariant,
+            "max_tokens": plan.max_tokens,
+            "methods": methods,
+            "environment": describe_environment(),
+            "results": [asdict(summary) for summary in summaries],
+            "identical": all(summary.identical for summary in summaries),
+        }
+        print(json.dumps(document))
     if not all(summary.identical for summary in summaries):
         raise typer.Exit(1)
 
@@ -164,7 +177,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     """One prompt, plainly and with everything there is, as it comes."""
     from rich.text import Text
 
-    from foretoken.cli.writing.paint import STYLES, Painter, legend
+    from foretoken.cli.writing import STYLES, Painter, legend
 
     prompt = (
         "class Queue:\n    def __init__(self):\n        self._items = []\n\n    def __len__(self):"
@@ -200,28 +213,6 @@ def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[TimedRun]:
             yield from interleave(arms, workload, repeat)
 
 
-def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[TimedRun]:
-    from rich.live import Live
-
-    runs: list[TimedRun] = []
-    total = len(arms) * 3 * plan.num_prompts
-    with Live("measuring, warming up", console=console, auto_refresh=False, transient=True) as live:
-        live.refresh()
-        for run in _rounds(arms, plan):
-            runs.append(run)
-            if console.is_terminal:
-                summaries = summarize(runs, BASELINE, resamples=0)
-                done = (len(runs) - 1) % total + 1
-                title = f"measuring, pass {run.repeat + 1}{_most(plan)}, run {done} of {total}"
-                live.update(_comparison_table(summaries, title, BASELINE), refresh=True)
-    return runs
-
-
-def _most(plan: Plan) -> str:
-    """How many passes there will be, which depends on how long the first ones take."""
-    return f" (of up to {plan.num_repeats}, as time allows)" if plan.num_repeats > 1 else ""
-
-
 def _passes(num_repeats: int, num_prompts: int, plan: Plan) -> str:
     """What each figure is a median of."""
     prompts = "One prompt" if num_prompts == 1 else f"Medians over {num_prompts} prompts"
@@ -235,8 +226,7 @@ def _passes(num_repeats: int, num_prompts: int, plan: Plan) -> str:
 
 
 def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: Plan) -> None:
-    title = "Every method against plain decoding, one request at a time, interleaved"
-    console.print(_comparison_table(summaries, title, BASELINE))
+    console.print(_comparison_table(summaries))
     repeated = {s.workload: s.repeated_4grams for s in summaries if s.arm == BASELINE}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in repeated.items())
     console.print(
@@ -252,28 +242,12 @@ def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: 
         console.print("NOT all methods wrote the same tokens.", style="bold red")
 
 
-def _document(
-    summaries: tuple[ComparedArm, ...], plan: Plan, batch_invariant: bool
-) -> dict[str, Any]:
-    from foretoken.cli.timed_runs import describe_environment
-
-    return {
-        "command": "foretoken demo",
-        "model": "demo",
-        "batch_invariant": batch_invariant,
-        "max_tokens": plan.max_tokens,
-        "methods": installed_methods(plan),
-        "environment": describe_environment(),
-        "results": [asdict(summary) for summary in summaries],
-        "identical": all(summary.identical for summary in summaries),
-    }
-
-
-def _comparison_table(summaries: Sequence[ComparedArm], title: str, baseline: str) -> "Table":
+def _comparison_table(summaries: Sequence[ComparedArm]) -> "Table":
     """One row per workload and arm."""
     from rich import box
     from rich.table import Table
 
+    title = "Every method against plain decoding, one request at a time, interleaved"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("workload", no_wrap=True)
     table.add_column("method", no_wrap=True)
@@ -281,25 +255,17 @@ def _comparison_table(summaries: Sequence[ComparedArm], title: str, baseline: st
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("accepted by\nposition, %", min_width=14)
     table.add_column("same\ntokens", justify="center", no_wrap=True)
-    shown = ""
     for summary in summaries:
-        if shown and summary.workload != shown:
+        is_baseline = summary.arm == BASELINE
+        if is_baseline:
             table.add_section()
-        table.add_row(*_cells(summary, baseline, first=summary.workload != shown))
-        shown = summary.workload
+        table.add_row(
+            summary.workload if is_baseline else "",
+            summary.arm,
+            f"{summary.tokens_per_s:.0f}",
+            "1" if is_baseline else f"[bold]{summary.speedup.median:.2f}x[/]",
+            "" if is_baseline else f"{summary.acceptance_length:.2f}",
+            " ".join(f"{share:.0%}"[:-1] for share in summary.acceptance_by_position),
+            "[green]yes[/]" if summary.identical else "[bold red]NO[/]",
+        )
     return table
-
-
-def _cells(summary: ComparedArm, baseline: str, *, first: bool) -> tuple[str, ...]:
-    is_baseline = summary.arm == baseline
-    same = "[green]yes[/]" if summary.identical else "[bold red]NO[/]"
-    by_position = " ".join(f"{share:.0%}"[:-1] for share in summary.acceptance_by_position)
-    return (
-        summary.workload if first else "",
-        summary.arm,
-        f"{summary.tokens_per_s:.0f}",
-        "1" if is_baseline else f"[bold]{summary.speedup.median:.2f}x[/]",
-        "" if is_baseline else f"{summary.acceptance_length:.2f}",
-        by_position,
-        same,
-    )

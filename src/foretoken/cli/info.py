@@ -78,7 +78,11 @@ def info(
     allowed = ("none", *QUANTIZATIONS)
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
     check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
-    ranks = _ranks(tensor_parallel_size, shape, costs=costs)
+    where, ranks = "--tensor-parallel-size", tensor_parallel_size
+    require(where, ranks, ranks == 1 or not costs, "1 beside --costs")
+    through = "1 for a model that runs through transformers"
+    require(where, ranks, ranks == 1 or shape.is_own, through)
+    check_heads(where, ranks, shape)
     if costs:
         config = EngineConfig.from_kwargs(
             model=model,
@@ -94,57 +98,29 @@ def info(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
     facts = _facts(kept, used) | _facts_of_files(path, shape, own_tokenizer=tokenizer is None)
+    facts["kernels"] = describe_kernels()
     if as_json:
-        print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
+        print(json.dumps({"model": model, **facts}))
     else:
-        _print(model, {**facts, "kernels": describe_kernels()})
-
-
-def _ranks(given: int, shape: ModelShape, *, costs: bool) -> int:
-    """Processes that share the model, if they can.
-
-    Raises:
-        ConfigError: they cannot, or their costs are asked for.
-    """
-    where, alone = "--tensor-parallel-size", given == 1
-    require(where, given, alone or not costs, "1 beside --costs")
-    through = "1 for a model that runs through transformers"
-    require(where, given, alone or shape.is_own, through)
-    check_heads(where, given, shape)
-    return given
+        _print(model, facts)
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
     """What only the files say."""
-    facts: dict[str, Any] = {"ends_of_text": _ends(path, own_tokenizer=own_tokenizer)}
+    facts: dict[str, Any] = {"ends_of_text": None}
+    if path.suffix == ".gguf":
+        from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
+
+        if own_tokenizer:
+            check_gguf_tokenizer(path)
+        ends = ends_of_text(open_gguf(path)).items()
+        facts["ends_of_text"] = ", ".join(f"{text} ({token})" for token, text in ends) or "none"
     if shape.stored is not None:
+        files = [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
+        files = list(gguf_parts(path)) if path.is_file() else files
         facts["quantized"] = shape.stored.describe()
-        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
+        facts["weight_bytes"] = sum(file.stat().st_size for file in files)
     return facts
-
-
-def _weight_files(path: Path) -> list[Path]:
-    return (
-        list(gguf_parts(path))
-        if path.is_file()
-        else [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
-    )
-
-
-def _ends(path: Path, *, own_tokenizer: bool) -> str | None:
-    """The tokens of a GGUF file that end a text.
-
-    Raises:
-        TokenizerError: its tokenizer is of no kind that is read, or has another vocabulary.
-    """
-    if path.suffix != ".gguf":
-        return None
-    from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
-
-    if own_tokenizer:
-        check_gguf_tokenizer(path)
-    found = ends_of_text(open_gguf(path))
-    return ", ".join(f"{text} ({token})" for token, text in found.items()) or "none"
 
 
 def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
@@ -232,50 +208,44 @@ def _find_costs(config: EngineConfig) -> "EngineCosts":
     from foretoken.proposers.timing import Timed
 
     parts = build_engine(config).parts
-    if parts.deciding.costs is not None:
-        return parts.deciding.costs
-    return find_costs(
-        Timed(
-            config=parts.config,
-            runner=parts.runner,
-            members=getattr(parts.proposer, "members", {}),
-            pool=parts.scheduler.pool,
-            threads=parts.threads,
-        ),
-        most_seconds=seconds_for_timing(),
+    timed = Timed(
+        config=parts.config,
+        runner=parts.runner,
+        members=getattr(parts.proposer, "members", {}),
+        pool=parts.scheduler.pool,
+        threads=parts.threads,
     )
+    return parts.deciding.costs or find_costs(timed, most_seconds=seconds_for_timing())
 
 
 def _describe(costs: "EngineCosts") -> dict[str, Any]:
     """Where costs are from, what is known, and seconds of some steps and drafts."""
     from foretoken.control.cost import StepShape
 
-    steps = [
-        [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)).seconds for k in _DRAFTS]
-        for n in _SEQUENCES
-    ]
+    def drafting(cost: "DrafterCost", sequences: int) -> list[float]:
+        curve = cost.drafting(sequences, _DRAFTS[-1], _CONTEXT)
+        return [float(curve[drafts]) for drafts in _DRAFTS]
+
     return {
         "source": costs.source,
         "file": str(costs.file.path),
         "context": _CONTEXT,
         "drafts": list(_DRAFTS),
         "sequences": list(_SEQUENCES),
-        "step_s": steps,
+        "step_s": [
+            [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)).seconds for k in _DRAFTS]
+            for n in _SEQUENCES
+        ],
         "target": costs.target.describe(),
         "drafters": {
             name: {
-                "drafting_s": [_drafting(cost, n) for n in _SEQUENCES],
+                "drafting_s": [drafting(cost, n) for n in _SEQUENCES],
                 "feeding_s": cost.feeding(_FED, _CONTEXT),
                 **cost.describe(),
             }
             for name, cost in costs.drafters.items()
         },
     }
-
-
-def _drafting(cost: "DrafterCost", sequences: int) -> list[float]:
-    curve = cost.drafting(sequences, _DRAFTS[-1], _CONTEXT)
-    return [float(curve[drafts]) for drafts in _DRAFTS]
 
 
 def _costs_table(title: str, seconds: list[list[float]]) -> Any:

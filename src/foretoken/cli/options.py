@@ -3,11 +3,14 @@
 Knows no subcommand. Every mistake is a ConfigError that names the option.
 """
 
+import inspect
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretoken.config.auto import AUTO
 from foretoken.errors import ConfigError
@@ -43,10 +46,20 @@ TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 SeedOption = Annotated[
     int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)
 ]
-StopOption = Annotated[
-    list[str] | None, typer.Option(help="End at this text; may be given several times.")
-]
-IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of text.")]
+
+
+def with_parameters(
+    given: Iterable[inspect.Parameter],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What makes these parameters of a command out of its `**keywords`."""
+
+    def extend(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command)
+        kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        command.__signature__ = own.replace(parameters=[*kept, *given])  # type: ignore[attr-defined]
+        return command
+
+    return extend
 
 
 def parse_speculation(text: str) -> dict[str, Any] | None:
@@ -114,3 +127,17 @@ def read_prompts(path: Path, option: str = "--prompts") -> tuple[str, ...]:
             raise ConfigError(f"{option} line {number}", line, 'JSON such as {"prompt": "..."}')
         prompts.append(prompt)
     return tuple(prompts)
+
+
+def write_commands(group: TyperGroup, formatter: Any) -> None:
+    """The commands of a group in its help, each with the first paragraph of its own.
+
+    No name is cut, as Typer's tables of rich do in a narrow terminal.
+    """
+    rows = [
+        (name, " ".join((command.help or "").split("\n\n")[0].split()))
+        for name, command in group.commands.items()
+        if not command.hidden
+    ]
+    with formatter.section("Commands"):
+        formatter.write_dl(rows)

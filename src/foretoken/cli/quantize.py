@@ -5,7 +5,7 @@ Owns argument parsing and what is shown; the work is `foretoken.training.quantiz
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from foretoken.training.quantize.job import Quantized
     from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
 
-
-Packed: TypeAlias = Annotated[
+Packed = Annotated[
     bool,
     typer.Option(
         "--packed",
@@ -71,19 +70,19 @@ def quantize(
     Format compressed-tensors, pack-quantized. Embedding, norms, biases and the output head stay as
     they are; `quantization=` at load makes an int8 copy of the head.
     """
-    given = {
+    from foretoken.training.quantize.settings import QuantizeSettings
+
+    options = {
         "sequences": calibration_sequences,
         "length": calibration_length,
         "damping": damping,
         "activation_order": activation_order,
     }
-    from foretoken.training.quantize.settings import QuantizeSettings
-
     settings = QuantizeSettings(
         scheme=scheme,
         group_size=group_size,
         symmetric=symmetric,
-        calibration=_calibration(calibrate, given),
+        calibration=_calibration(calibrate, options),
     )
     _print(_run(model, out, settings))
     _pack(out, wanted=packed)

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.options import parse_invariant, parse_speculation, read_text
-from foretoken.cli.other_flags import other_settings
+from foretoken.cli.options import (
+    parse_invariant,
+    parse_speculation,
+    read_text,
+    with_parameters,
+)
 from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
     INTERNAL_KEY_VARIABLE,
-    option,
+    ROWS,
+    fields_of,
+    other_settings,
+    parameters,
 )
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
@@ -41,107 +48,21 @@ logger = logging.getLogger("foretoken")
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 """The settings that say how to draft."""
-_SERVER = {
-    "host": "host",
-    "port": "port",
-    "served_model_name": "served_model_names",
-    "api_key": "api_keys",
-    "allowed_host": "allowed_hosts",
-    "admin_key": "admin_key",
-    "internal_key": "internal_key",
-    "per_request_spec_decode_metrics": "per_request_metrics",
-    "metrics_prefix": "metrics_prefix",
-    "otlp_traces_endpoint": "otlp_traces_endpoint",
-    "audit_share": "audit_share",
-    "tool_call_parser": "tool_parser",
-    "kv_events_config": "kv_events",
-}
-_LIMITS = (
-    "max_body_bytes", "max_prompt_tokens", "max_tokens", "max_n", "max_queue", "timeout_s",
-    "drain_s",
-)  # fmt: skip
-_ENGINE = (
-    "tokenizer", "revision", "dtype", "quantization", "activations", "kv_cache_dtype", "device",
-    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-    "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
-    "tensor_parallel_size", "pipeline_parallel_size", "disable_log_stats",
-    "adaptive_speculation",
-)  # fmt: skip
-_REPLICAS = ("replicas", "max_replicas", "ray_address")
-_KNOWN = (
-    "model", "log_format", "cpus", *SPECULATION, *_SERVER, *_LIMITS, *_ENGINE, *_REPLICAS
-)  # fmt: skip
+_SERVER, _LIMITS = fields_of(ServerConfig), fields_of(Limits)
+_REPLICAS = fields_of(ReplicaConfig)
+_ENGINE = fields_of(EngineConfig).keys() - {"speculative_config"}
+_KNOWN = ("model", *(name for name in ROWS if name != "config"))
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
-Text = str | None
-Texts = list[str] | None
-Number = int | None
-Real = float | None
-Switch = bool | None
 ModelArgument = Annotated[
-    Text, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
+    str | None, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
 ]
 
 
-def serve(
-    context: typer.Context,
-    model: ModelArgument = None,
-    config: Annotated[Path | None, option("config")] = None,
-    host: Annotated[Text, option("host")] = None,
-    port: Annotated[Number, option("port")] = None,
-    served_model_name: Annotated[Texts, option("served_model_name")] = None,
-    api_key: Annotated[Texts, option("api_key")] = None,
-    allowed_host: Annotated[Texts, option("allowed_host")] = None,
-    admin_key: Annotated[Text, option("admin_key")] = None,
-    internal_key: Annotated[Text, option("internal_key")] = None,
-    speculative_config: Annotated[Text, option("speculative_config")] = None,
-    spec_method: Annotated[Text, option("spec_method")] = None,
-    spec_model: Annotated[Text, option("spec_model")] = None,
-    spec_tokens: Annotated[Number, option("spec_tokens")] = None,
-    adaptive_speculation: Annotated[Switch, option("adaptive_speculation")] = None,
-    tokenizer: Annotated[Text, option("tokenizer")] = None,
-    revision: Annotated[Text, option("revision")] = None,
-    dtype: Annotated[Text, option("dtype")] = None,
-    quantization: Annotated[Text, option("quantization")] = None,
-    activations: Annotated[Text, option("activations")] = None,
-    kv_cache_dtype: Annotated[Text, option("kv_cache_dtype")] = None,
-    device: Annotated[Text, option("device")] = None,
-    seed: Annotated[Number, option("seed")] = None,
-    max_model_len: Annotated[Number, option("max_model_len")] = None,
-    max_num_seqs: Annotated[Number, option("max_num_seqs")] = None,
-    max_num_batched_tokens: Annotated[Number, option("max_num_batched_tokens")] = None,
-    block_size: Annotated[Number, option("block_size")] = None,
-    enable_prefix_caching: Annotated[Switch, option("enable_prefix_caching")] = None,
-    gpu_memory_utilization: Annotated[Real, option("gpu_memory_utilization")] = None,
-    kv_cache_memory_bytes: Annotated[Number, option("kv_cache_memory_bytes")] = None,
-    batch_invariant: Annotated[Text, option("batch_invariant")] = None,
-    tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
-    pipeline_parallel_size: Annotated[Number, option("pipeline_parallel_size")] = None,
-    cpus: Annotated[Text, option("cpus")] = None,
-    replicas: Annotated[Text, option("replicas")] = None,
-    max_replicas: Annotated[Number, option("max_replicas")] = None,
-    ray_address: Annotated[Text, option("ray_address")] = None,
-    max_body_bytes: Annotated[Number, option("max_body_bytes")] = None,
-    max_prompt_tokens: Annotated[Number, option("max_prompt_tokens")] = None,
-    max_tokens: Annotated[Number, option("max_tokens")] = None,
-    max_n: Annotated[Number, option("max_n")] = None,
-    max_queue: Annotated[Number, option("max_queue")] = None,
-    timeout_s: Annotated[Real, option("timeout_s")] = None,
-    drain_s: Annotated[Real, option("drain_s")] = None,
-    tool_call_parser: Annotated[Text, option("tool_call_parser")] = None,
-    per_request_spec_decode_metrics: Annotated[
-        Text, option("per_request_spec_decode_metrics")
-    ] = None,
-    audit_share: Annotated[Real, option("audit_share")] = None,
-    log_format: Annotated[Text, option("log_format")] = None,
-    disable_log_stats: Annotated[Switch, option("disable_log_stats")] = None,
-    metrics_prefix: Annotated[Text, option("metrics_prefix")] = None,
-    otlp_traces_endpoint: Annotated[Text, option("otlp_traces_endpoint")] = None,
-    kv_events_config: Annotated[Text, option("kv_events_config")] = None,
-) -> None:
+@with_parameters(parameters())
+def serve(context: typer.Context, model: ModelArgument = None, **given: Any) -> None:
     """Serve a model through OpenAI's API; it speculates unless told otherwise."""
-    given = {k: v for k, v in locals().items() if k != "context"}
-    raise typer.Exit(_serve(settings_of(given, other_settings(context))))
+    raise typer.Exit(_serve(settings_of({"model": model, **given}, other_settings(context))))
 
 
 def settings_of(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,11 +145,7 @@ def _serve(settings: dict[str, Any]) -> int:
 
 
 def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
-    """Whether the packages of optional parts are there, before a model is looked for or loaded.
-
-    Raises:
-        MissingPackageError: one is not.
-    """
+    """Refuse where packages of optional parts lack, before a model is looked for or loaded."""
     if replicated:
         require_package("--replicas", "ray")
     if server.otlp_traces_endpoint is not None:
@@ -241,18 +158,12 @@ def _check_extras(server: ServerConfig, *, replicated: bool) -> None:
 def _check_launch(
     launch: "LaunchedRank", config: EngineConfig, replicas: ReplicaConfig | None
 ) -> None:
-    """Whether the processes that were launched are those that the settings ask for.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Refuse where the processes that were launched are not those that the settings ask for."""
     ranks, allowed = config.num_processes, f"{launch.size}, the WORLD_SIZE of the launcher"
     kind = "pipeline" if config.pipeline_parallel_size > 1 else "tensor"
     require(f"--{kind}-parallel-size", ranks, ranks == launch.size, allowed)
     allowed = "left out under a launcher of processes, such as torchrun"
-    require(
-        "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed
-    )
+    require("--replicas", replicas and replicas.replicas, replicas is None, allowed)
 
 
 def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
@@ -283,8 +194,10 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if beside and speculation is None and "speculative_config" in settings:
         allowed = f"left out, or JSON, beside --{beside[0].replace('_', '-')}"
         raise ConfigError("--speculative-config", settings["speculative_config"], allowed)
-    if beside and speculation is None and not any(map(_names_a_drafter, beside)):
-        speculation = {"method": AUTO}  # as where nothing is said
+    rows = [find_other("flags", flag) for flag in beside]
+    named = any(row is not None and row.key in ("method", "model") for row in rows)
+    if beside and speculation is None and not named:  # only how far to draft, or by which rule
+        speculation = {"method": AUTO}
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or None)
     own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE, "").strip() or None)
@@ -308,11 +221,7 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def _keys_in(variable: str) -> tuple[str, ...]:
-    """The API keys of the environment.
-
-    Raises:
-        ConfigError: one of several is empty, which would let nobody in, or everybody.
-    """
+    """The API keys of the environment; an empty one would let nobody in, or everybody."""
     keys = tuple(key.strip() for key in variable.split(","))
     if keys == ("",):
         return ()
@@ -325,19 +234,12 @@ def _warn_if_open(server: ServerConfig) -> None:
     emptied = not (server.api_keys or os.environ.get(API_KEY_VARIABLE, "unset").strip())
     if emptied or server.is_open:
         why = f"{API_KEY_VARIABLE} is empty" if emptied else f"no --api-key, no {API_KEY_VARIABLE}"
-        logger.warning(
-            "no API key is asked for (%s): whoever reaches %s may ask",
-            why,
-            server.host or "0.0.0.0",
-        )
+        host = server.host or "0.0.0.0"
+        logger.warning("no API key is asked for (%s): whoever reaches %s may ask", why, host)
 
 
 def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
-    """The settings of KV events from JSON, or from a mapping of a file.
-
-    Raises:
-        ConfigError: it is neither, a value is not allowed, or there are several servers.
-    """
+    """The settings of KV events from JSON, or from a mapping of a file."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -349,12 +251,6 @@ def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
         allowed = "left out beside --replicas: one address cannot be that of several servers"
         raise ConfigError("--kv-events-config", found.endpoint, allowed)
     return found
-
-
-def _names_a_drafter(flag: str) -> bool:
-    """Whether another engine's flag says who drafts, and not only how far or by which rule."""
-    row = find_other("flags", flag)
-    return row is not None and row.key in ("method", "model")
 
 
 def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:

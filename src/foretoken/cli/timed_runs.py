@@ -8,7 +8,7 @@ prompts, since repeats of a prompt are not independent of each other.
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from foretoken.lab.stats.repeats import bootstrap_ends, in_turn
 from foretoken.types import CompletionOutput, SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from foretoken.llm import LLM
 
 
@@ -55,6 +57,16 @@ class TimedRun:
         """Seconds per output token."""
         return self.seconds / max(1, len(self.output.token_ids))
 
+    @property
+    def first_token_s(self) -> float:
+        """Seconds until the first token, all of them where that is not known."""
+        return self.output.metrics.first_token_s if self.output.metrics else self.seconds
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """Accepted drafts of each verification."""
+        return self.output.metrics.accepted_per_step if self.output.metrics else ()
+
 
 def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator[TimedRun]:
     """Every prompt through every arm once; who goes first rotates with prompt and repeat.
@@ -74,6 +86,14 @@ def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator
                 seconds=time.perf_counter() - began,
                 output=result.outputs[0],
             )
+
+
+def with_bar(console: "Console", runs: Iterable[TimedRun], most: int) -> list[TimedRun]:
+    """The runs, while a bar says how many of so many are done; it is drawn between them."""
+    from rich.progress import Progress
+
+    with Progress(console=console, auto_refresh=False, transient=True) as progress:
+        return list(progress.track(runs, total=most, description="measuring"))
 
 
 def warm_up(arms: Sequence[Arm], workload: Workload) -> None:
@@ -133,14 +153,13 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
 
 def acceptance_by_position(runs: Sequence[TimedRun]) -> tuple[float, ...]:
     """For each draft position, the share of all verifications that accepted it."""
-    accepted = [count for run in runs for count in _accepted(run)]
-    deepest = max((n for run in runs for n in _drafted(run)), default=0)
+    accepted = [count for run in runs for count in run.accepted]
+    metrics = [run.output.metrics for run in runs if run.output.metrics is not None]
+    deepest = max((n for one in metrics for n in one.drafted_per_step), default=0)
     return tuple(sum(n > i for n in accepted) / len(accepted) for i in range(deepest))
 
 
-def summarize(
-    runs: Sequence[TimedRun], baseline: str, *, resamples: int = RESAMPLES
-) -> tuple[ComparedArm, ...]:
+def summarize(runs: Sequence[TimedRun], baseline: str) -> tuple[ComparedArm, ...]:
     """One summary per workload and arm, in order of appearance.
 
     Only prompts that the baseline and the arm have both finished count.
@@ -149,22 +168,21 @@ def summarize(
     for run in runs:
         groups[run.workload][run.arm].append(run)
     return tuple(
-        _summarize_arm(of_arm, arms[baseline], resamples)
+        _summarize_arm(of_arm, arms[baseline])
         for arms in groups.values()
         for of_arm in arms.values()
         if {r.prompt_index for r in of_arm} & {r.prompt_index for r in arms.get(baseline, ())}
     )
 
 
-def _summarize_arm(runs: list[TimedRun], base: list[TimedRun], resamples: int) -> ComparedArm:
+def _summarize_arm(runs: list[TimedRun], base: list[TimedRun]) -> ComparedArm:
     common = sorted({r.prompt_index for r in runs} & {r.prompt_index for r in base})
     runs = [run for run in runs if run.prompt_index in common]
     reference = {run.prompt_index: run.output.token_ids for run in reversed(base)}
     first = {run.prompt_index: run for run in reversed(runs)}
-    pace, base_pace = _medians(runs, _pace), _medians(base, _pace)
-    latency = _medians(runs, lambda run: run.seconds)
-    first_token = _medians(runs, _first_token_s)
-    accepted = [count for run in runs for count in _accepted(run)]
+    latency, first_token = _medians(runs, "seconds"), _medians(runs, "first_token_s")
+    pace, base_pace = (_medians(each, "seconds_per_token") for each in (runs, base))
+    accepted = [count for run in runs for count in run.accepted]
     num_tokens = sum(len(first[i].output.token_ids) for i in common)
     repeated = [repeated_ngrams(first[i].output.token_ids) for i in common]
     return ComparedArm(
@@ -174,9 +192,9 @@ def _summarize_arm(runs: list[TimedRun], base: list[TimedRun], resamples: int) -
         num_repeats=1 + max(run.repeat for run in runs),
         num_tokens=num_tokens,
         tokens_per_s=num_tokens / sum(latency[i] for i in common),
-        latency_s=estimate([latency[i] for i in common], resamples=resamples),
-        first_token_s=estimate([first_token[i] for i in common], resamples=resamples),
-        speedup=estimate([base_pace[i] / pace[i] for i in common], resamples=resamples),
+        latency_s=estimate([latency[i] for i in common]),
+        first_token_s=estimate([first_token[i] for i in common]),
+        speedup=estimate([base_pace[i] / pace[i] for i in common]),
         acceptance_length=1.0 + sum(accepted) / len(accepted) if accepted else 1.0,
         acceptance_by_position=acceptance_by_position(runs),
         identical=all(run.output.token_ids == reference[run.prompt_index] for run in runs),
@@ -184,27 +202,12 @@ def _summarize_arm(runs: list[TimedRun], base: list[TimedRun], resamples: int) -
     )
 
 
-def _medians(runs: Sequence[TimedRun], value: Callable[[TimedRun], float]) -> dict[int, float]:
+def _medians(runs: Sequence[TimedRun], name: str) -> dict[int, float]:
+    """For each prompt the median over repeats of one of its times."""
     by_prompt: dict[int, list[float]] = defaultdict(list)
     for run in runs:
-        by_prompt[run.prompt_index].append(value(run))
+        by_prompt[run.prompt_index].append(getattr(run, name))
     return {index: median(values) for index, values in by_prompt.items()}
-
-
-def _pace(run: TimedRun) -> float:
-    return run.seconds_per_token
-
-
-def _first_token_s(run: TimedRun) -> float:
-    return run.output.metrics.first_token_s if run.output.metrics is not None else run.seconds
-
-
-def _accepted(run: TimedRun) -> tuple[int, ...]:
-    return run.output.metrics.accepted_per_step if run.output.metrics is not None else ()
-
-
-def _drafted(run: TimedRun) -> tuple[int, ...]:
-    return run.output.metrics.drafted_per_step if run.output.metrics is not None else ()
 
 
 def describe_environment() -> dict[str, Any]:

@@ -20,7 +20,6 @@ from foretoken.shape.memory_formula import (
     StepSize,
     Storage,
     WeightCounts,
-    Widths,
     activation_bytes,
     copies_of,
     engine_storage,
@@ -267,7 +266,7 @@ def need_of(facts: MemoryFacts) -> Need:
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
-    activations = activation_bytes(step, _widths(target.shape), dtype_bytes)
+    activations = activation_bytes(step, target.shape.widths, dtype_bytes)
     more_ranks = (processes - 1) * RANK_BYTES
     return Need(
         weights=_weights_of(target, facts) + head,
@@ -339,16 +338,6 @@ def shortage_of(facts: MemoryFacts, budget: Budget) -> str | None:
     if budget.num_tokens < min(facts.max_model_len, budget.plain_tokens):
         return "speculative_config"
     return None
-
-
-def _widths(shape: ModelShape) -> Widths:
-    return Widths(
-        hidden=shape.hidden_size,
-        query=shape.query_size,
-        kv=shape.kv_size,
-        inner=shape.intermediate_size,
-        vocabulary=shape.vocab_size,
-    )
 
 
 def _late_bytes(facts: MemoryFacts) -> int:

@@ -17,7 +17,7 @@ from foretoken.shape.fields import (
     size,
 )
 from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
-from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
+from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
@@ -166,6 +166,17 @@ class ModelShape:
     def kv_size(self) -> int:
         """Width of all key heads, and of all value heads."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def widths(self) -> Widths:
+        """Of its activations."""
+        return Widths(
+            hidden=self.hidden_size,
+            query=self.query_size,
+            kv=self.kv_size,
+            inner=self.intermediate_size,
+            vocabulary=self.vocab_size,
+        )
 
     def window(self, layer: int) -> int | None:
         """Positions that a token of this layer sees; None: all up to its own."""

@@ -12,10 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.cli.generate import _words
 from foretoken.cli.options import parse_invariant, parse_speculation, read_prompts
 from foretoken.cli.serve_options import DEFAULTS, GROUPS, option
 from foretoken.cli.train import worth_table
-from foretoken.cli.writing.generate import _words
 from foretoken.errors import ConfigError
 from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
@@ -64,18 +64,15 @@ def test_prompts(tmp_path: Path, name: str, text: str, prompts: tuple[str, ...])
         ("a.jsonl", '{"prompt": "a"}\nnot json\n', "line 2"),
         ("a.jsonl", '{"text": "a"}\n', "line 1"),
         ("a.jsonl", '{"prompt": ""}\n', "line 1"),
+        ("nowhere.txt", None, "--prompts"),
     ],
 )
-def test_bad_prompt_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_bad_prompt_files(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     file = tmp_path / name
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_prompts(file)
-
-
-def test_missing_prompt_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--prompts"):
-        read_prompts(tmp_path / "nowhere.txt")
 
 
 def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -144,20 +141,26 @@ def test_a_model_before_a_prompt(here: Path) -> None:
 def test_one_word_that_is_a_model(here: Path, word: str) -> None:
     assert _words(word, None, None) == (word, None)
     assert _words(word, None, "demo") == ("demo", word), "beside --model it is a prompt"
+    with pytest.raises(ConfigError, match="nothing beside --model demo"):
+        _words(word, "a text", "demo")
 
 
 @pytest.mark.parametrize(
     "word",
-    ["demo", "", "empty", "what is m.gguf", "def f():\n", "x" * 5000, "a\0b", "org/repo:Q4_K_M"],
+    [
+        None,
+        "demo",
+        "",
+        "empty",
+        "what is m.gguf",
+        "def f():\n",
+        "x" * 5000,
+        "a\0b",
+        "org/repo:Q4_K_M",
+    ],
 )
-def test_one_word_that_is_a_prompt(here: Path, word: str) -> None:
+def test_one_word_that_is_a_prompt(here: Path, word: str | None) -> None:
     assert _words(word, None, None) == (None, word)
-
-
-def test_no_word_and_two_models(here: Path) -> None:
-    assert _words(None, None, None) == (None, None)
-    with pytest.raises(ConfigError, match="nothing beside --model demo"):
-        _words("m.gguf", "a text", "demo")
 
 
 def test_every_number_is_in_its_place() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.style import Style
 
 from foretoken.cli.output import NOT_WRITTEN, READER_GONE, checked_stdout, say
-from foretoken.cli.writing.paint import BLOCK, MEANINGS, STYLES, Painter, legend
+from foretoken.cli.writing import BLOCK, MEANINGS, STYLES, Painter, legend
 from foretoken.types import Output, TokenSource
 
 Command = Callable[[], None]

@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
-from foretoken.cli.other_flags import _put_aside
 from foretoken.cli.serve import _serve, served, speculation_of
+from foretoken.cli.serve_options import _put_aside
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT

@@ -16,7 +16,6 @@ from foretoken.lab.records.results import (
     Equality,
     Quantiles,
     RequestRecord,
-    Scrape,
     ServerInfo,
 )
 from foretoken.lab.records.run_files import LineWriter, write_json
@@ -173,31 +172,10 @@ def requests_of(summary: AbSummary, blocks: int = 3, per_block: int = 30) -> lis
     return found
 
 
-def scrapes_of(summary: AbSummary) -> list[Scrape]:
-    """A server that fills its cache and, with the draft, preempts a little."""
-    return [
-        Scrape(
-            time_s=2.0 * step,
-            arm=name,
-            block=block,
-            values={
-                "vllm:kv_cache_usage_perc": min(0.97, 0.1 + 0.04 * step + 0.1 * (name == "on")),
-                "vllm:num_requests_waiting": float(max(0, step - 12)),
-                "vllm:num_preemptions": float(max(0, step - 14) * (name == "on")),
-            },
-        )
-        for name in (summary.baseline, summary.candidate)
-        for block in range(2)
-        for step in range(20)
-    ]
-
-
 def write_run(folder: Path, summary: AbSummary) -> Path:
     """A run's folder with all of its files."""
     write_json(folder / "summary.json", summary)
-    for name, values in (("requests.jsonl", requests_of(summary)),
-                         ("scrapes.jsonl", scrapes_of(summary))):  # fmt: skip
-        with LineWriter(folder / name) as writer:
-            for value in values:
-                writer.write(value)
+    with LineWriter(folder / "requests.jsonl") as writer:
+        for record in requests_of(summary):
+            writer.write(record)
     return folder

@@ -19,30 +19,23 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.http.client import key_headers
-from foretoken.lab.http.timed import HttpPool, now
-from foretoken.lab.measure import segments, servers
-from foretoken.lab.measure.ab import gather, plan_ab, run_ab, run_arms, summarize
+from foretoken.lab.measure import servers
+from foretoken.lab.measure.ab import gather, plan_ab, run_ab, summarize
+from foretoken.lab.measure.driving import run_to_end
 from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
     ServiceLevels,
     Sizes,
-    WorkloadConfig,
     load_settings,
 )
-from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.segments import Segment, SegmentEnd
 from foretoken.lab.measure.servers import serving
-from foretoken.lab.measure.traces import load_items
-from foretoken.lab.measure.workload import Load
-from foretoken.lab.plain import from_plain
-from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary, Scrape, ServerInfo
+from foretoken.lab.measure.workload import Load, WorkloadConfig, load_items
+from foretoken.lab.records.results import ArmSummary, RequestRecord, ServerInfo
 from foretoken.lab.records.run_files import (
     REQUESTS,
-    SCRAPES,
     LineWriter,
-    read_lines,
     read_requests,
     read_summary,
 )
@@ -77,14 +70,14 @@ def an_ab(urls: tuple[str, str], workload: WorkloadConfig, **changes: object) ->
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
-def measure_one(url: str, workload: WorkloadConfig, out: Path, **changes: Any) -> RunSummary:
+def measure_one(url: str, workload: WorkloadConfig, out: Path, **changes: Any) -> ArmSummary:
     """One server by itself: a block of nine requests."""
     arm = ArmConfig(name="m", url=url, api_key_env=changes.pop("api_key_env", None))
     sizes = Sizes(blocks=changes.pop("blocks", 1), requests_per_block=9, warm_up=0)
     config = AbConfig(candidate=arm, workload=workload, sizes=sizes)
-    found = run_arms(config, out, **changes)
-    assert isinstance(found, RunSummary)
-    return found
+    found = run_ab(config, out, **changes)
+    assert found.complete and not found.compared
+    return found.arms[0]
 
 
 def true_tpots(server: MockServer) -> np.ndarray:
@@ -120,9 +113,7 @@ def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> N
     assert summary.equality.num_equal == 12
     assert summary.cost_per_million_tokens["on"].estimate > 0
     read = read_summary(tmp_path / "out")
-    assert isinstance(read, AbSummary) and read.gain("tpot_p50") == gain
-    scrapes = read_lines(tmp_path / "out" / SCRAPES)
-    assert [from_plain(Scrape, value, f"line {number}") for number, value in scrapes]
+    assert read.gain("tpot_p50") == gain
 
 
 def test_blocks_alternate_and_arms_get_the_same(workload: WorkloadConfig) -> None:
@@ -144,22 +135,21 @@ def test_a_stopped_run_is_saved_and_goes_on(tmp_path: Path, workload: WorkloadCo
     out = tmp_path / "out"
     begun: list[str] = []
 
-    def stop(segment: Segment, record: RequestRecord | None) -> None:
-        if record is None:
-            begun.append(f"{segment.arm.name}{segment.block}")
-            if len(begun) == 4:
-                raise Interrupt
-
     def note(segment: Segment, record: RequestRecord | None) -> None:
         if record is None:
             begun.append(f"{segment.arm.name}{segment.block}")
+
+    def stop(segment: Segment, record: RequestRecord | None) -> None:
+        note(segment, record)
+        if len(begun) == 4:
+            raise Interrupt
 
     with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
         config = an_ab((off, on), workload)
         with pytest.raises(Interrupt):
             run_ab(config, out, watch=stop)
         partial = read_summary(out)
-        assert isinstance(partial, AbSummary) and not partial.complete
+        assert not partial.complete
         assert partial.gains[0].num_blocks == 1
         with pytest.raises(ConfigError, match="--resume"):
             run_ab(config, out)
@@ -355,21 +345,20 @@ def test_a_key_goes_with_every_request(
     monkeypatch.setenv("THE_KEY", "sesame")
     with mock_running(Locked(SLOW)) as url:
         out = tmp_path / "out"
-        summary = measure_one(url, workload, out, api_key_env="THE_KEY")
+        arm = measure_one(url, workload, out, api_key_env="THE_KEY")
 
         async def ready() -> None:
-            pool = HttpPool(url, headers=key_headers("sesame"))
+            arm = ArmConfig(url=url, api_key_env="THE_KEY", ready_timeout_s=60.0)
             sleeping = await asyncio.create_subprocess_exec("sleep", "60")
             try:
-                await servers._wait_ready(sleeping, pool, 60.0, tmp_path / "log")
+                await servers._wait_ready(arm, url, tmp_path / "log", "late", sleeping)
             finally:
                 sleeping.kill()
                 await sleeping.wait()
-                await pool.close()
 
         asyncio.run(ready())
-    assert summary.arm.num_errors == 0
-    assert not any("no /metrics" in note for note in summary.arm.notes)
+    assert arm.num_errors == 0
+    assert not any("no /metrics" in note for note in arm.notes)
     assert not any(b"sesame" in path.read_bytes() for path in out.rglob("*") if path.is_file())
     with pytest.raises(ConfigError, match="OTHER_KEY"):
         measure_one(url, workload, tmp_path / "other", api_key_env="OTHER_KEY")
@@ -401,11 +390,11 @@ def test_what_failed_is_counted_and_a_server_without_metrics_is_measured(
 ) -> None:
     server = MockServer(SLOW, faults=MockFaults(truncate_every=3, no_metrics=True))
     with mock_running(server) as url:
-        summary = measure_one(url, workload, tmp_path / "out")
-    assert summary.arm.errors == {"truncated": 3}
-    assert summary.arm.num_requests == 9
-    assert any("no /metrics" in note for note in summary.arm.notes)
-    assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
+        arm = measure_one(url, workload, tmp_path / "out")
+    assert arm.errors == {"truncated": 3}
+    assert arm.num_requests == 9
+    assert any("no /metrics" in note for note in arm.notes)
+    assert arm.tpot is not None and not arm.tpot.p99.known
     kept = [json.loads(line) for line in (tmp_path / "out" / REQUESTS).read_text().splitlines()]
     assert sum(bool(row["error"]) for row in kept) == 3
 
@@ -446,30 +435,20 @@ def test_a_full_disk_ends_the_run_and_what_was_written_can_go_on(
             with pytest.raises(ConfigError, match="No space left.*--resume"):
                 measure_one(url, workload, tmp_path / "out", blocks=3)
         assert len(read_requests(tmp_path / "out")) == 12
-        summary = measure_one(url, workload, tmp_path / "out", blocks=3, resume=True)
-    assert summary.complete and summary.arm.num_requests == 27
+        arm = measure_one(url, workload, tmp_path / "out", blocks=3, resume=True)
+    assert arm.num_requests == 27
 
 
 def test_odd_things_are_noted(tmp_path: Path, workload: WorkloadConfig) -> None:
-    """Requests are timed by the monotonic clock; a jump of the wall clock is for whoever compares
-    logs."""
-    assert segments._jump(time.time() - now()) == 0.0
-    jumped = segments._jump(time.time() - now() - 3600)
-    assert jumped == pytest.approx(3600, abs=1)
     server = ServerInfo(url="http://a", engine="vllm", version="0.32.0", model="one")
     other = replace(server, version="0.33.0", model="two")
     arms = (("on", 0, server), ("on", 1, other), ("off", 0, server), ("off", 1, server))
-    ends = [
-        SegmentEnd(arm=arm, block=block, seconds=1.0, server=info, clock_jump_s=jumped * block)
-        for arm, block, info in arms
-    ]
+    ends = [SegmentEnd(arm=arm, block=block, seconds=1.0, server=info) for arm, block, info in arms]
     notes = gather("on", ends).notes
     assert "mixed versions of the server: vllm 0.32.0, vllm 0.33.0" in notes
     assert "mixed models: one, two" in notes
-    assert any("wall clock jumped (+3600.0 s in block 1)" in note for note in notes)
     (tmp_path / REQUESTS).write_text("")
     summary = summarize(an_ab(("http://a", "http://b"), workload), tmp_path, ends)
-    assert isinstance(summary, AbSummary)
     assert "the arms run different versions: 0.32.0 and 0.33.0" in summary.notes
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.lab.audit.asking import Asker, OneAtATime, cases_of
+from foretoken.lab.audit.asking import Asker, OneAtATime, Reply, cases_of
 from foretoken.lab.audit.checks import CHECKS, misses
 from foretoken.lab.audit.judging import CheckResult
-from foretoken.lab.audit.replies import Reply
 from foretoken.lab.audit.rounding import divergence, measure_near_tie, same
 from foretoken.lab.audit.run import AuditPlan, audit
 from foretoken.lab.http.timed import Answer
@@ -59,7 +58,7 @@ def run(
         off.count = 1 << 20  # luck of its own
         arm = Asker(InProcess(on), "mock", extra_body=own)
         plain = Asker(InProcess(off), "mock", extra_body=own)
-        return await audit(arm, plain, TEXTS, plan, same_seeds=False)
+        return await audit(arm, plain, TEXTS, plan)
 
     return {result.name: result for result in asyncio.run(main())}
 

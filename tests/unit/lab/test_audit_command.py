@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
-from foretoken.lab.audit.run import MORE, AuditFollower, AuditPlan, audit
-from foretoken.lab.http.client import EndpointConfig, connect
+from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.http.client import connect
+from foretoken.lab.measure.experiment import ArmConfig
 from tests.mock_server.faults import MockFaults, faults_of
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
@@ -45,30 +47,27 @@ def test_a_right_server_and_a_faulty_one(tmp_path: Path) -> None:
 
 
 def test_the_time_is_told_of_what_is_asked() -> None:
-    whole = AuditPlan()
-    once, again = whole.greedy_answers(compared=True)
-    assert 0 < again and once < whole.requests(compared=True), "most ask for few tokens"
+    requests, work = AuditPlan().work(compared=True)
+    assert work < requests, "most ask for few tokens"
     tools = AuditPlan(only=("tools",))
-    once, again = tools.greedy_answers(compared=True)
-    assert once == tools.prompts * 2 * 2 * 0.6 and again == MORE * once
-    assert tools.requests(compared=True) == tools.prompts * 2 * 2, "no greedy texts are needed"
-    told: list[tuple[float, ...]] = []
+    asked = tools.prompts * 2 * 2
+    assert tools.work(compared=True) == (asked, asked * 0.6), "no greedy texts are needed"
+    told: list[str] = []
 
     async def ask() -> int:
         with mock_running(MockServer(MockLaw(step_s=0.002, prefill_s=0.0))) as url:
-            client = await connect(EndpointConfig(url=url))
+            client = await connect(ArmConfig(url=url))
             askers = [Asker(client.pool, client.info.model) for _ in range(2)]
-            follow = AuditFollower(expects=lambda *sizes: told.append(sizes))
             texts = [f"what is number {i} good for?" for i in range(12)]
             plan = AuditPlan(prompts=12, max_tokens=16, only=("greedy", "stops", "usage"))
-            await audit(askers[0], askers[1], texts, plan, follow=follow)
+            await audit(askers[0], askers[1], texts, plan, say=told.append)
             await client.close()
         return sum(one.num_asked for one in askers)
 
-    asked = asyncio.run(ask())
-    [(requests, seconds, again_s)] = told
-    assert 0.5 * asked < requests <= 1.2 * asked
-    assert again_s > seconds > 0, "a second look takes six times the prompts"
+    num_asked = asyncio.run(ask())
+    [said] = told
+    found = re.match(r"about (\d+) requests, \d+ s; a suspicious check looks again with 6 ", said)
+    assert found is not None and 0.5 * num_asked < int(found[1]) <= 1.2 * num_asked, said
 
 
 def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:

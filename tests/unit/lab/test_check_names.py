@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from foretoken.lab.decide.rules import RULE_KINDS
+from foretoken.lab.decide.rules import RULES
 from foretoken.lab.lint.checks import OWN_CHECKS
-from foretoken.lab.plan.planner import CHECKS
+from foretoken.lab.plan.checks import CHECKS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"
 
@@ -17,5 +17,5 @@ def test_the_document_lists_every_check_once() -> None:
     written = Counter(name for row in rows for name in row.split(", "))
     names = [f"plan: {check.__name__[1:]}" for check in CHECKS]
     names += [f"lint: {name}" for name in OWN_CHECKS]
-    names += [f"policy: {name}" for name in RULE_KINDS]
+    names += [f"policy: {name}" for name in RULES]
     assert written == Counter(names)

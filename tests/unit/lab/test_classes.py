@@ -9,10 +9,9 @@ from foretoken.lab.analysis.gains import gains_by_class
 from foretoken.lab.analysis.summary import ArmData
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.evidence import RuleResult
-from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.results import AbSummary, RequestRecord, ServerInfo
-from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT
+from foretoken.lab.verdict import USE_IT
 from tests.unit.lab.summaries import ab, class_gains, gain, with_gain
 
 JSON, PROSE = class_gains("json", 1.8), class_gains("prose", 0.7)
@@ -89,18 +88,6 @@ def test_contexts_are_classes_too() -> None:
     ]  # fmt: skip
     found = gains_by_class(records, (data[0], data[1]))
     assert [own.value for own in found] == ["1-256 tokens", "8193-16384 tokens"]
-
-
-def test_a_losing_class_is_named_and_split_off() -> None:
-    mixed = replace(ab(1.4), classes=(JSON, PROSE))
-    decision = decide(mixed, load_policy(None))
-    assert decision.verdict == LEAVE_IT_OFF, "no plain USE IT while a class loses"
-    assert "prose 0.70x" in decision.sentence and "1200 requests" in decision.sentence
-    found = rule(mixed, "homogeneous")
-    assert found.says.startswith("split the traffic: loses beside the others: prose")
-    assert found.advice.startswith("prose to a server without speculation")
-    overall = judge_runs([(mixed, decision)], load_policy(None))
-    assert overall.answer == "LEAVE IT OFF for part of the traffic"
 
 
 def test_what_a_class_loses_alone_is_not_blamed_on_the_mix_nor_denied() -> None:

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.export import EXPORTED_TO, export
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.sources import read_source
-from foretoken.lab.launch.write import WrittenCommand
+from foretoken.lab.launch.read import read_source
+from foretoken.lab.launch.write import EXPORTED_TO, WrittenCommand, export
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from tests.unit.lab.exported import (

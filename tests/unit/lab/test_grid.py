@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes
 from foretoken.lab.measure.grid import (
     FORCED,
     apply,
@@ -25,6 +25,7 @@ from foretoken.lab.measure.grid import (
     run_grid,
     turned,
 )
+from foretoken.lab.measure.workload import WorkloadConfig
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import read_summary

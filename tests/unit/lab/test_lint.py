@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import NAMES, LaunchVerdict, lint
 from foretoken.lab.lint.fit import Machine, planned_settings
 from foretoken.lab.lint.names import todays
@@ -105,17 +105,14 @@ def test_nothing_readable_is_an_error(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("trtllm-serve m --extra_llm_api_options /etc/eagle.yaml", "/etc/eagle.yaml"),
-        ("vllm serve m --config vllm.yaml", "vllm.yaml"),
-    ],
-)
-def test_settings_in_a_file_are_not_said_to_be_off(command: str, said: str) -> None:
-    [finding] = findings(command)
-    assert finding.check == "speculation"
-    assert finding.message == f"whether it speculates stands in {said}, which was not read"
+def test_settings_in_a_file_are_not_said_to_be_off() -> None:
+    for file, command in {
+        "/etc/eagle.yaml": "trtllm-serve m --extra_llm_api_options /etc/eagle.yaml",
+        "vllm.yaml": "vllm serve m --config vllm.yaml",
+    }.items():
+        [finding] = findings(command)
+        assert finding.check == "speculation"
+        assert finding.message == f"whether it speculates stands in {file}, which was not read"
 
 
 @pytest.mark.slow
@@ -280,20 +277,12 @@ def test_a_config_that_stands_elsewhere_is_said_to() -> None:
 def test_a_shell_fills_in_nothing_in_single_quotes() -> None:
     command = "vllm serve m --speculative-config '{\"num_speculative_tokens\": $K}'"
     assert shlex.split(command)[-1] == '{"num_speculative_tokens": $K}'
-    assert [one.check for one in judged(command).findings if one.level == "error"] == [
-        "broken_config"
-    ]
+    assert [one.check for one in findings(command) if one.level == "error"] == ["broken_config"]
 
 
 def test_one_rank_is_the_only_one() -> None:
-    [finding] = [
-        one
-        for one in judged(
-            "vllm serve m --speculative-config "
-            '\'{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}\''
-        ).findings
-        if one.check == "draft_ranks"
-    ]
+    config = {"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}
+    [finding] = [one for one in findings(drafting(config)) if one.check == "draft_ranks"]
     assert finding.message == "it must be the target's 1"
 
 
@@ -358,27 +347,23 @@ def test_weights_are_as_wide_as_the_launch_says(words: str, loads: bool | None) 
     assert ("unplanned" in found) == (loads is None)
 
 
-def test_a_draft_of_few_bits_is_judged_as_one() -> None:
-    text = (
-        "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 90000 --quantization awq "
-        '--speculative-config \'{"model": "meta-llama/Llama-3.1-8B-Instruct", '
-        '"num_speculative_tokens": 3%s}\''
-    )
-    machine = Machine(device="rtx-pro-6000")
-    checks = [
-        {one.check for one in lint(read_source(text % more), machine).findings}
-        for more in ("", ', "quantization": "awq"')
-    ]
-    assert "kv_budget" in checks[0] and "kv_budget" not in checks[1]
-
-
-def test_a_draft_that_is_translated_may_have_another_vocabulary() -> None:
-    text = (
-        'vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config \'{"model": '
-        '"Qwen/Qwen3-0.6B", "num_speculative_tokens": 3%s}\''
-    )
+@pytest.mark.parametrize(
+    ("options", "target", "draft", "more", "check"),
+    [
+        ("--max-model-len 90000 --quantization awq", "meta-llama/Llama-3.1-70B-Instruct",
+         "meta-llama/Llama-3.1-8B-Instruct", {"quantization": "awq"}, "kv_budget"),
+        ("", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-0.6B",
+         {"method": "draft_model", "use_heterogeneous_vocab": True}, "same_tokenizer"),
+    ],
+    ids=["of few bits", "translated"],
+)  # fmt: skip
+def test_a_draft_is_judged_by_what_is_said_of_it(
+    options: str, target: str, draft: str, more: dict[str, Any], check: str
+) -> None:
+    machine = Machine(device="rtx-pro-6000" if options else None)
+    config = {"model": draft, "num_speculative_tokens": 3}
     alone, told = (
-        {one.check for one in lint(read_source(text % more), Machine()).findings}
-        for more in ("", ', "method": "draft_model", "use_heterogeneous_vocab": true')
+        {one.check for one in lint(read_source(drafting(given, target, options)), machine).findings}
+        for given in (config, config | more)
     )
-    assert "same_tokenizer" in alone and "same_tokenizer" not in told
+    assert check in alone and check not in told

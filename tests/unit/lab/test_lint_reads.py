@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.read import read_commands
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_commands, read_source
 
 GUIDE = """vllm serve Qwen/Qwen3-8B \\
 --speculative-config \\
@@ -31,14 +30,6 @@ def only(text: str) -> Launch:
     """The one launch of a text."""
     [launch] = read_source(text).launches
     return launch
-
-
-def test_json_over_several_lines_in_quotes() -> None:
-    assert only(GUIDE).speculation == {
-        "model": "Qwen/Qwen3-0.6B",
-        "num_speculative_tokens": 5,
-        "method": "draft_model",
-    }
 
 
 def test_values_that_only_running_would_tell_are_kept_as_written() -> None:
@@ -72,11 +63,6 @@ def test_words_of_a_shell(text: str, words: list[str]) -> None:
     assert [word.text for command in read_commands(text) for word in command.words] == words
 
 
-def test_a_command_with_one_key_is_no_yaml() -> None:
-    """A colon and a space make a mapping of it."""
-    assert only("""vllm serve m --speculative-config '{"method": "suffix"}'""").engine == "vllm"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -89,9 +75,29 @@ def test_a_sentence_is_no_command(text: str) -> None:
     assert not read_source(text).launches
 
 
-def test_options_alone_are_read() -> None:
-    assert only("--spec-decoding-acceptance-method typical_acceptance_sampler").engine == "vllm"
-    assert only("./start.sh --speculative-model org/draft").options["speculative-model"]
+@pytest.mark.parametrize(
+    ("text", "engine", "name", "value"),
+    [
+        (GUIDE, "vllm", "num_speculative_tokens", 5),
+        # A colon and a space make a mapping of it.
+        (
+            """vllm serve m --speculative-config '{"method": "suffix"}'""",
+            "vllm",
+            "method",
+            "suffix",
+        ),
+        ("--spec-decoding-acceptance-method t", "vllm", "spec-decoding-acceptance-method", "t"),
+        ("./start.sh --speculative-model d", "vllm", "speculative-model", "d"),
+        ("sglang serve m --speculative-algo E", "sglang", "speculative-algorithm", "E"),
+        ("sglang serve m --mem-fraction 0.7", "sglang", "mem-fraction-static", "0.7"),
+        ("vllm serve m --gpu-memory-util=0.9", "vllm", "gpu-memory-utilization", "0.9"),
+    ],
+)
+def test_what_a_command_says(text: str, engine: str, name: str, value: object) -> None:
+    """Options alone, and beginnings of them as argparse completes them; JSON over several lines."""
+    launch = only(text)
+    assert launch.engine == engine
+    assert {**launch.options, **launch.speculation}[name] == value
 
 
 TORN = """vllm serve org/target
@@ -100,19 +106,20 @@ TORN = """vllm serve org/target
 """
 
 
-def test_a_command_goes_on_with_the_options_on_its_next_lines() -> None:
-    source = read_source(TORN)
-    [launch] = source.launches
-    assert launch.speculation == {"method": "ngram", "num_speculative_tokens": 5}
-    assert launch.options["tensor-parallel-size"] == "2"
-    [finding] = source.findings
-    assert (finding.check, finding.where) == ("torn_off", "--tensor-parallel")
-
-
-def test_a_comment_within_ends_the_command_too() -> None:
-    source = read_source("vllm serve m \\\n  # the draft\n  --spec-model d --spec-tokens 3\n")
-    assert [one.where for one in source.findings] == ["--spec-model"]
-    assert source.launches[0].speculation == {"model": "d", "num_speculative_tokens": 3}
+@pytest.mark.parametrize(
+    ("text", "where", "speculation"),
+    [
+        (TORN, "--tensor-parallel", {"method": "ngram", "num_speculative_tokens": 5}),
+        ("vllm serve m \\\n  # the draft\n  --spec-model d --spec-tokens 3\n", "--spec-model",
+         {"model": "d", "num_speculative_tokens": 3}),
+    ],
+)  # fmt: skip
+def test_a_command_goes_on_with_the_options_on_its_next_lines(
+    text: str, where: str, speculation: dict[str, object]
+) -> None:
+    source = read_source(text)
+    assert [one.speculation for one in source.launches] == [speculation]
+    assert [(one.check, one.where) for one in source.findings] == [("torn_off", where)]
 
 
 @pytest.mark.parametrize("text", [GUIDE, SCRIPT])
@@ -125,21 +132,6 @@ def test_a_script_that_is_no_python_is_said_to_be_none() -> None:
     [finding] = read_source(text).findings
     assert (finding.level, finding.where) == ("error", "line 2")
     assert not read_source("from vllm import LLM\nllm = LLM('a')\n").findings
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "value"),
-    [
-        ("sglang serve m --speculative-algo EAGLE", "speculative-algorithm", "EAGLE"),
-        ("sglang serve m --mem-fraction 0.7", "mem-fraction-static", "0.7"),
-        ("vllm serve m --gpu-memory-util=0.9", "gpu-memory-utilization", "0.9"),
-    ],
-)
-def test_beginnings_of_options_are_what_argparse_makes_of_them(
-    command: str, name: str, value: str
-) -> None:
-    [launch] = read_source(command).launches
-    assert launch.options[name] == value
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,6 @@ def test_a_method_without_memory_takes_none() -> None:
     assert plan.speculating.lookahead == 0
 
 
-def test_commands_name_what_was_planned() -> None:
-    commands = build_plan(PlanSettings(target="qwen3-8b", draft="qwen3-0.6b")).commands
-    for engine in ("foretoken", "vllm", "llama.cpp"):
-        assert "Qwen3-8B" in commands[engine] and "Qwen3-0.6B" in commands[engine], engine
-    assert "--speculative-config" in commands["vllm"]
-    assert "--spec-draft-n-max" in commands["llama.cpp"]
-
-
 @pytest.mark.parametrize(
     ("given", "field"),
     [
@@ -148,15 +140,20 @@ def test_the_command_answers_with_one_json_document() -> None:
     assert document["assumptions"]
 
 
-def test_a_fit_names_the_next_step(tmp_path: Path) -> None:
+def test_a_fit_names_the_next_step_and_says_how_many_steps_draft(tmp_path: Path) -> None:
     file = tmp_path / "fit.json"
-    ends = {"low": 0, "high": 2}
-    fit = {"k": 10.0, "acceptance_rate": 0.15, "verify_cost": {"estimate": 1.5, **ends},
-           "draft_cost": {"estimate": 0.12, **ends}}  # fmt: skip
-    file.write_text(json.dumps(fit))
     options = ["--method", "ngram", "--measured", str(file), "--json"]
-    result = CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options])
-    assert json.loads(result.stdout)["next_step"]["action"] == "lower_k"
+
+    def planned(k: float, rate: float, verify: float, draft: float, **more: float) -> Any:
+        costs = {"verify_cost": {"estimate": verify}, "draft_cost": {"estimate": draft}}
+        file.write_text(json.dumps({"k": k, "acceptance_rate": rate, **costs, **more}))
+        return json.loads(CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options]).stdout)
+
+    assert planned(10.0, 0.15, 1.5, 0.12)["next_step"]["action"] == "lower_k"
+    document = planned(3.0, 0.6, 1.6, 0.0, draft_share=0.2)
+    expected = (1 + 0.2 * 1.8) / (1 + 0.2 * 0.6)
+    assert document["next_step"]["speed_up"] == pytest.approx(expected)
+    assert document["setup"]["measured"]["draft_share"] == 0.2
     file.write_text("{}")
     assert CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options]).exit_code == 2
 

@@ -12,9 +12,8 @@ from foretoken.config import methods
 from foretoken.config.memory import ModelMemory
 from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
-from foretoken.lab.launch.sources import read_source
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
-from foretoken.lab.plan.bits import find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import (
     draft_load,
@@ -24,11 +23,16 @@ from foretoken.lab.plan.memory_plan import (
     weight_bytes,
 )
 from foretoken.lab.plan.page import what_fits
-from foretoken.lab.plan.planner import SpeculationPlan, build_plan
-from foretoken.lab.plan.predict import step_costs
-from foretoken.lab.plan.ready_commands import ready_commands
+from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
+from foretoken.lab.plan.predict import StepCosts
 from foretoken.lab.plan.setup import PlanSettings, Setup, planned_methods, resolve_setup
-from foretoken.lab.plan.sizes import known_models, load_plan_model, read_config
+from foretoken.lab.plan.sizes import (
+    find_quantization,
+    known_models,
+    kv_element_bytes,
+    load_plan_model,
+    read_config,
+)
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
 
@@ -206,6 +210,8 @@ def test_every_device_is_plausible_and_sourced() -> None:
 def test_devices_are_found_by_unique_parts() -> None:
     assert find_device("H200").name == "h200"
     assert find_device("4090").name == "rtx-4090"
+    assert find_device("h100").name == "h100-sxm"
+    assert find_device("A100").name == "a100-80gb"
     assert find_device("this").memory_bytes > 0
     with pytest.raises(ConfigError, match="h100-sxm"):
         find_device("h1")
@@ -269,7 +275,7 @@ def test_all_drafts_of_a_block_cost_one_pass(method: str) -> None:
     """Fifteen drafts take hardly more drafting than one, where a head that drafts one by one takes
     fifteen passes."""
     block, chain = (
-        step_costs(resolve_setup(PlanSettings(target="qwen3-8b", method=name)))
+        StepCosts(resolve_setup(PlanSettings(target="qwen3-8b", method=name)))
         for name in (method, "eagle3")
     )
     assert 15 * block.draft(1, 15) < 1.1 * block.draft(1, 1)
@@ -418,7 +424,8 @@ def test_gpus_have_a_rank_each_with_memory_of_its_own() -> None:
     asked = replace(ASKED, device="h100")
     one, two = (build_plan(replace(asked, count=count)) for count in (1, 2))
     assert not errors(two) and "--tensor-parallel-size 2" in two.commands["foretoken"]
-    assert "several_gpus" in [one.check for one in two.findings if one.level == "warning"]
+    [untried] = [one for one in two.findings if one.check == "several_gpus"]
+    assert untried.level == "warning" and "never run on several GPUs" in untried.message
     assert "several_gpus" not in [found.check for found in one.findings]
     found, alone = two.speculating, one.speculating
     assert found.fullest_rank_bytes < alone.fullest_rank_bytes

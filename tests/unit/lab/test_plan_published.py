@@ -146,4 +146,4 @@ def test_without_rows_the_assumed_effects_are_expected() -> None:
     nothing, everything = AcceptancePrior(()).expect(work), prior_without().expect(work)
     assert nothing.sources == () and everything.sources
     assert nothing.high - nothing.low > everything.high - everything.low
-    assert 0.3 < nothing.middle < 0.5, effects()["method ngram"]
+    assert 0.3 < nothing.middle < 0.5, effects()["look_up ngram"]

@@ -1,6 +1,5 @@
 """The arithmetic of speculation, the roofline's laws, and the next tuning step."""
 
-import math
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -21,7 +20,6 @@ from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from foretoken.lab.plan.speedup import (
     MeasuredCost,
     best_k,
-    break_even_rate,
     next_step,
     speed_up,
 )
@@ -36,13 +34,6 @@ def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
     assert lengths == pytest.approx([1.70, 2.53, 2.94, 3.20], abs=0.005)
     gains = [speed_up(ConstantAcceptance(0.7).length(k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
     assert gains == pytest.approx([1.40, 1.77, 1.78, 1.61], abs=0.01)
-
-
-def test_break_even_is_not_a_half() -> None:
-    assert break_even_rate(1.0, 1 / 9, 5) == pytest.approx(1 / 9)
-    assert break_even_rate(1 + 5 * (0.5 - 1 / 9), 1 / 9, 5) == pytest.approx(0.5)
-    assert break_even_rate(1.0, 1 / 9, 5, 1.3) == pytest.approx(0.20, abs=0.005)
-    assert break_even_rate(1.1, 0.2, 5, 1.3) == pytest.approx(0.35, abs=0.005)
 
 
 def test_the_ceiling_is_not_rate_times_ratio() -> None:
@@ -74,21 +65,11 @@ def test_predictions_obey_the_roofline(method: str) -> None:
     assert prediction.loads[-1].verify_cost > prediction.loads[0].verify_cost
 
 
-def test_crossover_lies_where_the_speed_up_is_one() -> None:
-    prediction = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.3:0.5")))
-    assert prediction.crossover_low <= prediction.crossover <= prediction.crossover_high
-    if not math.isinf(prediction.crossover) and prediction.crossover > 0:
-        below = [p.middle for p in prediction.loads if p.requests <= prediction.crossover]
-        above = [p.middle for p in prediction.loads if p.requests > prediction.crossover]
-        assert min(below) >= 1.0 >= max(above)
-
-
 def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
     good = predict(resolve_setup(PlanSettings(**PAIR, acceptance="1.0")))
     bad = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.0")))
     assert good.loads[0].middle > 2
     assert bad.loads[0].middle < 1
-    assert bad.crossover == 0
 
 
 @pytest.mark.parametrize(
@@ -127,17 +108,14 @@ def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, Any], client
 
 
 def test_launches_make_small_drafts_dear() -> None:
-    fast = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
-    eager = predict(
-        resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"}, eager_draft=True))
-    )
-    assert eager.loads[0].draft_cost > fast.loads[0].draft_cost
-    assert eager.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
+    small = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
+    assert small.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
 
 
 @pytest.mark.parametrize(
     ("k", "length", "verify", "draft", "action"),
     [
+        # 39 % at k = 5 is the 1.78x setting that a fixed threshold throws away.
         (5, 2.94, 1.1, 1 / 9, "keep"),
         (2, 2.9, 1.02, 0.02, "raise_k"),
         (10, 2.5, 1.5, 0.12, "lower_k"),
@@ -155,13 +133,6 @@ def test_next_step_follows_the_cost(
     assert step.reason
     if action in ("raise_k", "lower_k"):
         assert step.expected > step.speed_up
-
-
-def test_a_rate_below_half_may_be_right() -> None:
-    """39 % at k = 5 is the 1.78x setting that a fixed threshold throws away."""
-    step = next_step(MeasuredCost(k=5, acceptance_length=2.94, verify_cost=1.1, draft_cost=1 / 9))
-    assert step.rate < 0.4
-    assert step.action == "keep"
 
 
 def test_schedules_never_rise_with_the_load() -> None:

@@ -12,6 +12,7 @@ from foretoken.lab.analysis.gains import time_gain
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import (
     Sample,
+    WeightedQuantile,
     at_level,
     blocks_for_width,
     blocks_to_exceed,
@@ -21,7 +22,6 @@ from foretoken.lab.stats.ratios import (
     standard_error,
     supports_quantile,
     weighted_mean,
-    weighted_quantile,
 )
 
 
@@ -43,14 +43,14 @@ def test_weighted_statistics_are_those_of_repeated_values(
     values = np.array([value for value, _ in rows])
     weights = np.array([[float(weight) for _, weight in rows]])
     repeated = np.repeat(values, weights[0].astype(int))
-    assert weighted_quantile(q)(values, weights)[0] == pytest.approx(np.quantile(repeated, q))
+    assert WeightedQuantile(q)(values, weights)[0] == pytest.approx(np.quantile(repeated, q))
     assert weighted_mean(values, weights)[0] == pytest.approx(repeated.mean())
 
 
 @pytest.mark.slow
 def test_the_ratio_does_not_depend_on_the_unit_and_turns_round() -> None:
     slow, fast = both_arms(AbLaw())
-    median = weighted_quantile(0.5)
+    median = WeightedQuantile(0.5)
     one = paired_ratio(slow, fast, median)
     thousand = paired_ratio(
         Sample(slow.values_N * 1000, slow.blocks_N), Sample(fast.values_N * 1000, fast.blocks_N),
@@ -117,7 +117,7 @@ def test_tails_are_compared_block_by_block() -> None:
     fast = Sample(rng.lognormal(0.0, 0.1, 900), blocks)
     found = time_gain("tpot_p95", (slow, fast)).ratio
     assert found.low < 1.0 < found.high and found.estimate < 1.15
-    assert paired_ratio(slow, fast, weighted_quantile(0.95)).estimate > 1.3
+    assert paired_ratio(slow, fast, WeightedQuantile(0.95)).estimate > 1.3
 
 
 def test_a_narrower_interval_needs_more_blocks() -> None:

@@ -18,10 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError
-from foretoken.lab.measure.traces import load_workload
+from foretoken.lab.measure.workload import load_workload
 from foretoken.lab.records.proxy import Prompts, RecordingProxy
-from foretoken.lab.records.run_files import LineWriter
-from foretoken.lab.records.secrets import redact_secrets, redact_word
+from foretoken.lab.records.run_files import LineWriter, redact_secrets, redact_word
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
@@ -44,21 +43,31 @@ def ask(url: str, body: dict[str, Any], **headers: str) -> Answer:
     return asyncio.run(main())
 
 
+@contextmanager
+def recording(
+    upstream: str, file: Path, prompts: Prompts = "hash"
+) -> Iterator[tuple[str, RecordingProxy]]:
+    """A proxy that runs before `upstream`, and its URL."""
+    writer = LineWriter(file)
+    proxy = RecordingProxy(upstream, writer, prompts)
+    with mock_running(proxy) as front:
+        yield front, proxy
+    writer.close()
+
+
 def record(
     tmp_path: Path,
     body: dict[str, Any],
     faults: MockFaults | None = None,
     prompts: Prompts = "keep",
 ) -> tuple[Answer, Answer, list[dict[str, Any]]]:
-    """A request to a mock, the same through the proxy, and the recorded lines."""  # fmt: skip
+    """A request to a mock, the same through the proxy, and the recorded lines."""
     path = tmp_path / "recorded.jsonl"
-    writer = LineWriter(path)
+    path.unlink(missing_ok=True)
     with mock_running(MockServer(LAW, faults=faults)) as upstream:
-        proxy = RecordingProxy(upstream, writer, prompts)
-        with mock_running(proxy) as front:
+        with recording(upstream, path, prompts) as (front, _):
             direct = ask(upstream, body)
             through = ask(front, body, **{"x-class": "code", "x-tenant": "t1"})
-    writer.close()
     return direct, through, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -123,11 +132,8 @@ def test_pieces_pass_as_they_come(tmp_path: Path) -> None:
         await pool.close()
         return pieces
 
-    writer = LineWriter(tmp_path / "recorded.jsonl")
-    with mock_running(upstream) as behind:
-        with mock_running(RecordingProxy(behind, writer)) as front:
-            pieces = asyncio.run(main(front))
-    writer.close()
+    with mock_running(upstream) as behind, recording(behind, tmp_path / "r.jsonl") as (front, _):
+        pieces = asyncio.run(main(front))
     assert upstream.waited == [True] * 4, "a piece was held back"
     assert len(pieces) == 4
 
@@ -151,7 +157,6 @@ def test_parameters_tell_no_secrets_and_no_texts(tmp_path: Path) -> None:
     body = {**BODY, "suffix": "private words", "stop": ["sk-abcdefghijklmnop1234"]}
     _, _, (line,) = record(tmp_path, body, prompts="hash")
     assert line["parameters"] == {"min_p": 0.1, "stop": ["[redacted]"]}
-    (tmp_path / "recorded.jsonl").unlink()
     _, _, (line,) = record(tmp_path, body, prompts="keep")
     assert line["parameters"]["suffix"] == "private words"
 
@@ -176,7 +181,6 @@ def test_errors_and_broken_streams_pass_as_they_are(tmp_path: Path) -> None:
     _, through, lines = record(tmp_path, BODY, MockFaults(refuse=("min_p",)))
     assert through.status == 400 and b"min_p is not supported" in through.body
     assert lines[0]["observed"]["error"].startswith("refused")
-    (tmp_path / "recorded.jsonl").unlink()
     _, through, lines = record(tmp_path, BODY, MockFaults(truncate_every=2))
     assert through.broken is not None, "a cut stream must not look whole"
     (line,) = lines
@@ -185,10 +189,8 @@ def test_errors_and_broken_streams_pass_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
-    writer = LineWriter(tmp_path / "r.jsonl")
-    with mock_running(RecordingProxy("http://127.0.0.1:9", writer)) as front:
+    with recording("http://127.0.0.1:9", tmp_path / "r.jsonl") as (front, _):
         answer = ask(front, BODY)
-    writer.close()
     assert answer.status == 502 and b"upstream" in answer.body
     line = json.loads((tmp_path / "r.jsonl").read_text())
     assert line["observed"]["status"] is None
@@ -199,14 +201,10 @@ def recorded_of(
     server: MockServer, leave: Callable[[str], Coroutine[Any, Any, None]], file: Path
 ) -> dict[str, Any]:
     """What is written down of a client of the proxy before `server` that leaves."""
-    writer = LineWriter(file)
-    with mock_running(server) as upstream:
-        proxy = RecordingProxy(upstream, writer)
-        with mock_running(proxy) as front:
-            asyncio.run(leave(front))
-            while not proxy.recorded:
-                time.sleep(0.005)
-    writer.close()
+    with mock_running(server) as upstream, recording(upstream, file) as (front, proxy):
+        asyncio.run(leave(front))
+        while not proxy.recorded:
+            time.sleep(0.005)
     line: dict[str, Any] = json.loads(file.read_text())
     return line
 
@@ -249,12 +247,9 @@ def test_an_upstream_that_closes_after_every_stream(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     head += b"transfer-encoding: chunked\r\nkeep-alive: timeout=5\r\n\r\n"
     answer = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
-    writer = LineWriter(tmp_path / "r.jsonl")
     with answering([answer] * 4) as upstream:
-        proxy = RecordingProxy(upstream, writer)
-        with mock_running(proxy) as front:
+        with recording(upstream, tmp_path / "r.jsonl") as (front, proxy):
             answers = [ask(front, BODY) for _ in range(4)]
-    writer.close()
     assert [answer.status for answer in answers] == [200] * 4
     assert all(answer.broken is None and answer.body == event for answer in answers)
     assert (proxy.recorded, proxy.lost) == (4, 0)
@@ -294,11 +289,9 @@ def test_timings_stay_where_the_client_would_have_had_them(tmp_path: Path) -> No
     body = b"".join(frames) + b"data: [DONE]\n\n"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     answer = head + b"content-length: %d\r\n\r\n" % len(body) + body
-    writer = LineWriter(tmp_path / "r.jsonl")
     with answering([answer]) as upstream:
-        with mock_running(RecordingProxy(upstream, writer)) as front:
+        with recording(upstream, tmp_path / "r.jsonl") as (front, _):
             through = ask(front, BODY)
-    writer.close()
     found, done = parse_events(through.pieces)
     assert done and [event for _, event in found] == [
         events[0], {**events[1], "timings": events[2]["timings"]},
@@ -322,49 +315,38 @@ def test_what_is_no_answer_yet_is_not_passed_on(tmp_path: Path) -> None:
         await pool.close()
         return first, second
 
-    writer = LineWriter(tmp_path / "r.jsonl")
     with answering([late, empty]) as upstream:
-        with mock_running(RecordingProxy(upstream, writer)) as front:
+        with recording(upstream, tmp_path / "r.jsonl") as (front, _):
             first, second = asyncio.run(main(front))
-    writer.close()
     assert (first.status, first.body) == (200, b"{}")
     assert (second.status, second.body, dict(second.headers)["x-it"]) == (200, b"", "is")
 
 
 def test_a_full_disk_does_not_stop_the_traffic() -> None:
-    writer = LineWriter(Path("/dev/full"))
     with mock_running(MockServer(LAW)) as upstream:
-        proxy = RecordingProxy(upstream, writer)
-        with mock_running(proxy) as front:
+        with recording(upstream, Path("/dev/full")) as (front, proxy):
             assert [ask(front, BODY).status for _ in range(2)] == [200, 200]
     assert proxy.lost == 2
-    writer.close()
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("take_out", "text", "left"),
     [
-        ("use sk-proj-abcdefghijklmnop please", "use [redacted] please"),
-        ("Authorization: Bearer abcdefghijklmnop.qr", "Authorization: [redacted]"),
-        ("password = hunter2222 ok", "[redacted] ok"),
-        ("a task of skill", "a task of skill"),
+        (redact_secrets, "use sk-proj-abcdefghijklmnop please", "use [redacted] please"),
+        (redact_secrets, "Authorization: Bearer abcdefghijklmnop.qr", "Authorization: [redacted]"),
+        (redact_secrets, "password = hunter2222 ok", "[redacted] ok"),
+        (redact_secrets, "a task of skill", "a task of skill"),
+        (redact_word, "sk-short", "[redacted]"),
+        (redact_word, "--api-key=abc", "--api-key=[redacted]"),
+        (redact_word, "vllm serve x --hf-token hf_abcdefghijklmnopqrstuv",
+         "vllm serve x --hf-token [redacted]"),
+        (redact_word, "--max-tokens=128", "--max-tokens=128"),
     ],
-)
-def test_secrets_are_taken_out(text: str, left: str) -> None:
-    assert redact_secrets(text) == left
-
-
-@pytest.mark.parametrize(
-    ("word", "left"),
-    [
-        ("sk-short", "[redacted]"),
-        ("--api-key=abc", "--api-key=[redacted]"),
-        ("vllm serve x --hf-token hf_abcdefghijklmnopqrstuv", "vllm serve x --hf-token [redacted]"),
-        ("--max-tokens=128", "--max-tokens=128"),
-    ],
-)
-def test_words_of_a_command_line_lose_secrets_however_short(word: str, left: str) -> None:
-    assert redact_word(word) == left
+)  # fmt: skip
+def test_secrets_are_taken_out_of_texts_and_of_words_however_short(
+    take_out: Callable[[str], str], text: str, left: str
+) -> None:
+    assert take_out(text) == left
 
 
 @pytest.mark.slow

@@ -12,11 +12,8 @@ from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import (
     AbSummary,
     ArmGain,
-    ArmSummary,
     RequestAcceptance,
     RequestRecord,
-    RunSummary,
-    ServerInfo,
 )
 from foretoken.lab.records.run_files import (
     LineWriter,
@@ -27,7 +24,7 @@ from foretoken.lab.records.run_files import (
     write_json,
 )
 from foretoken.lab.stats.intervals import Interval, unknown
-from tests.unit.lab.summaries import ab
+from tests.unit.lab.summaries import ab, arm
 
 RECORD = RequestRecord(
     index=3,
@@ -43,26 +40,6 @@ RECORD = RequestRecord(
     output_tokens=6,
     acceptance=RequestAcceptance(source="body", num_drafted=10, num_accepted=3, num_steps=2),
 )
-
-
-def an_arm(name: str) -> ArmSummary:
-    """A summary with only what has no default."""
-    return ArmSummary(
-        arm=name,
-        server=ServerInfo(url="http://localhost:1"),
-        num_requests=1,
-        num_errors=0,
-        errors={},
-        duration_s=1.0,
-        output_tokens=6,
-        tokens_per_s=unknown(6.0),
-        requests_per_s=1.0,
-        goodput_per_s=None,
-        attained=None,
-        ttft=None,
-        tpot=None,
-        e2e=None,
-    )
 
 
 def test_times_of_a_request() -> None:
@@ -111,11 +88,13 @@ def test_a_summary_survives_the_file(tmp_path: Path) -> None:
         metric="tpot_p50", ratio=Interval(1.4, 1.3, 1.5), num_blocks=8, num_pairs=80, enough=True
     )
     summary = AbSummary(
-        baseline="off", candidate="on", arms=(an_arm("off"), an_arm("on")), gains=(gain,)
+        baseline="off",
+        candidate="on",
+        arms=(arm("off"), arm("on", tokens_per_s=unknown(6.0))),
+        gains=(gain,),
     )
     write_json(tmp_path / "summary.json", summary)
     read = read_summary(tmp_path)
-    assert isinstance(read, AbSummary)
     assert read.gain("tpot_p50") == gain
     assert read.gain("ttft_p50") is None
     assert math.isnan(read.arm("on").tokens_per_s.low), "infinite ends come back as not known"
@@ -123,7 +102,9 @@ def test_a_summary_survives_the_file(tmp_path: Path) -> None:
 
 
 def test_a_run_of_one_arm_is_no_ab(tmp_path: Path) -> None:
-    write_json(tmp_path / "summary.json", RunSummary(arm=ab(1.5).arms[0]))
+    write_json(
+        tmp_path / "summary.json", AbSummary(baseline="on", candidate="on", arms=(arm("on"),))
+    )
     assert finished_ab(tmp_path) is None
     with pytest.raises(ConfigError, match="this is a run of one arm"):
         read_ab(tmp_path)

@@ -9,19 +9,19 @@ from foretoken.lab.stats.intervals import Floats, quantile_interval, share_inter
 from foretoken.lab.stats.ratios import (
     Sample,
     Statistic,
+    WeightedQuantile,
     at_level,
     clustered_interval,
     level_of_look,
     paired_ratio,
     weighted_mean,
-    weighted_quantile,
 )
 from foretoken.lab.stats.shrinkage import request_quantiles
 from foretoken.lab.stats.steady import BATCH, is_steady, measure_drift, warm_up_length
 
 QUANTILES = st.sampled_from((0.1, 0.5, 0.9, 0.99))
 SCALES = st.floats(0.001, 1000.0)
-STATISTICS = st.sampled_from((weighted_mean, weighted_quantile(0.5), weighted_quantile(0.9)))
+STATISTICS = st.sampled_from((weighted_mean, WeightedQuantile(0.5), WeightedQuantile(0.9)))
 SEEDS = st.integers(0, 10_000)
 
 

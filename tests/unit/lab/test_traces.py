@@ -1,12 +1,12 @@
 """Workload files of every format, broken lines included; acceptance and metrics of every server."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError
+from foretoken.lab.http.client import grown, parse_metrics
 from foretoken.lab.http.read_answer import (
     from_body,
     from_chunks,
@@ -14,9 +14,14 @@ from foretoken.lab.http.read_answer import (
     from_timings,
     parse_events,
 )
-from foretoken.lab.http.scraping import grown, parse_metrics
-from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.measure.workload import Load, draw_arrivals, take, with_temperatures
+from foretoken.lab.measure.workload import (
+    Load,
+    WorkloadConfig,
+    draw_arrivals,
+    load_items,
+    load_workload,
+    take,
+)
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -36,29 +41,10 @@ OWN = '{"prompt": "a", "temperature": 0.4, "min_p": 0.1, "arrival_s": 2}\n'
         ("p.jsonl", OWN + '{"messages": [{"role": "user"}], "arrival_s": 1}\n', "jsonl", 2),
         ("q.jsonl", '{"question_id": 81, "category": "math", "turns": ["x"]}\n', "spec-bench", 1),
         (
-            "m.jsonl",
-            '{"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}\n',
-            "mooncake",
-            1,
-        ),
-        (
             "s.json",
             '[{"id": "c", "conversations": [{"from": "human", "value": "hi"},'
             ' {"from": "gpt", "value": "hello there friend"}]}]',
             "sharegpt",
-            1,
-        ),
-        (
-            "a.csv",
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,37,4\n",
-            "azure",
-            1,
-        ),
-        (
-            "b.csv",
-            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-            "5,ChatGPT,47,18,65,Conversation log\n6,ChatGPT,40,0,40,Conversation log\n",
-            "burstgpt",
             1,
         ),
     ],
@@ -77,16 +63,17 @@ def test_own_lines_keep_parameters_and_sort_by_arrival(tmp_path: Path) -> None:
     assert second.temperature == 0.4
 
 
-def test_mooncake_shares_prefixes_as_its_hashes_say(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [1, second]}
-        for second in (2, 3)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    one, other = load_workload(write(tmp_path, "m.jsonl", text)).items
-    assert one.prompt.split()[:512] == other.prompt.split()[:512]
-    assert one.prompt.split()[512:] != other.prompt.split()[512:]
-    assert len(one.prompt.split()) == 900
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("m.jsonl", '{"timestamp": 1500, "input_length": 600, "output_length": 7}\n'),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,37,4\n"),
+    ],
+)
+def test_lengths_without_texts_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    """Drafts would be right or wrong about words that nobody asked."""
+    with pytest.raises(ConfigError, match="requests with their texts"):
+        load_workload(write(tmp_path, name, text))
 
 
 def test_broken_lines_are_counted_or_refused(tmp_path: Path) -> None:
@@ -100,17 +87,18 @@ def test_broken_lines_are_counted_or_refused(tmp_path: Path) -> None:
         load_workload(write(tmp_path, "e.jsonl", "{nonsense\n"))
     with pytest.raises(ConfigError, match="readable"):
         load_workload(tmp_path / "none")
-    with pytest.raises(ConfigError, match="mooncake"):
+    with pytest.raises(ConfigError, match="spec-bench"):
         load_workload(path, format="parquet")
 
 
 def test_items_go_round_with_new_indices(tmp_path: Path) -> None:
-    items = load_workload(write(tmp_path, "p.txt", "one\ntwo\nthree\n")).items
+    file = write(tmp_path, "p.txt", "one\ntwo\nthree\n")
+    items, _ = load_items(WorkloadConfig(file=str(file), temperatures=(0.0, 0.8)))
     taken = take(items, 5, 2)
     assert [(i.index, i.prompt) for i in taken] == [
         (2, "three"), (3, "one"), (4, "two"), (5, "three"), (6, "one"),
     ]  # fmt: skip
-    assert [i.temperature for i in with_temperatures(items, (0.0, 0.8))] == [0.0, 0.8, 0.0]
+    assert [i.temperature for i in items] == [0.0, 0.8, 0.0]
 
 
 def test_arrivals_have_their_rate_and_burstiness() -> None:
@@ -171,18 +159,16 @@ def test_metrics_pages_of_several_servers() -> None:
 vllm:spec_decode_num_drafts_total{engine="0"} 10
 vllm:spec_decode_num_drafts_total{engine="1"} 5
 vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4
 vllm:gpu_cache_usage_perc 0.5
-llamacpp:requests_deferred 2
+llamacpp:spec_decode_num_draft_tokens 2
 vllm:broken{ nan
 vllm:broken{a="b"} not-a-number
 vllm:e2e_bucket{le="+Inf"} 9
 """
     found = parse_metrics(page)
     assert found["vllm:spec_decode_num_drafts"] == 15
-    assert found['vllm:spec_decode_num_accepted_tokens_per_pos{position="1"}'] == 4
     assert found["vllm:kv_cache_usage_perc"] == 0.5
-    assert found["vllm:num_requests_waiting"] == 2
+    assert found["vllm:spec_decode_num_draft_tokens"] == 2
     assert not any("created" in name or "bucket" in name for name in found)
     assert grown({}, found)["vllm:spec_decode_num_drafts"] == 15
     after = {**found, "vllm:spec_decode_num_drafts": 3.0}

@@ -5,24 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
+from foretoken.cli.lab import ab_run
 from foretoken.cli.lab.options import parse_prices
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
-from foretoken.lab.measure import estimate
 from foretoken.lab.measure.estimate import Pace, fit_into, seconds_of
 from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
     Sizes,
-    WorkloadConfig,
     load_settings,
 )
+from foretoken.lab.measure.workload import WorkloadConfig
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
 from foretoken.lab.verdict import MEASURE_MORE, USE_IT
@@ -53,11 +53,17 @@ def workload(tmp_path: Path) -> Path:
     return path
 
 
-def an_ab(off: str, on: str, workload: Path) -> AbConfig:
+def run_command(workload: Path, *options: str) -> Result:
+    """`lab ab` of two servers."""
+    arms = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
+    return CliRunner().invoke(app, ["lab", "ab", *arms, *options])
+
+
+def an_ab(workload: Path) -> AbConfig:
     """Three blocks of eight."""
     return AbConfig(
-        baseline=ArmConfig(name="off", url=off),
-        candidate=ArmConfig(name="on", url=on),
+        baseline=ArmConfig(name="off", url="http://a"),
+        candidate=ArmConfig(name="on", url="http://b"),
         workload=WorkloadConfig(file=str(workload), max_tokens=12),
         sizes=Sizes(blocks=3, requests_per_block=8, warm_up=1),
     )
@@ -75,9 +81,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         return found
 
     monkeypatch.setattr(until, "run_ab", run_ab)
-    monkeypatch.setattr(
-        estimate, "probe", lambda *_: {"off": Pace(60.0, 10.0), "on": Pace(60.0, 5.0)}
-    )
+    paces = {"off": Pace(60.0, 10.0), "on": Pace(60.0, 5.0)}
+    monkeypatch.setattr(ab_run, "probe", lambda *_: paces)
     return calls
 
 
@@ -87,7 +92,7 @@ def test_the_blocks_that_are_missing_are_added(
     told: list[tuple[int, Decision | None]] = []
     patience = UntilLimits(tell=lambda blocks, decision: told.append((blocks, decision)))
     rules = load_policy(str(policy))
-    summary = run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules, patience)
+    summary = run_until_decided(an_ab(workload), tmp_path, rules, patience)
     assert measured == [(3, False), (4, True)]
     assert summary.look == 2 and decide(summary, rules).verdict == USE_IT
     assert told[0] == (3, None)
@@ -99,7 +104,7 @@ def test_patience_ends_with_what_was_measured(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     rules = load_policy(str(policy))
-    config = an_ab("http://a", "http://b", workload)
+    config = an_ab(workload)
     summary = run_until_decided(config, tmp_path, rules, UntilLimits(most_s=0.0))
     assert measured == [(3, False)] and decide(summary, rules).verdict == MEASURE_MORE
 
@@ -108,17 +113,15 @@ def test_looks_end(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     rules = load_policy(str(policy), ("speedup.least=2.0",))
-    run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules)
+    run_until_decided(an_ab(workload), tmp_path, rules)
     assert len(measured) == MOST_LOOKS, "the truth is the limit: more will not tell"
 
 
 def test_the_command_measures_until_it_knows(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
-    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--set", "sizes.blocks=3", "--out", str(tmp_path / "ab"), "--no-page"]
-    options += ["--policy", str(policy)]
-    result = CliRunner().invoke(app, ["lab", "ab", *options])
+    options = ["--set", "sizes.blocks=3", "--out", str(tmp_path / "ab"), "--no-page"]
+    result = run_command(workload, *options, "--policy", str(policy))
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "MEASURE MORE after 3 blocks" in said and said.split("texts: ")[1].count("USE IT: ") == 1
@@ -142,10 +145,8 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(
         return found
 
     monkeypatch.setattr(until, "run_ab", run_ab)
-    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--blocks", "5", "--out", str(tmp_path / "ab"), "--no-page", "--json"]
-    options += ["--policy", str(policy)]
-    result = CliRunner().invoke(app, ["lab", "ab", *options])
+    options = ["--blocks", "5", "--out", str(tmp_path / "ab"), "--no-page", "--json"]
+    result = run_command(workload, *options, "--policy", str(policy))
     assert result.exit_code == code, result.output
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith(f"{verdict}: "), result.stderr
@@ -157,9 +158,8 @@ def test_the_verdict_is_the_last_line_and_the_exit_code(
 def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
     tmp_path: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
-    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-    options += ["--out", str(tmp_path / "ab"), "--set", "restarts.least_blocks=3", "--no-page"]
-    result = CliRunner().invoke(app, ["lab", "ab", *options])
+    options = ["--out", str(tmp_path / "ab"), "--set", "restarts.least_blocks=3", "--no-page"]
+    result = run_command(workload, *options)
     assert result.exit_code == 0, result.output
     told = "9 blocks of 120 requests for each server take about 4.8 hours (off answers in 10 s"
     assert told in result.stderr, result.stderr
@@ -167,7 +167,7 @@ def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
 
 
 def test_ten_minutes_are_as_much_as_fits(tmp_path: Path, workload: Path) -> None:
-    config = an_ab("http://a", "http://b", workload)
+    config = an_ab(workload)
     fast = {"off": Pace(0.0, 0.2), "on": Pace(0.0, 0.1)}
     sizes = fit_into(config, fast, 600).sizes
     assert (sizes.blocks, sizes.requests_per_block) == (9, 120)
@@ -199,8 +199,7 @@ def test_an_ab_is_long_enough_for_a_p99_unless_told_otherwise(
     tmp_path: Path, workload: Path
 ) -> None:
     def planned(*options: str) -> list[dict[str, Any]]:
-        given = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
-        result = CliRunner().invoke(app, ["lab", "ab", *given, "--dry-run", "--json", *options])
+        result = run_command(workload, "--dry-run", "--json", *options)
         segments: list[dict[str, Any]] = json.loads(result.stdout)["segments"]
         return segments
 

@@ -10,20 +10,8 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli.help import write_commands
-from foretoken.cli.lab.ab import ab
-from foretoken.cli.lab.audit import audit
-from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
-from foretoken.cli.lab.decide import decide
-from foretoken.cli.lab.export import EPILOG as EXPORT_EPILOG
-from foretoken.cli.lab.export import export
-from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
-from foretoken.cli.lab.lint import lint
-from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
-from foretoken.cli.lab.plan import plan
-from foretoken.cli.lab.record import record
-from foretoken.cli.lab.tune import EPILOG as TUNE_EPILOG
-from foretoken.cli.lab.tune import tune
+from foretoken.cli.lab import ab, audit, decide, export, lint, plan, record, tune
+from foretoken.cli.options import write_commands
 from foretoken.errors import ConfigError
 
 GONE = {
@@ -75,11 +63,6 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-lab_app.command(epilog=PLAN_EPILOG)(plan)
-lab_app.command(epilog=LINT_EPILOG)(lint)
-lab_app.command(epilog=TUNE_EPILOG)(tune)
-lab_app.command()(ab)
-lab_app.command(epilog=DECIDE_EPILOG)(decide)
-lab_app.command(epilog=EXPORT_EPILOG)(export)
-for command in (audit, record):
-    lab_app.command()(command)
+for module in (plan, lint, tune, ab, decide, export, audit, record):
+    name = module.__name__.rpartition(".")[-1]
+    lab_app.command(epilog=getattr(module, "EPILOG", None))(getattr(module, name))

@@ -18,16 +18,18 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.lab.audit.judging import CheckResult
-    from foretoken.lab.audit.run import Audited, AuditFollower, AuditPlan
+    from foretoken.lab.audit.run import Audited, AuditPlan
     from foretoken.lab.measure.experiment import ArmConfig
 
 EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
-_WORDS = {"ok": "ok", "fault": "FAULT", "both": "not by speculation", "open": "open",
-          "unasked": "not asked"}  # fmt: skip
-_STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow",
-           "unasked": "dim"}  # fmt: skip
-
-
+_WORDS = {
+    "ok": ("ok", "green"),
+    "fault": ("FAULT", "bold red"),
+    "both": ("not by speculation", "yellow"),
+    "open": ("open", "yellow"),
+    "unasked": ("not asked", "dim"),
+}
+"""How a status is said, and in which style."""
 ServerArgument = Annotated[
     str,
     typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
@@ -74,7 +76,7 @@ def audit(
     no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
     from foretoken.lab.audit.run import AuditConfig, AuditPlan, run_audit
-    from foretoken.lab.measure.experiment import WorkloadConfig
+    from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
     given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
@@ -90,7 +92,7 @@ def audit(
     if dry_run:
         _show_plan(plan, as_json)
         return
-    found = run_audit(config, out, _follower())
+    found = run_audit(config, out, lambda text: typer.echo(text, err=True), _show_check)
     _show_end(found, out)
     if as_json:
         print(json.dumps(to_plain(found)))
@@ -122,51 +124,28 @@ def _arm(text: str, name: str, option: str) -> "ArmConfig":
 
 
 def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
+    requests, work = plan.work(compared=True)
     if as_json:
-        checks = [{"check": c.name, "looks_at": c.sentence} for c in plan.checks]
-        answers, again = plan.greedy_answers(compared=True)
-        sizes = {"requests": plan.requests(compared=True), "as_whole_answers": answers,
-                 "if_looked_twice": again}  # fmt: skip
-        print(json.dumps({"checks": checks, **sizes}))
+        checks = [{"check": one.name, "looks_at": one.sentence} for one in plan.checks]
+        print(json.dumps({"checks": checks, "requests": requests, "as_whole_answers": work}))
         return
     for check in plan.checks:
         typer.echo(f"{check.name:>13}  {check.sentence}", err=True)
-    asked, (answers, again) = plan.requests(compared=True), plan.greedy_answers(compared=True)
-    said = f"about {asked} requests, as long as {answers:.0f} answers of {plan.max_tokens} tokens"
-    typer.echo(f"{said}; up to {again:.0f} more if a check looks twice", err=True)
+    said = f"about {requests} requests, as long as {work:.0f} answers of {plan.max_tokens} tokens"
+    typer.echo(f"{said}; more if a check looks twice", err=True)
 
 
-def _follower() -> "AuditFollower":
-    """Prints every check when it ends, and what takes long before it begins."""
+def _show_check(result: "CheckResult") -> None:
     from foretoken.cli.lab.run_tables import console
-    from foretoken.lab.audit.run import MORE, AuditFollower
 
-    show = console()
-
-    def expects(requests: int, seconds: float, again_s: float) -> None:
-        show.print(
-            f"about {requests} requests, {_duration(seconds)}; a suspicious check looks again, "
-            f"which may take {_duration(again_s)} more",
-            style="dim", soft_wrap=True,
-        )  # fmt: skip
-
-    def again(name: str) -> None:
-        show.print(f"{name}: looked at again with {MORE} times the prompts", style="dim")
-
-    def ended(result: "CheckResult") -> None:
-        line = f"{_WORDS[result.status]:>18}  {result.name}: {result.sentence}"
-        show.print(line, style=_STYLES[result.status], soft_wrap=True, markup=False)
-        for more in lines_of(result):
-            show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
-
-    return AuditFollower(expects=expects, again=again, ended=ended)
+    show, (word, style) = console(), _WORDS[result.status]
+    line = f"{word:>18}  {result.name}: {result.sentence}"
+    show.print(line, style=style, soft_wrap=True, markup=False)
+    for more in _lines_of(result):
+        show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def lines_of(result: "CheckResult") -> list[str]:
+def _lines_of(result: "CheckResult") -> list[str]:
     """What stands below a check's own line."""
     if result.status == "unasked":
         return [result.why]

@@ -1,7 +1,6 @@
 """`foretoken lab decide`: everything that runs say, and the verdict."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
@@ -75,6 +73,7 @@ def decide(
     that decides; it needs a candidate that was started with --per-request-spec-decode-metrics
     detailed.
     """
+    from foretoken.lab.analysis.other_lengths import other_lengths
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
     from foretoken.lab.report.runs import read_runs, write_tables
@@ -90,11 +89,14 @@ def decide(
     found = read_runs(runs, rules, _reference(reference) if reference else None)
     best = judge_runs([(run.summary, run.decision) for run in found], rules)
     own = next(run for run in found if run.decision is best.best)
-    others, fit = _other_lengths(own, tried), _fit(found) if fitted else None
+    others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
+    fit = _fit(found) if fitted else None
     if csv is not None:
         write_tables(csv, found)
     if html is not None:
-        _write_page(html, found, best, rules.name)
+        from foretoken.lab.report.page import write_page
+
+        write_page(html, found, best, rules.name)
     if as_json:
         print(json.dumps(_document(rules.name, found, best, others, fit)))
     else:
@@ -103,44 +105,26 @@ def decide(
 
 
 def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.records.results import AbSummary
     from foretoken.lab.records.run_files import read_summary
 
     summary = read_summary(run, "--reference")
-    return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
-
-
-def _other_lengths(run: "ReportRun", lengths: list[int]) -> tuple["OtherLength", ...]:
-    from foretoken.lab.analysis.other_lengths import other_lengths
-
-    if not lengths:
-        return ()
-    return other_lengths(run.summary, _answers(run, run.summary.candidate), lengths)
+    return summary.arm(summary.candidate)
 
 
 def _fit(runs: "Sequence[ReportRun]") -> "Fit":
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
-    return fit_arms(
-        of_runs([_answers(run, run.summary.baseline) for run in runs]),
-        of_runs([_answers(run, run.summary.candidate) for run in runs]),
-    )
+    off, on = zip(*map(_answers, runs), strict=True)
+    return fit_arms(of_runs(off), of_runs(on))
 
 
-def _answers(run: "ReportRun", arm: str) -> "list[RequestRecord]":
-    """An arm's whole answers. Raises ConfigError where the run has none."""
+def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
+    """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.records.run_files import read_requests
 
-    return counted(run.requests or read_requests(Path(run.decision.run)), arm)
-
-
-def _write_page(file: Path, runs: "Sequence[ReportRun]", best: "Overall", policy: str) -> None:
-    import foretoken
-    from foretoken.lab.report.page import Stamp, write_page
-
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    write_page(file, runs, best, Stamp(version=foretoken.__version__, when=when, policy=policy))
+    requests = run.requests or read_requests(Path(run.decision.run))
+    return [counted(requests, arm.arm) for arm in run.arms]
 
 
 def _document(
@@ -193,7 +177,7 @@ def _print(
     console.print(rules_table(best.best.rules))
     print_classes(console, summaries[decisions.index(best.best)])
     if others:
-        console.print(_lengths_table(others))
+        _print_lengths(console, others)
     if fit is not None:
         _print_fit(console, fit)
     for said in best.says if len(best.says) > 1 else ():
@@ -202,7 +186,7 @@ def _print(
     console.print(found.sentence, style=found.style, soft_wrap=True, markup=False)
 
 
-def _lengths_table(others: tuple["OtherLength", ...]) -> "Table":
+def _print_lengths(show: "Console", others: tuple["OtherLength", ...]) -> None:
     from rich.table import Table
 
     table = Table("k", "tokens/step", "between", "rate", "speed-up", title="Other draft lengths")
@@ -211,7 +195,7 @@ def _lengths_table(others: tuple["OtherLength", ...]) -> "Table":
             str(row.k), f"{row.tokens_per_step:.2f}", f"{row.least:.2f}-{row.most:.2f}",
             f"{row.acceptance_rate:.2f}", "-" if row.speedup is None else f"{row.speedup:.2f}",
         )  # fmt: skip
-    return table
+    show.print(table)
 
 
 def _print_fit(show: "Console", found: "Fit") -> None:

@@ -4,7 +4,7 @@ A command of Foretoken's is read by the parser that it is for.
 """
 
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +48,7 @@ def export(
     """Write the command of another engine that serves and drafts the same. What it cannot be told
     stands in comments, or is an error where its outputs would be others. For OpenVINO GenAI it is
     a script."""
-    from foretoken.lab.launch.export import EXPORTED_TO
+    from foretoken.lab.launch.write import EXPORTED_TO
 
     known = (*EXPORTED_TO, "foretoken")
     if engine not in known:
@@ -67,24 +67,21 @@ def export(
 
 
 def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
-    """The command for an engine that says what a text does.
+    """The command for an engine that says what a text does."""
+    import yaml
 
-    Raises:
-        ConfigError: the text says no server, or more than one, or nothing that can be said there.
-    """
     from foretoken.config import SpeculativeConfig
-    from foretoken.lab.launch.export import EXPORTED_FROM, export_launch
-    from foretoken.lab.launch.export import export as write
-    from foretoken.lab.launch.sources import read_source
+    from foretoken.lab.launch.read import read_source
+    from foretoken.lab.launch.write import EXPORTED_FROM, export_launch
+    from foretoken.lab.launch.write import export as write
     from foretoken.lab.lint.names import todays
 
     text = text_of(given, "CONFIG")
-    document, launches = _mapping(text), read_source(text).launches
-    if (
-        len(launches) == 1
-        and launches[0].engine in EXPORTED_FROM
-        and launches[0].form.kind == "command"
-    ):
+    launches, document = read_source(text).launches, None
+    with suppress(yaml.YAMLError):
+        document = yaml.safe_load(text)
+    document = document if isinstance(document, dict) else None
+    if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form == "command":
         found = export_launch(engine, todays(launches[0])[0])
         if engine == "foretoken":  # whose own parser says what it does not take
             served(settings_of_words(root, read_source(found.text).launches[0].words))
@@ -94,7 +91,7 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     if document is not None and any(key in document for key in _CONFIG_KEYS):
         return write(engine, {"model": _UNNAMED}, SpeculativeConfig.from_dict(document))
     commands = [
-        one.words for one in launches if one.engine == "foretoken" and one.form.kind == "command"
+        one.words for one in launches if one.engine == "foretoken" and one.form == "command"
     ]
     if len(commands) == 1:
         return write(engine, *_own(settings_of_words(root, commands[0])))
@@ -116,13 +113,3 @@ def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig |
     given = {name: value for name, value in settings.items() if value not in ((), [])}
     kept = {name: value for name, value in given.items() if name not in about_drafts}
     return kept, speculation
-
-
-def _mapping(text: str) -> Mapping[str, Any] | None:
-    import yaml
-
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
-    return found if isinstance(found, dict) else None

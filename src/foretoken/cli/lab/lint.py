@@ -5,14 +5,15 @@ Foretoken's own commands are judged by the command line that they are for.
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.other_flags import other_settings
 from foretoken.cli.serve import served, settings_of, speculates_by_default
-from foretoken.errors import ConfigError
+from foretoken.cli.serve_options import other_settings
+from foretoken.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,12 +54,12 @@ def lint(
 ) -> None:
     """Find what will not work, and give it back corrected: removed names, impossible
     combinations, models that do not fit."""
-    from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.launch.engines import READ
-    from foretoken.lab.launch.sources import READABLE, read_source
+    from foretoken.lab.launch.read import READABLE, read_source
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
+    from foretoken.lab.plain import to_plain
 
     if engine not in ("auto", *READ):
         raise ConfigError("--engine", engine, one_of(engine, ("auto", *READ)))
@@ -71,7 +72,15 @@ def lint(
         results[name] = check(source, Machine(device=device, count=count), own)
     found = [finding for result in results.values() for finding in result.findings]
     if as_json:
-        print(json.dumps({"command": "foretoken lab lint", **_document(results)}))
+        document = {
+            "command": "foretoken lab lint",
+            "findings": {name: to_plain(result.findings) for name, result in results.items()},
+            "corrected": {
+                name: [one.corrected for one in result.launches if one.corrected]
+                for name, result in results.items()
+            },
+        }
+        print(json.dumps(document))
     else:
         _print(results)
     failing = ("error", "warning") if strict else ("error",)
@@ -82,7 +91,7 @@ def own_parser(root: Any) -> "OwnParser":
     """What judges a `foretoken serve`: the parser that it is for."""
 
     def parse(words: tuple[str, ...]) -> "list[Finding]":
-        from foretoken.lab.lint.rules import settings_finding, speculation_finding
+        from foretoken.lab.lint.checks import settings_finding, speculation_finding
 
         name, *arguments = words
         try:
@@ -92,7 +101,9 @@ def own_parser(root: Any) -> "OwnParser":
             return [settings_finding(error)]
         except _USAGE_ERROR as error:
             option = next(iter(getattr(error.param, "opts", ())), name)
-            return [settings_finding(ConfigError(option, _after(option, arguments), error.message))]
+            after = arguments[arguments.index(option) + 1 :] if option in arguments else []
+            given = next(iter(after), None)
+            return [settings_finding(ConfigError(option, given, error.message))]
         by_default = speculates_by_default(settings, config)
         return [speculation_finding(config, by_default=by_default)]
 
@@ -114,11 +125,6 @@ def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
     return settings_of(made.params, other_settings(made))
 
 
-def _after(option: str, arguments: list[str]) -> str | None:
-    place = arguments.index(option) + 1 if option in arguments else len(arguments)
-    return arguments[place] if place < len(arguments) else None
-
-
 def text_of(name: str, field: str = "INPUTS") -> str:
     """What an argument of a command means: a file's text, standard input, or itself.
 
@@ -128,33 +134,16 @@ def text_of(name: str, field: str = "INPUTS") -> str:
     if name == "-":
         return sys.stdin.read()
     path = Path(name)
-    itself = name.lstrip().startswith("{") or " " in name or "\n" in name
-    if itself and not _is_file(path):
+    is_file = False
+    with suppress(OSError):  # a whole script is too long for a name
+        is_file = path.is_file()
+    if not is_file and (name.lstrip().startswith("{") or " " in name or "\n" in name):
         return name
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
         raise ConfigError(field, name, allowed) from error
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a whole script is too long for a name
-        return False
-
-
-def _document(results: dict[str, "LintResult"]) -> dict[str, Any]:
-    from foretoken.lab.plain import to_plain
-
-    return {
-        "findings": {name: to_plain(result.findings) for name, result in results.items()},
-        "corrected": {
-            name: [v.corrected for v in result.launches if v.corrected]
-            for name, result in results.items()
-        },
-    }
 
 
 def _print(results: dict[str, "LintResult"]) -> None:
@@ -173,11 +162,15 @@ def _print(results: dict[str, "LintResult"]) -> None:
             _print_findings(console, verdict.findings)
             if not verdict.findings:
                 console.print("  nothing to say", style="green")
-            if verdict.corrected:
-                _print_corrected(console, verdict.corrected, verdict.remaining)
+            if verdict.corrected and verdict.remaining:
+                left = "\n  Corrected, as far as it can be; this is left to decide:"
+                console.print(left, style="bold")
+                _print_findings(console, verdict.remaining)
+            elif verdict.corrected:
+                console.print("\n  Corrected:", style="bold")
+            if verdict.corrected:  # as it is, to be pasted: no colours, no broken lines
+                print(f"\n{verdict.corrected}\n")
         _print_findings(console, result.others)
-        if not result.launches and not result.others:
-            console.print("  nothing to say", style="green")
 
 
 def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None:
@@ -196,14 +189,3 @@ def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None
         if finding.remedy:
             line.append(f"\n          -> {finding.remedy}", style="italic")
         console.print(line, soft_wrap=True)
-
-
-def _print_corrected(console: "Console", text: str, remaining: tuple["Finding", ...]) -> None:
-    if remaining:
-        console.print("\n  Corrected, as far as it can be; this is left to decide:", style="bold")
-        _print_findings(console, remaining)
-    else:
-        console.print("\n  Corrected:", style="bold")
-    console.print()
-    print(text)  # as it is, so that it can be pasted: no colours, no broken lines
-    print()

@@ -17,8 +17,6 @@ EPILOG = (
     f"{EXITS}; 0 too where no speculation was asked for; 2 and 3: wrong settings or an unknown "
     "model."
 )
-
-
 Name = str | None
 Whole = int | None
 Number = float | None
@@ -31,19 +29,19 @@ DraftRanks = Annotated[
 Workload = Annotated[
     Name, typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed.")
 ]
-Acceptance = Annotated[
+Measured = Annotated[
     Name,
     typer.Option(
-        metavar="LOW:HIGH",
-        help="Chance that a draft is accepted if all before it were; see --rate.",
+        metavar="V,c,LENGTH|FILE",
+        help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
+        "--json` prints: the next step.",
     ),
 ]
-Rate = Annotated[
-    Name,
-    typer.Option(
-        metavar="LOW:HIGH", help="Or accepted over drafted tokens at -k, as servers count."
-    ),
-]
+EagerDraft = Annotated[bool, typer.Option("--eager-draft", hidden=True)]
+
+
+def _range(meaning: str) -> Any:
+    return typer.Option(metavar="LOW:HIGH", help=meaning)
 
 
 def plan(
@@ -80,37 +78,42 @@ def plan(
     peak_concurrency: Annotated[Whole, typer.Option(help="The same at the peak.")] = None,
     workload: Workload = None,
     temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
-    acceptance: Acceptance = None,
-    rate: Rate = None,
+    acceptance: Annotated[
+        Name, _range("Chance that a draft is accepted if all before it were; see --rate.")
+    ] = None,
+    rate: Annotated[
+        Name, _range("Or accepted over drafted tokens at -k, as servers count.")
+    ] = None,
     slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
     bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
-    eager_draft: Annotated[bool | None, typer.Option("--eager-draft", help="No graphs.")] = None,
-    measured: Annotated[
-        Name,
-        typer.Option(
-            metavar="V,c,LENGTH|FILE",
-            help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
-            "--json` prints: the next step.",
-        ),
-    ] = None,
+    measured: Measured = None,
     details: Annotated[
         bool, typer.Option("--details", help="Every check, cost and assumption after the page.")
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    eager_draft: EagerDraft = False,
 ) -> None:
     """Whether to speculate, with what, how far, and what fits, before anything is measured."""
+    if eager_draft:
+        allowed = "--measured V,c,LENGTH: what a draft costs there, with graphs or without"
+        raise ConfigError("--eager-draft", "an option of an earlier version", allowed)
     given = {name: value for name, value in locals().items() if name not in _OWN}
     given["num_speculative_tokens"] = given.pop("k")
     given["draft"] = ",".join(draft) if draft else None
-    raise typer.Exit(_run(given, measured, config, "json" if as_json else "page", details))
+    raise typer.Exit(_run(given, measured, config, as_json=as_json, details=details))
 
 
-_OWN = ("measured", "config", "as_json", "details")
+_OWN = ("measured", "config", "as_json", "details", "eager_draft")
 
 
 def _run(
-    given: dict[str, Any], measured: str | None, config: Path | None, form: str, details: bool
+    given: dict[str, Any],
+    measured: str | None,
+    config: Path | None,
+    *,
+    as_json: bool,
+    details: bool,
 ) -> int:
     from rich.console import Console
 
@@ -129,69 +132,49 @@ def _run(
     except (ConfigError, ModelNotFoundError) as error:
         name = error.field.removeprefix("plan.")
         if name in given and name not in written:
-            raise type(error)(_typed(name), error.given, error.allowed) from error
+            typed = {"target": "TARGET", "num_speculative_tokens": "-k"}
+            flag = typed.get(name, f"--{name.replace('_', '-')}")
+            raise type(error)(flag, error.given, error.allowed) from error
         raise
     step = next_step(cost) if cost is not None else None
-    if form == "json":
+    if as_json:
         print(json.dumps(plan_document(found, step)))
     else:
         print_plan(Console(highlight=False), found, step, everything=details)
     return found.verdict.exit_code
 
 
-def _typed(name: str) -> str:
-    own = {"target": "TARGET", "num_speculative_tokens": "-k"}
-    return own.get(name, f"--{name.replace('_', '-')}")
-
-
 def parse_measured(text: str, k: int) -> "MeasuredCost":
-    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or what `lab decide --fit` found.
+    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or what `lab decide --fit` found; of
+    a fit that does not tell them apart, all steps draft.
 
     Raises:
         ConfigError: neither three numbers nor such a file, or out of range.
     """
-    path = Path(text)
-    if path.suffix == ".json" or path.is_file():
-        return _read_fit(path)
-    try:
-        verify, draft, length = (float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError("--measured", text, _measured_form(k)) from error
-    return _cost(text, k, (verify, draft, length))
-
-
-def _cost(
-    given: str, k: int, numbers: tuple[float, float, float], share: float = 1.0
-) -> "MeasuredCost":
-    """The cost of V, c and length; `share` of the steps draft."""
     from foretoken.lab.plan.speedup import MeasuredCost
 
-    verify, draft, length = numbers
-    finite = all(map(math.isfinite, numbers)) and 0 < share <= 1
-    if not finite or verify < 1 or draft < 0 or not 1 <= length <= k + 1 or k < 1:
-        raise ConfigError("--measured", given, _measured_form(k))
+    path, share = Path(text), 1.0
+    is_file = path.suffix == ".json" or path.is_file()
+    try:
+        if is_file:
+            document = json.loads(path.read_text("utf-8"))
+            fit = document.get("fit") or document
+            verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
+            verify, draft = max(1.0, verify), max(0.0, draft)
+            length = 1.0 + float(fit["k"]) * float(fit["acceptance_rate"])
+            k, share = max(1, math.ceil(float(fit["k"]))), float(fit.get("draft_share", 1.0))
+        else:
+            verify, draft, length = (float(part) for part in text.split(","))
+        finite = all(map(math.isfinite, (verify, draft, length)))
+        if not finite or verify < 1 or draft < 0 or not 1 <= length <= k + 1 or not 0 < share <= 1:
+            raise ValueError("out of range")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        allowed = (
+            f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}, such as "
+            "1.1,0.15,2.8, or a file of what `foretoken lab decide RUN --fit --json` prints"
+            + (f" ({error!r})" if is_file else "")
+        )
+        raise ConfigError("--measured", text, allowed) from error
     return MeasuredCost(
         k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft, draft_share=share
     )
-
-
-def _measured_form(k: int) -> str:
-    return (
-        f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}, such as "
-        "1.1,0.15,2.8, or a file of what `foretoken lab decide RUN --fit --json` prints"
-    )
-
-
-def _read_fit(path: Path) -> "MeasuredCost":
-    """The cost that a fit found; of one that does not tell them apart, all steps draft."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-        fit = document.get("fit") or document
-        k, share = float(fit["k"]), float(fit.get("draft_share", 1.0))
-        verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
-        length = 1.0 + k * float(fit["acceptance_rate"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        allowed = f"what `foretoken lab decide RUN --fit --json` printed ({error!r})"
-        raise ConfigError("--measured", str(path), allowed) from error
-    numbers = (max(1.0, verify), max(0.0, draft), length)
-    return _cost(str(path), max(1, math.ceil(k)), numbers, share)

@@ -39,15 +39,12 @@ def record(
     if prompts not in PROMPTS:
         raise ConfigError("--prompts", prompts, one_of(prompts, PROMPTS))
     url = Origin.parse(upstream).url
+    listener = bind(port, host)
     try:
         writer = LineWriter(out)
     except OSError as error:
+        listener.close()
         raise ConfigError("--out", str(out), f"a file to append to ({error})") from error
-    try:
-        listener = bind(port, host)
-    except ConfigError:
-        writer.close()
-        raise
     proxy = RecordingProxy(url, writer, prompts)  # type: ignore[arg-type]
     typer.echo(f"http://{host}:{listener.getsockname()[1]} -> {url}, writing {out}", err=True)
     try:
@@ -58,6 +55,5 @@ def record(
         writer.close()
     typer.echo(f"{proxy.recorded} requests recorded, {proxy.lost} lost", err=True)
     if as_json:
-        document = {"file": str(out), "recorded": proxy.recorded, "lost": proxy.lost}
-        print(json.dumps(document))
+        print(json.dumps({"file": str(out), "recorded": proxy.recorded, "lost": proxy.lost}))
     raise typer.Exit(1 if proxy.lost else 0)

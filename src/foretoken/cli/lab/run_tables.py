@@ -19,37 +19,29 @@ def console() -> Console:
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 110)
 
 
-def show_seconds(value: Interval | None) -> str:
-    """Milliseconds with their interval."""
-    if value is None:
+def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0) -> str:
+    """A number with its interval."""
+    if value is None or math.isnan(value.estimate):
         return "-"
+    said = f"{scale * value.estimate:{form}}{unit}"
     if not value.known:
-        return f"{1000 * value.estimate:.1f} ms"
-    low, high = 1000 * value.low, 1000 * value.high
-    return f"{1000 * value.estimate:.1f} ms ({low:.1f}-{high:.1f})"
-
-
-def show_quantile(found: Quantiles | None, name: str) -> str:
-    """One quantile of a latency, if there is any."""
-    return show_seconds(None if found is None else getattr(found, name))
+        return said
+    return f"{said} ({scale * value.low:{form}}-{scale * value.high:{form}})"
 
 
 def show_number(value: Interval | None, digits: int = 2) -> str:
     """A number with its interval."""
-    if value is None or math.isnan(value.estimate):
-        return "-"
-    if not value.known:
-        return f"{value.estimate:.{digits}f}"
-    return f"{value.estimate:.{digits}f} ({value.low:.{digits}f}-{value.high:.{digits}f})"
+    return _show(value, f".{digits}f")
 
 
 def show_percent(value: Interval | None) -> str:
     """A share with its interval, in percent."""
-    if value is None or math.isnan(value.estimate):
-        return "-"
-    if not value.known:
-        return f"{value.estimate:.0%}"
-    return f"{value.estimate:.0%} ({value.low:.0%}-{value.high:.0%})"
+    return _show(value, ".0%")
+
+
+def _milliseconds(found: Quantiles | None, name: str) -> str:
+    """One quantile of a latency, if there is any."""
+    return _show(None if found is None else getattr(found, name), ".1f", " ms", 1000.0)
 
 
 def show_break_even_rate(value: Interval | None, draft_share: float | None = None) -> str:
@@ -66,48 +58,41 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
     rows: dict[str, Callable[[ArmSummary], str]] = {
         "requests": lambda a: f"{a.num_requests} ({a.num_errors} failed)",
         "tokens/s": lambda a: show_number(a.tokens_per_s, 1),
-        "TTFT P50": lambda a: show_quantile(a.ttft, "p50"),
-        "TTFT P99": lambda a: show_quantile(a.ttft, "p99"),
-        "TPOT P50": lambda a: show_quantile(a.tpot, "p50"),
-        "TPOT P99": lambda a: show_quantile(a.tpot, "p99"),
-        "end to end P50": lambda a: show_quantile(a.e2e, "p50"),
+        "TTFT P50": lambda a: _milliseconds(a.ttft, "p50"),
+        "TTFT P99": lambda a: _milliseconds(a.ttft, "p99"),
+        "TPOT P50": lambda a: _milliseconds(a.tpot, "p50"),
+        "TPOT P99": lambda a: _milliseconds(a.tpot, "p99"),
+        "end to end P50": lambda a: _milliseconds(a.e2e, "p50"),
         "within SLO": lambda a: show_number(a.attained),
     }
     for name, show in rows.items():
         table.add_row(name, *(show(arm) for arm in arms))
     out.print(table)
     for arm in arms:
-        print_acceptance(out, arm)
-        for note in _warnings(arm):
+        _print_acceptance(out, arm)
+        notes = list(arm.notes)
+        if arm.errors:
+            notes.append("failed: " + ", ".join(f"{n} {kind}" for kind, n in arm.errors.items()))
+        if not arm.steady:
+            notes.append("not steady: latencies drift through the blocks; the load may be too high")
+        ttft = arm.ttft.p50.estimate if arm.ttft else 0.0
+        if arm.client_lag_p99_s > max(0.002, 0.1 * ttft):
+            notes.append(f"the client was late by {1000 * arm.client_lag_p99_s:.1f} ms at P99")
+        for note in notes:
             out.print(f"{arm.arm}: {note}", style="yellow", soft_wrap=True)
 
 
-def _warnings(arm: ArmSummary) -> list[str]:
-    notes = list(arm.notes)
-    if arm.errors:
-        notes.append("failed: " + ", ".join(f"{n} {kind}" for kind, n in arm.errors.items()))
-    if not arm.steady:
-        notes.append("not steady: latencies drift through the blocks; the load may be too high")
-    ttft = arm.ttft.p50.estimate if arm.ttft else 0.0
-    if arm.client_lag_p99_s > max(0.002, 0.1 * ttft):
-        notes.append(f"the client was late by {1000 * arm.client_lag_p99_s:.1f} ms at P99")
-    return notes
-
-
-def print_acceptance(out: Console, arm: ArmSummary) -> None:
-    """Acceptance by bucket, if there is any."""
+def _print_acceptance(out: Console, arm: ArmSummary) -> None:
     if not arm.acceptance:
         return
     table = Table("acceptance of " + arm.arm, "requests", "rate", "length", "P10", "P90")
     for bucket in arm.acceptance:
         name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
+        numbers = (bucket.rate, bucket.length, bucket.p10, bucket.p90)
         table.add_row(
             name if bucket.exact else f"{name} (inferred)",
             str(bucket.num_requests),
-            show_number(bucket.rate),
-            show_number(bucket.length),
-            show_number(bucket.p10),
-            show_number(bucket.p90),
+            *map(show_number, numbers),
         )
     out.print(table)
 
@@ -117,7 +102,9 @@ def print_ab(out: Console, summary: AbSummary) -> None:
     print_arms(out, summary.arms)
     table = Table("gain (above 1: better)", summary.candidate, "blocks", "for +-5 %")
     for gain in summary.gains:
-        table.add_row(gain.metric, _show_gain(gain), str(gain.num_blocks), _needs(gain))
+        ratio = show_number(gain.ratio) if gain.enough else f"{show_number(gain.ratio)} (too few)"
+        needed = "-" if gain.needed_blocks is None else f"{gain.needed_blocks} blocks"
+        table.add_row(gain.metric, ratio, str(gain.num_blocks), needed)
     out.print(table)
     if summary.equality is not None and summary.equality.num_compared:
         same = summary.equality
@@ -141,10 +128,8 @@ def print_classes(out: Console, summary: AbSummary) -> None:
             table.add_row(own.name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
         out.print(table)
     if summary.classes or summary.diagnosis:
-        out.print(_QUESTION, style="dim")
-
-
-_QUESTION = "0.84? (72 of 1,000): too few requests to tell; 1,000 of them would be enough"
+        said = "0.84? (72 of 1,000): too few requests to tell; 1,000 of them would be enough"
+        out.print(said, style="dim")
 
 
 def show_gain(gain: ArmGain | None) -> str:
@@ -152,7 +137,7 @@ def show_gain(gain: ArmGain | None) -> str:
     if gain is None:
         return "-"
     if gain.enough and gain.ratio.known:
-        return f"{show_number(gain.ratio)}"
+        return show_number(gain.ratio)
     if gain.num_pairs == 0:
         return "-"
     needed = requests_to_support(gain)
@@ -179,12 +164,3 @@ def cells_table(
             show_gain(middle), show_gain(summary.gain("tpot_p99")),
         )  # fmt: skip
     return table
-
-
-def _show_gain(gain: ArmGain) -> str:
-    text = show_number(gain.ratio)
-    return text if gain.enough else f"{text} (too few)"
-
-
-def _needs(gain: ArmGain) -> str:
-    return "-" if gain.needed_blocks is None else f"{gain.needed_blocks} blocks"

@@ -1,157 +1,188 @@
-"""What `foretoken lab tune` shows: what it will try, each visit as it ends, and the answer.
+"""Runs `foretoken lab tune`, and shows what it will try, each visit as it ends, and the answer.
 
 Writes to stderr only, so that --json stays alone on stdout.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import final
 
+import typer
+from rich.table import Table
+
+from foretoken.cli.lab.options import EXIT_STOPPED, resolve_workload
 from foretoken.cli.lab.run_tables import console
-from foretoken.lab.tune.answer import TunedAnswer
-from foretoken.lab.tune.search import NextVisit, Search, sizes, spent_s, stand, visit_s
-from foretoken.lab.tune.server_command import Commands
-from foretoken.lab.tune.settings import OFF
-from foretoken.lab.tune.visits import Visit
-from foretoken.lab.verdict import WORD_STYLES
+from foretoken.lab.measure.workload import WorkloadConfig, load_items
+from foretoken.lab.plain import to_plain
+from foretoken.lab.records.run_files import write_json
+from foretoken.lab.tune.answer import TunedAnswer, make_answer
+from foretoken.lab.tune.real import ANSWER, Journal, StartedServer
+from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
+from foretoken.lab.tune.server_command import (
+    ServerCommand,
+    offered,
+    packages_of,
+    settings_of,
+    that_load,
+)
+from foretoken.lab.tune.settings import OFF, Question, Visit
+from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+NAME_ONE = (
+    "only look-up is tried: name a draft model or a head that you have with "
+    "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
+)
 
-    from foretoken.lab.tune.candidates import Expectation
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOrder:
+    """What is to be tuned, as the options say it."""
+
+    server: str
+    workload: str
+    loads: Sequence[int]
+    named: Sequence[str]
+    """Drafters to try; none: those that are there."""
+    lengths: Sequence[int]
+    max_tokens: int | None
+    minutes: float
+    out: Path
+    resume: bool
+    as_json: bool
 
 
-def announce(search: Search, commands: Commands) -> None:
+def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
+    """Search, print the answer and give its exit code.
+
+    Raises:
+        ConfigError: wrong settings. EndpointError: the server does not start without speculation.
+    """
+    command = ServerCommand.parse(order.server)
+    drafters, loads = offered(command, order.named), tuple(sorted(set(order.loads)))
+    line = partial(command.line, drafters=drafters, loads=loads)
+    every = settings_of(command, tuple(drafters), sorted(set(order.lengths)))
+    settings, refused = that_load(every, line, order.server)
+    question = Question(loads=loads, settings=settings, schedule=command.schedule)
+    search = Search(question=question, budget_s=60.0 * order.minutes)
+    for name, why in refused.items():
+        _print(f"not started with {name}: {why}")
+    _announce(search, line)
+    for package in packages_of(command.engine, drafters):
+        _print(f"{command.engine} imports {package}: pip install it first")
+    if not order.named and drafters and not any(one.model for one in drafters.values()):
+        _print(NAME_ONE)
+    if dry_run:
+        return 0
+    answer = _find(search, line, order)
+    write_json(order.out / ANSWER, answer)
+    _show_answer(answer, search, order.out)
+    if order.as_json:
+        print(json.dumps(to_plain(answer)))
+    return EXIT_CODES[answer.verdict]
+
+
+def _announce(search: Search, line: "partial[str]") -> None:
     """What will be tried, and how long it takes at most."""
-    show, question = console(), search.question
+    question = search.question
     at = ", ".join(map(str, question.loads))
-    show.print(
+    _print(
         f"{len(question.settings)} settings against no speculation, with {at} requests in flight. "
-        f"At most {search.budget_s / 60:g} minutes; sooner where the answer is clear.",
-        soft_wrap=True,
+        f"At most {search.budget_s / 60:g} minutes; sooner where the answer is clear."
     )
-    for name in commands.to_install():
-        show.print(
-            f"{commands.command.engine} imports {name}: pip install it first", soft_wrap=True
-        )
     for setting in (OFF, *question.settings):
-        said = f"  {setting.name}: {commands.to_type(setting)}"
-        show.print(said, soft_wrap=True, markup=False, style="dim")
+        _print(f"  {setting.name}: {line(setting)}", "dim")
 
 
-def show_expected(hoped: "Expectation", loads: Sequence[int]) -> None:
-    """What a plan promises of each drafter, and what would promise more."""
+def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer:
+    file = resolve_workload(order.workload, order.out)
+    items, notes = load_items(WorkloadConfig(file=file, max_tokens=order.max_tokens))
+    for note in notes:
+        _print(note)
+    asked = {"server": order.server, "workload": order.workload, "max_tokens": order.max_tokens}
+    journal = Journal(order.out, {**asked, **to_plain(search)}, resume=order.resume)
+    try:
+        _measure(search, journal, StartedServer(
+            partial(line, port="{port}"),
+            items,
+            order.out,
+            budget_s=search.budget_s,
+            most_tokens=journal.visits[0].most_tokens if journal.visits else None,
+        ))  # fmt: skip
+    except KeyboardInterrupt as error:
+        _print(f"stopped; what is measured is in {order.out}, --resume goes on")
+        raise typer.Exit(EXIT_STOPPED) from error
+    finally:
+        journal.close()
+    return make_answer(search, journal.visits, line)
+
+
+def _measure(search: Search, journal: Journal, server: StartedServer) -> None:
+    """Visit until the search has ended; what is in the journal is not measured again."""
+    visits, of_all = journal.visits, f"of {search.budget_s / 60:g} min"
+    if visits:
+        _print(f"goes on after {len(visits)} visits, {spent_s(visits) / 60:.1f} minutes")
     show = console()
-    for name in hoped.drafters:
-        own = [(length, gains) for drafter, length, gains in hoped.gains if drafter == name]
-        best = [max((gains[i], length) for length, gains in own) for i in range(len(loads)) if own]
-        told = zip(loads, best, strict=False)
-        at = ", ".join(f"{gain:.2f}x with k={length} at {load}" for load, (gain, length) in told)
-        if at:
-            show.print(f"expected, not measured: {name} {at} in flight", soft_wrap=True)
-    for sentence in hoped.said:
-        show.print(sentence, soft_wrap=True, markup=False)
+    with show.status("") as status:
+        while (wanted := next_visit(search, visits)) is not None:
+            part = f"turn {wanted.turn}" if wanted.turn else "first"
+            name = f"{'final A/B' if wanted.check else part}, {wanted.setting.name}"
+            status.update(f"{spent_s(visits) / 60:.1f} {of_all}: {name}")
+            journal.add(server.visit(wanted))
+            for line in _told(search, visits, name):
+                show.print(line, soft_wrap=True, markup=False)
 
 
-class TuningView:
-    """Follows visits: a bar on a terminal, a line for each visit elsewhere."""
-
-    def __init__(
-        self, show: "Console", bar: "Progress", search: Search, before: Sequence[Visit]
-    ) -> None:
-        self._show, self._bar, self._search = show, bar, search
-        self._visits = list(before)
-        self._task = bar.add_task("", total=search.budget_s, completed=int(self._spent))
-        self._name = ""
-        if before:
-            self._print(f"goes on after {len(before)} visits, {self._spent / 60:.1f} minutes")
-
-    @property
-    def _spent(self) -> float:
-        return spent_s(self._visits)
-
-    def begins(self, wanted: NextVisit) -> None:
-        """A server is about to be started."""
-        part = "final A/B" if wanted.check else f"turn {wanted.turn}" if wanted.turn else "first"
-        self._name = f"{part}, {wanted.setting.name}"
-        self._bar.update(self._task, description=f"{self._name}: starts")
-
-    def asked(self, load: int, done: int, requests: int) -> None:
-        """A request has ended."""
-        said = f"{self._name}: {done} of {requests} with {load} in flight"
-        self._bar.update(self._task, description=said)
-
-    def ended(self, visit: Visit) -> None:
-        """A server was stopped."""
-        self._visits.append(visit)
-        self._bar.update(self._task, completed=self._spent)
-        if len(self._visits) == 1:
-            visit_takes = visit_s(self._search, self._visits)
-            fit = int(self._search.budget_s / visit_takes)
-            if visit.most_tokens:
-                self._print(
-                    f"answers are cut at {visit.most_tokens} tokens: longer ones would leave too "
-                    "few visits"
-                )
-            asked = ", ".join(f"{n} at {load}" for load, n in sizes(self._search, self._visits, 1))
-            self._print(
-                f"a start takes {visit.start_s:.0f} s, a visit about {visit_takes:.0f} s "
-                f"({asked} in flight): time for {fit} visits"
-            )
-            return
-        paces = ", ".join(f"{1000 * seen.pace_s:.2f}" for seen in visit.loads)
-        if visit.problem:
-            self._print(f"{self._name}: given up: {visit.problem}")
-            return
-        now = stand(self._search, [one for one in self._visits if not one.check])
-        left = (
-            f"; best so far {now.chosen.name} ({math.exp(now.value):.2f}x), "
-            f"{len(now.kept)} still in question"
-            if not visit.check
-            else ""
-        )
-        self._print(f"{self._spent / 60:.1f} min, {self._name}: {paces} ms a token{left}")
-
-    def _print(self, text: str) -> None:
-        self._show.print(text, soft_wrap=True, markup=False)
+def _told(search: Search, visits: Sequence[Visit], name: str) -> list[str]:
+    """What the last visit shows."""
+    visit = visits[-1]
+    if visit.problem:
+        return [f"{name}: given up: {visit.problem}"]
+    if len(visits) == 1:
+        each_s = visit_s(search, visits)
+        asked = ", ".join(f"{n} at {load}" for load, n in sizes(search, visits, 1))
+        said = [
+            f"a start takes {visit.start_s:.0f} s, a visit about {each_s:.0f} s ({asked} in "
+            f"flight): time for {int(search.budget_s / each_s)} visits"
+        ]
+        if visit.most_tokens:
+            why = "longer ones would leave too few visits"
+            said.insert(0, f"answers are cut at {visit.most_tokens} tokens: {why}")
+        return said
+    paces = ", ".join(f"{1000 * seen.pace_s:.2f}" for seen in visit.loads)
+    line = f"{spent_s(visits) / 60:.1f} min, {name}: {paces} ms a token"
+    if not visit.check:
+        now = stand(search, visits)
+        line += f"; best so far {now.chosen.name} ({math.exp(now.value):.2f}x), "
+        line += f"{len(now.kept)} still in question"
+    return [line]
 
 
-@contextmanager
-def tuning_view(search: Search, before: Sequence[Visit]) -> Iterator[TuningView]:
-    """A view for as long as a search lasts."""
-    from rich.progress import Progress
-
-    show = console()
-    with Progress(console=show, transient=True, disable=not show.is_terminal) as bar:
-        yield TuningView(show, bar, search, before)
-
-
-def show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
-    """What was measured, what the engine cannot be told, then the sentence and the command."""
-    from rich.table import Table
-
-    show = console()
+def _show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
+    """What was measured, then the sentence and the command."""
     table = Table("setting", "starts", *(f"{n} in flight" for n in search.question.loads))
     for row in answer.settings:
         if row.problem:
             table.add_row(row.setting, str(row.starts), row.problem.splitlines()[0])
         elif row.starts:
             table.add_row(row.setting, str(row.starts), *(f"{gain:.2f}x" for gain in row.gains))
-    show.print(table)
+    console().print(table)
     if answer.pairs:
         by_load = ", ".join(f"{one.gain:.2f}x at {one.load}" for one in answer.loads)
-        show.print(f"final A/B of {answer.candidate}: {by_load} in flight", soft_wrap=True)
-    for kind in answer.kinds:
-        gain = kind.gain
-        show.print(f"  {kind.kind}: {gain.estimate:.2f}x ({gain.low:.2f} to {gain.high:.2f})")
+        _print(f"final A/B of {answer.candidate}: {by_load} in flight")
     for advice in answer.advice:
-        show.print(advice, style="yellow", soft_wrap=True)
-    show.print(
+        _print(advice, "yellow")
+    _print(
         f"{answer.visits} starts, {answer.minutes:.0f} minutes; one start differs from the next by "
         f"{answer.start_spread:.1%}; all of it is in {out}",
-        soft_wrap=True, style="dim",
-    )  # fmt: skip
-    show.print(answer.sentence, style=WORD_STYLES[answer.verdict], soft_wrap=True, markup=False)
+        "dim",
+    )
+    _print(answer.sentence, WORD_STYLES[answer.verdict])
+
+
+def _print(text: str, style: str = "") -> None:
+    console().print(text, style=style, soft_wrap=True, markup=False)

@@ -1,11 +1,8 @@
 """Where a gain passes a limit, over several A/Bs in order of one quantity, with its interval.
 
-`find_crossing` takes the points, `crossings_along` the runs and what they differ in.
-
 Between two neighbouring measurements the logarithm of the gain is taken for a straight line, over
 the logarithm of the quantity where it spans a wide range. The interval draws each measured gain
-again from Student's t of its own blocks. What the straight line hides is not in it, so neighbours
-are named with it.
+again from Student's t of its own blocks. What the straight line hides is not in it.
 """
 
 import math
@@ -27,15 +24,38 @@ _WIDE = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where the gain passes a limit."""
+    """Where the gain passes a limit as one dimension grows."""
 
+    dimension: str
+    where: str
+    """What the other dimensions are there; empty if there are none."""
+    metric: str
     limit: float
     falls: bool
     """True: below it from there on; False: above it."""
     at: Interval
     """Ends are infinite where they lie outside what was measured; all of it is unknown in NaN."""
-    between: tuple[float, float]
-    """The measured neighbours."""
+    measured: tuple[float, float]
+    """The least and the most that were measured."""
+
+    @property
+    def says(self) -> str:
+        """`the gain of TPOT P50 falls below 1.30x at temperature 0.55 [0.48, 0.66]`."""
+        ends = [
+            f"{end:.3g}" if math.isfinite(end) else f"{word} {show_value(last)}"
+            for end, word, last in zip(
+                (self.at.low, self.at.high), ("below", "above"), self.measured, strict=True
+            )
+        ]
+        place = with_unit(f"{self.at.estimate:.3g} [{', '.join(ends)}]", self.dimension)
+        verb = "falls below" if self.falls else "rises above"
+        name = show_metric(self.metric)
+        return f"the gain of {name} {verb} {self.limit:.2f}x at {place}{self.where}"
+
+
+def show_metric(metric: str) -> str:
+    """`TPOT P50`."""
+    return metric.replace("_", " ").upper()
 
 
 def spans_widely(least: float, most: float) -> bool:
@@ -45,8 +65,9 @@ def spans_widely(least: float, most: float) -> bool:
 
 def find_crossing(
     points: Sequence[tuple[float, ArmGain]], limit: float, *, seed: int = 0
-) -> Crossing | None:
-    """The first passing of `limit`; None if all points are on one side of it."""
+) -> tuple[bool, Interval] | None:
+    """The first passing of `limit`: whether the gain falls there, and where. None if all points are
+    on one side of it."""
     known = [(x, gain) for x, gain in points if math.isfinite(gain.ratio.estimate)]
     known.sort(key=lambda point: point[0])
     if len(known) < 2:
@@ -54,22 +75,15 @@ def find_crossing(
     x_N = np.array([x for x, _ in known], np.float64)
     logs_N = np.log([gain.ratio.estimate for _, gain in known]) - math.log(limit)
     falls = bool(logs_N[0] >= 0)
-    turned = np.flatnonzero((logs_N < 0) if falls else (logs_N >= 0))
-    if turned.size == 0:
+    above_N = logs_N if falls else -logs_N
+    if not (logs_N < 0 if falls else logs_N >= 0).any():
         return None
     wide = spans_widely(x_N[0], x_N[-1])
     scale_N = np.log(x_N) if wide else x_N
-    side = 1.0 if falls else -1.0
-    point = float(_first_passing(scale_N, side * logs_N[None, :])[0])
-    low, high = _ends(scale_N, side * logs_N, [gain for _, gain in known], seed)
-    values = [math.exp(v) if wide and math.isfinite(v) else v for v in (point, low, high)]
-    last = int(turned[0])
-    return Crossing(
-        limit=limit,
-        falls=falls,
-        at=Interval(values[0], min(values[0], values[1]), max(values[0], values[2])),
-        between=(float(x_N[last - 1]), float(x_N[last])),
-    )
+    point = float(_first_passing(scale_N, above_N[None, :])[0])
+    low, high = _ends(scale_N, above_N, [gain for _, gain in known], seed)
+    at, low, high = (math.exp(v) if wide and math.isfinite(v) else v for v in (point, low, high))
+    return falls, Interval(at, min(at, low), max(at, high))
 
 
 def _ends(
@@ -102,40 +116,7 @@ def _first_passing(scale_N: Floats, above_RN: Floats) -> Floats:
     return found_R
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedCrossing:
-    """Where the gain passes a limit as one dimension grows."""
-
-    dimension: str
-    where: str
-    """What the other dimensions are there; empty if there are none."""
-    metric: str
-    crossing: Crossing
-    measured: tuple[float, float]
-    """The least and the most that were measured."""
-
-    @property
-    def says(self) -> str:
-        """`the gain of TPOT P50 falls below 1.30x at temperature 0.55 [0.48, 0.66]`."""
-        found = self.crossing
-        ends = [
-            f"{end:.3g}" if math.isfinite(end) else f"{word} {show_value(last)}"
-            for end, word, last in zip(
-                (found.at.low, found.at.high), ("below", "above"), self.measured, strict=True
-            )
-        ]
-        place = with_unit(f"{found.at.estimate:.3g} [{', '.join(ends)}]", self.dimension)
-        verb = "falls below" if found.falls else "rises above"
-        name = show_metric(self.metric)
-        return f"the gain of {name} {verb} {found.limit:.2f}x at {place}{self.where}"
-
-
-def show_metric(metric: str) -> str:
-    """`TPOT P50`."""
-    return metric.replace("_", " ").upper()
-
-
-def crossings_of(runs: Sequence[AbSummary]) -> tuple[NamedCrossing, ...]:
+def crossings_of(runs: Sequence[AbSummary]) -> tuple[Crossing, ...]:
     """Where the gain of TPOT P50 passes 1, along every number in which the runs differ."""
     return crossings_along(runs, range(len(runs)), find_dimensions(runs), "tpot_p50", (1.0,))
 
@@ -146,7 +127,7 @@ def crossings_along(
     dimensions: Sequence[Dimension],
     metric: str,
     limits: Sequence[float],
-) -> tuple[NamedCrossing, ...]:
+) -> tuple[Crossing, ...]:
     """Where the gain passes the limits, along every number in which these runs differ."""
     differing = [d for d in dimensions if len({d.values[i] for i in own}) > 1]
     found = []
@@ -160,9 +141,9 @@ def crossings_along(
             gains = [runs[i].gain(metric) for i in indices]
             points = [(x, g) for x, g in zip(values, gains, strict=True) if g is not None]
             found += [
-                NamedCrossing(dimension=axis.name, where=where, metric=metric, crossing=crossing,
-                              measured=(min(values), max(values)))
+                Crossing(dimension=axis.name, where=where, metric=metric, limit=limit,
+                         falls=passing[0], at=passing[1], measured=(min(values), max(values)))
                 for limit in dict.fromkeys(limits)
-                if (crossing := find_crossing(points, limit)) is not None
+                if (passing := find_crossing(points, limit)) is not None
             ]  # fmt: skip
     return tuple(found)

@@ -7,13 +7,14 @@ Configurations compete. Read from what the summaries say of themselves; judges n
 import hashlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.lab.records.results import AbSummary, ArmSummary
+from foretoken.lab.records.results import AbSummary
 
 Value = float | str
 IN_FLIGHT, PER_SECOND, TEMPERATURE = "requests in flight", "requests/s", "temperature"
@@ -71,7 +72,10 @@ def find_dimensions(runs: Sequence[AbSummary]) -> tuple[Dimension, ...]:
         if not any(_parts(found) == _parts(known) for known in chosen):
             chosen.append(found)
     if not traffic and not chosen:
-        traffic = _measured_load(runs)
+        # The load as it was measured, where nothing else is known to differ.
+        loads = tuple(run.arm(run.candidate).requests_per_s for run in runs)
+        if len(runs) > 1 and all(map(math.isfinite, loads)) and not _all_near(loads):
+            traffic = [Dimension(name=PER_SECOND, is_traffic=True, values=loads)]
     return (*traffic, *chosen)
 
 
@@ -80,12 +84,9 @@ def _differing(facts: Sequence[Mapping[str, Value]], *, is_traffic: bool) -> lis
     found = []
     for name in names:
         values = tuple(own.get(name, _NONE) for own in facts)
-        if len(set(values)) > 1 and not (name in _MEASURED and _all_near(values)):
+        if len(set(values)) > 1 and not (name == CONTEXT and _all_near(values)):
             found.append(Dimension(name=name, is_traffic=is_traffic, values=values))
     return found
-
-
-_MEASURED = (CONTEXT,)
 
 
 def _all_near(values: Sequence[Value]) -> bool:
@@ -96,14 +97,6 @@ def _all_near(values: Sequence[Value]) -> bool:
 def _parts(dimension: Dimension) -> tuple[int, ...]:
     """Which runs share a value: the index of the first of each run's."""
     return tuple(dimension.values.index(value) for value in dimension.values)
-
-
-def _measured_load(runs: Sequence[AbSummary]) -> list[Dimension]:
-    """The load as it was measured, where nothing else is known to differ."""
-    loads = tuple(run.arm(run.candidate).requests_per_s for run in runs)
-    if len(runs) < 2 or _all_near(loads) or not all(map(math.isfinite, loads)):
-        return []
-    return [Dimension(name=PER_SECOND, is_traffic=True, values=loads)]
 
 
 def _traffic(run: AbSummary) -> dict[str, Value]:
@@ -117,11 +110,10 @@ def _traffic(run: AbSummary) -> dict[str, Value]:
     elif load.get("kind") == "trace":
         found["pace of the trace"] = float(load.get("speed", 1.0))
     temperatures = list(workload.get("temperatures") or ())
-    if temperatures:
-        single = len(temperatures) == 1
-        found[TEMPERATURE] = float(temperatures[0]) if single else ", ".join(
-            f"{t:g}" for t in temperatures
-        )  # fmt: skip
+    if len(temperatures) == 1:
+        found[TEMPERATURE] = float(temperatures[0])
+    elif temperatures:
+        found[TEMPERATURE] = ", ".join(f"{t:g}" for t in temperatures)
     if workload.get("category"):
         found[CLASS] = str(workload["category"])
     prompt = run.arm(run.baseline).prompt_tokens
@@ -131,16 +123,11 @@ def _traffic(run: AbSummary) -> dict[str, Value]:
         found[OUTPUT] = float(workload["max_tokens"])
     found |= {str(k): _word(v) for k, v in (workload.get("parameters") or {}).items()}
     if workload.get("file"):
-        found["workload"] = _workload(str(workload["file"]))
+        path = Path(str(workload["file"]))
+        there = path.is_file()
+        content = f" ({hashlib.sha256(path.read_bytes()).hexdigest()[:6]})" if there else ""
+        found["workload"] = f"{path.name}{content}"
     return found
-
-
-def _workload(file: str) -> str:
-    """The file's name, with its content's hash where it is still there."""
-    path = Path(file)
-    if not path.is_file():
-        return path.name
-    return f"{path.name} ({hashlib.sha256(path.read_bytes()).hexdigest()[:6]})"
 
 
 def _chosen(run: AbSummary) -> dict[str, Value]:
@@ -150,25 +137,18 @@ def _chosen(run: AbSummary) -> dict[str, Value]:
         settings = run.config.get(side) or {}
         words = settings.get("command") or arm.server.command
         facts = _flags(words) if words else {}
-        facts |= {k: _word(v) for k, v in (settings.get("extra_body") or {}).items()}
-        facts |= {k: _word(v) for k, v in (settings.get("env") or {}).items()}
-        facts |= _server(arm)
+        for given in (settings.get("extra_body") or {}, settings.get("env") or {}):
+            facts |= {name: _word(value) for name, value in given.items()}
+        server = arm.server
+        facts |= {f"drafting: {k}": _word(v) for k, v in _flat(server.speculation).items()}
+        said = {"engine": server.engine, "model": server.model, "engine version": server.version}
+        facts |= {name: value for name, value in said.items() if value}
         facts.pop("port", None)
         prefix = "" if side == "candidate" else "baseline's "
         found |= {prefix + name: value for name, value in facts.items()}
     if run.environment.get("client_cpu"):
         found["client"] = str(run.environment["client_cpu"])
     return found
-
-
-def _server(arm: ArmSummary) -> dict[str, Value]:
-    server = arm.server
-    facts: dict[str, Value] = {
-        f"drafting: {k}": _word(v) for k, v in _flat(server.speculation).items()
-    }
-    for name, value in (("engine", server.engine), ("model", server.model)):
-        facts |= {name: value} if value else {}
-    return facts | ({"engine version": server.version} if server.version else {})
 
 
 def _flags(command: str) -> dict[str, Value]:
@@ -180,9 +160,9 @@ def _flags(command: str) -> dict[str, Value]:
     found: dict[str, Value] = {}
     name, place = "", 0
     for word in words:
-        if word.startswith("-") and not _is_number(word):
-            name, equals, value = word.partition("=")
-            name = name.lstrip("-")
+        if re.match(r"-(?![\d.])", word):
+            flag, equals, value = word.partition("=")
+            name = flag.lstrip("-")
             found[name] = "yes"
             if equals:
                 found |= _named(name, value)
@@ -218,11 +198,3 @@ def _word(value: Any) -> Value:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else json.dumps(value, default=str)
     return float(value)
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from foretoken.lab.analysis.whole_time import (
 )
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
-from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
+from foretoken.lab.stats.lines import jackknife_covariance, quotient
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS, Ints, Sample, paired_ratio, weighted_mean
 
 TOGETHER_S = 0.0004
@@ -39,8 +40,7 @@ FEWEST_PURE = 200
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """One entry per step of any request of one arm."""
 
     seconds_N: Floats
@@ -52,10 +52,7 @@ class StepTimes:
 
     def only(self, keep_N: Bools) -> "StepTimes":
         """Some of the steps."""
-        return StepTimes(
-            self.seconds_N[keep_N], self.batch_N[keep_N], self.blocks_N[keep_N],
-            self.mixed_N[keep_N],
-        )  # fmt: skip
+        return StepTimes._make(values_N[keep_N] for values_N in self)
 
     def at(self, batch: int) -> "StepTimes":
         """The steps at one batch size."""
@@ -68,16 +65,10 @@ def step_times(records: Sequence[RequestRecord]) -> StepTimes:
     for record in records:
         if record.ok and len(record.chunk_s) > 1:
             blocks[record.block].append(record)
-    parts = [_steps_of_block(number, found) for number, found in sorted(blocks.items())]
-    if not parts:
-        none = np.array([], np.int64)
-        return StepTimes(np.array([]), none, none, np.array([], np.bool_))
-    return StepTimes(
-        np.concatenate([p.seconds_N for p in parts]),
-        np.concatenate([p.batch_N for p in parts]),
-        np.concatenate([p.blocks_N for p in parts]),
-        np.concatenate([p.mixed_N for p in parts]),
-    )
+    none = np.array([], np.int64)
+    parts = [StepTimes(np.array([]), none, none, np.array([], np.bool_))]
+    parts += [_steps_of_block(number, found) for number, found in sorted(blocks.items())]
+    return StepTimes(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def without_prompts(off: StepTimes, on: StepTimes) -> tuple[StepTimes, StepTimes]:
@@ -93,22 +84,15 @@ def _steps_of_block(block: int, records: Sequence[RequestRecord]) -> StepTimes:
     sent, begun = (np.sort([getattr(r, n) for r in known]) for n in ("sent_s", "first_s"))
     starts = np.sort([r.first_s for r in records if r.first_s is not None])
     ends = np.sort([r.last_s for r in records if r.last_s is not None])
-    seconds, batches, mixed = [], [], []
+    parts = []
     for record in records:
         times = merge_chunks(np.array(record.chunk_s))
         middles = (times[1:] + times[:-1]) / 2
         running = np.searchsorted(starts, middles, side="right") - np.searchsorted(ends, middles)
-        seconds.append(np.diff(times))
-        batches.append(running)
         waiting = np.searchsorted(sent, times[1:]) - np.searchsorted(begun, times[:-1], "right")
-        mixed.append(waiting > 0)
-    gaps_N = np.concatenate(seconds)
-    return StepTimes(
-        gaps_N,
-        np.concatenate(batches).astype(np.int64),
-        np.full(gaps_N.size, block, np.int64),
-        np.concatenate(mixed),
-    )
+        blocks_N = np.full(middles.size, block, np.int64)
+        parts.append((np.diff(times), running.astype(np.int64), blocks_N, waiting > 0))
+    return StepTimes(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def merge_chunks(times_N: Floats) -> Floats:
@@ -184,10 +168,19 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
         allowed = "an A/B whose arms both gave streamed answers; see its errors, and measure again"
         raise ConfigError("RUN", "no chunk times", allowed)
-    counts = _drafting(other)
+    counts = counts_of_records(other)
+    if counts is None:
+        found = [r.acceptance for r in other if r.acceptance is not None]
+        if found and not any(a.num_drafted for a in found):
+            allowed = "a candidate that drafts something: none of its steps did, so nothing breaks "
+            raise ConfigError("RUN", NOTHING_DRAFTED, f"{allowed}even")
+        allowed = "a candidate whose answers tell about its drafts, as with "
+        allowed += "--per-request-spec-decode-metrics detailed; or measure with --set candidate.k=K"
+        raise ConfigError("RUN", "no acceptance", allowed)
     common = np.intersect1d(np.unique(off.batch_N), np.unique(on.batch_N))
     points = [_point(int(b), off, on, counts) for b in common]
-    lines = _Lines(off, on, counts, _mean_tokens(base))
+    tokens = [r.output_tokens for r in base if r.output_tokens]
+    lines = _Lines(off, on, counts, float(np.mean(tokens)) if tokens else math.nan)
     notes = []
     if lines.one_batch:
         notes.append("one batch size only: no crossover; measure at another load too, such as "
@@ -210,47 +203,23 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     )
 
 
-def _drafting(records: Sequence[RequestRecord]) -> StepCounts:
-    counts = counts_of_records(records)
-    if counts is None:
-        found = [r.acceptance for r in records if r.acceptance is not None]
-        told = bool(found) and not any(a.num_drafted for a in found)
-        allowed = (
-            "a candidate that drafts something: none of its steps did, so nothing breaks even"
-            if told
-            else "a candidate whose answers tell about its drafts, as with "
-            "--per-request-spec-decode-metrics detailed; or measure with --set candidate.k=K"
-        )
-        raise ConfigError("RUN", NOTHING_DRAFTED if told else "no acceptance", allowed)
-    return counts
-
-
-def least_steps(steps: StepTimes) -> float:
-    """Steps below which a batch was only passed through, as when a block ends."""
-    return max(FEWEST_STEPS, RAREST_BATCH * steps.seconds_N.size)
-
-
-def _mean_tokens(records: Sequence[RequestRecord]) -> float:
-    tokens = [r.output_tokens for r in records if r.output_tokens]
-    return float(np.mean(tokens)) if tokens else math.nan
-
-
 def _point(batch: int, off: StepTimes, on: StepTimes, counts: StepCounts) -> FitPoint | None:
-    own = off.at(batch), on.at(batch)
-    if any(s.at(batch).seconds_N.size < least_steps(s) for s in (off, on)):
-        return None
-    top, bottom = (Sample(s.seconds_N, s.blocks_N) for s in (own[1], own[0]))
+    own = [arm.at(batch) for arm in (off, on)]
+    for at, arm in zip(own, (off, on), strict=True):
+        # Fewer were only passed through, as when a block ends.
+        if at.seconds_N.size < max(FEWEST_STEPS, RAREST_BATCH * arm.seconds_N.size):
+            return None
+    bottom, top = (Sample(at.seconds_N, at.blocks_N) for at in own)
     mean = paired_ratio(top, bottom, weighted_mean)
     gain, share = counts.tokens_per_step, counts.draft_share
     speedup = unknown(gain / mean.estimate)
     if mean.known:
         speedup = Interval(gain / mean.estimate, gain / mean.high, gain / mean.low)
-    ends = ((end - 1) / share + 1 for end in (mean.estimate, mean.low, mean.high))
     return FitPoint(
         batch=batch,
         rows=round(batch * (1 + counts.k)),
-        num_steps=int(min(s.seconds_N.size for s in own)),
-        cost=Interval(*ends),
+        num_steps=min(at.seconds_N.size for at in own),
+        cost=Interval(*((end - 1) / share + 1 for end in (mean.estimate, mean.low, mean.high))),
         break_even=break_even(counts, speedup),
         speedup=speedup,
     )
@@ -259,14 +228,12 @@ def _point(batch: int, off: StepTimes, on: StepTimes, counts: StepCounts) -> Fit
 class _Lines:
     """Both arms' step times as lines in the batch, whole and with each block left out."""
 
-    def __init__(
-        self, off: StepTimes, on: StepTimes, counts: StepCounts, tokens: float
-    ) -> None:  # fmt: skip
+    def __init__(self, off: StepTimes, on: StepTimes, counts: StepCounts, tokens: float) -> None:
         blocks = np.intersect1d(off.blocks_N, on.blocks_N)
         size = max(int(blocks.size), 1)
         self._strata_C = blocks // BLOCKS_OF_A_RUN
         self._dof = int(blocks.size - np.unique(self._strata_C).size)
-        weights_RC = np.vstack([np.ones((1, size)), left_out_weights(size)])
+        weights_RC = np.vstack([np.ones((1, size)), 1.0 - np.eye(size)])
         with np.errstate(divide="ignore", invalid="ignore"):
             arms = [_fit_lines(_cells(steps, blocks), weights_RC) for steps in (off, on)]
         self._lines_R4 = np.hstack(arms)

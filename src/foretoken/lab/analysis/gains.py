@@ -8,17 +8,20 @@ requests of a class ran among all others, so what is found is its gain in this m
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from foretoken.lab.analysis.summary import (
     ArmData,
+    Key,
     Value,
     counted,
     is_good,
+    order_of,
     output_tokens,
+    range_of,
     rates_per_block,
     sample_of,
     temperature_key,
@@ -38,13 +41,13 @@ from foretoken.lab.stats.ratios import (
     RESTART_SD,
     Sample,
     Statistic,
+    WeightedQuantile,
     blocks_for_width,
     paired_ratio,
     ratio_of_blocks,
     supports_blocks,
     supports_quantile,
     weighted_mean,
-    weighted_quantile,
     whole,
 )
 
@@ -107,17 +110,14 @@ def _per_token(
         for a, b in zip(base, other, strict=True)
         if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)
     ]
-    blocks = np.array(sorted({a.block for a, _ in pairs}), np.int64)
+    of_pair = np.array([a.block for a, _ in pairs], np.int64)
+    blocks, place = np.unique(of_pair, return_inverse=True)
     samples = []
     for arm in (0, 1):
-        seconds: dict[int, float] = defaultdict(float)
-        tokens: dict[int, int] = defaultdict(int)
-        for both in pairs:
-            own = both[arm]
-            seconds[own.block] += own.tpot_s * own.tokens_after_first
-            tokens[own.block] += own.tokens_after_first
-        values = [seconds[block] / tokens[block] for block in blocks.tolist()]
-        samples.append(Sample(np.array(values, np.float64), blocks))
+        own = [both[arm] for both in pairs]
+        seconds = np.bincount(place, [r.tpot_s * r.tokens_after_first for r in own], blocks.size)
+        tokens = np.bincount(place, [r.tokens_after_first for r in own], blocks.size)
+        samples.append(Sample(seconds / tokens, blocks))
     return samples[0], samples[1]
 
 
@@ -136,7 +136,7 @@ def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
 def time_gain(metric: str, samples: tuple[Sample, Sample], unseen_sd: float = 0.0) -> ArmGain:
     """The gain in a time, such as `tpot_p95`, of the baseline's and the candidate's requests."""
     q = _STATISTICS[metric.rsplit("_", 1)[-1]]
-    statistic = weighted_mean if q is None else weighted_quantile(q)
+    statistic = weighted_mean if q is None else WeightedQuantile(q)
     return _gain(metric, samples, statistic, unseen_sd, q)
 
 
@@ -150,43 +150,30 @@ def _gain(
     """The gain of a pair of samples; the first is on top of the ratio."""
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
-    by_block = _by_block(top, bottom, statistic)
+    pairs, by_block = int(top.values_N.size), []
+    for block in np.unique(top.blocks_N):
+        parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
+        if parts[1].size:
+            up, down = (whole(statistic, Sample(p, np.zeros(p.size, np.int64))) for p in parts)
+            by_block.append(up / down if down > 0 else math.nan)
     if q is not None and supports_blocks(top, q):
         ratio = ratio_of_blocks(np.array(by_block), unseen_sd=unseen_sd)
     else:
         ratio = paired_ratio(top, bottom, statistic, unseen_sd=unseen_sd)
     blocks = int(np.unique(top.blocks_N).size)
-    enough = blocks >= FEWEST_BLOCKS
-    if q is not None:
-        enough = enough and supports_quantile(top, q)
+    needed = blocks_for_width(ratio, blocks, NARROW)
+    if needed is not None and q is not None and pairs:
+        # Enough values beyond a quantile, too.
+        needed = max(needed, math.ceil(10 / min(q, 1 - q) * blocks / pairs))
     return ArmGain(
         metric=metric,
         ratio=ratio,
         num_blocks=blocks,
-        num_pairs=int(top.values_N.size),
-        enough=enough,
-        needed_blocks=_needed(ratio, blocks, q, top.values_N.size),
-        ratio_by_block=by_block,
+        num_pairs=pairs,
+        enough=blocks >= FEWEST_BLOCKS and (q is None or supports_quantile(top, q)),
+        needed_blocks=needed,
+        ratio_by_block=tuple(by_block),
     )
-
-
-def _needed(ratio: Interval, blocks: int, q: float | None, pairs: int) -> int | None:
-    """For a narrow interval, and for enough values beyond a quantile."""
-    narrow = blocks_for_width(ratio, blocks, NARROW)
-    if narrow is None or q is None or pairs == 0:
-        return narrow
-    beyond = 10 / min(q, 1 - q) * blocks / pairs
-    return max(narrow, int(np.ceil(beyond)))
-
-
-def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float, ...]:
-    ratios = []
-    for block in np.unique(top.blocks_N):
-        parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
-        if parts[0].size and parts[1].size:
-            up, down = (whole(statistic, Sample(p, np.zeros(p.size, np.int64))) for p in parts)
-            ratios.append(up / down if down > 0 else math.nan)
-    return tuple(ratios)
 
 
 def _rate_gain(
@@ -204,13 +191,11 @@ def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> E
         for a, b in zip(base, other, strict=True)
         if (a.temperature == 0.0 or "seed" in a.parameters) and a.text_hash is not None
     ]
-    different = [a.index for a, b in fixed if a.text_hash != b.text_hash]
-    equal = len(fixed) - len(different)
+    equal = sum(a.text_hash == b.text_hash for a, b in fixed)
     return Equality(
         num_compared=len(fixed),
         num_equal=equal,
         share=share_interval(equal, len(fixed)) if fixed else None,
-        first_differences=tuple(different[:10]),
     )
 
 
@@ -242,20 +227,28 @@ def gains_by_class(
     of them counts.
     """
     found, seen = [], []
-    keys = {
+    keys: dict[str, Key] = {
         "category": lambda r: r.category,
         "temperature": temperature_key(records),
-        "context": _context,
+        "context": lambda r: (
+            "" if r.prompt_tokens is None else f"{range_of(r.prompt_tokens, PROMPT_EDGES)} tokens"
+        ),
     }
+    counting = [r for r in records if r.ok and not r.warm_up]
     for by, key in keys.items():
-        groups = _groups(records, key)
+        groups: dict[str, list[RequestRecord]] = defaultdict(list)
+        for record in counting:
+            groups[key(record)].append(record)
+        groups.pop("", None)
+        if len(groups) < 2:
+            continue
         apart = {frozenset((r.block, r.index) for r in own) for own in groups.values()}
         if apart in seen:
             continue
         seen.append(apart)
         every = [
             _times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
-            for value, own in groups.items()
+            for value, own in sorted(groups.items(), key=lambda group: order_of(group[0]))
         ]
         found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]
     return tuple(found)
@@ -270,34 +263,3 @@ def _times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
     times = tuple(g for g in gains if g.metric.startswith(("tpot_", "ttft_", "e2e_")))
     num = times[0].num_pairs if times else 0
     return ClassGains(by=by, value=value, num_pairs=num, gains=times)
-
-
-def _groups(
-    records: Sequence[RequestRecord], key: Callable[[RequestRecord], str]
-) -> dict[str, list[RequestRecord]]:
-    """Records by class, in order of its name; empty where there is one class only."""
-    groups: dict[str, list[RequestRecord]] = defaultdict(list)
-    for record in records:
-        if record.ok and not record.warm_up:
-            groups[key(record)].append(record)
-    groups.pop("", None)
-    return dict(sorted(groups.items(), key=lambda g: order_of(g[0]))) if len(groups) > 1 else {}
-
-
-def order_of(value: str) -> tuple[float, str]:
-    """Classes that are numbers in their order, before all others."""
-    head = value.split("-")[0].split(" ")[0].strip("<>=")
-    try:
-        return float(head), value
-    except ValueError:
-        return float("inf"), value
-
-
-def _context(record: RequestRecord) -> str:
-    """The prompt's length between two edges; nothing where the server does not say."""
-    if record.prompt_tokens is None:
-        return ""
-    for low, high in zip((0, *PROMPT_EDGES), PROMPT_EDGES, strict=False):
-        if record.prompt_tokens <= high:
-            return f"{low + 1}-{high} tokens"
-    return f">{PROMPT_EDGES[-1]} tokens"

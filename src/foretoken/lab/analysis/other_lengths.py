@@ -8,6 +8,7 @@ draft models and n-grams at temperature 0 and nearly so elsewhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from foretoken.lab.records.results import AbSummary, RequestRecord
 MATCH, MISS, OPEN = 1, 0, -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedSteps:
+class ReplayedSteps(NamedTuple):
     """What steps with a draft come to at some length."""
 
     tokens_per_step: float
@@ -84,11 +84,8 @@ def replay(streams: Sequence[Sequence[int]], k: int, *, open_chance: float) -> R
             drafted, accepted = drafted + budget, accepted + good
             position += good + 1
         tokens += len(known)
-    return ReplayedSteps(
-        tokens_per_step=tokens / steps,
-        drafts_per_step=drafted / steps,
-        acceptance_rate=accepted / drafted if drafted else 0.0,
-    )
+    rate = accepted / drafted if drafted else 0.0
+    return ReplayedSteps(tokens / steps, drafted / steps, rate)
 
 
 def other_lengths(
@@ -108,17 +105,12 @@ def other_lengths(
     found = []
     for k in lengths:
         low, middle, high = (replay(streams, k, open_chance=c) for c in (0.0, chance, 1.0))
-        ends = low.tokens_per_step, high.tokens_per_step
+        least, most = sorted((low.tokens_per_step, high.tokens_per_step))
+        speedup = _speedup(middle, counts, gain.ratio.estimate) if counts and gain else None
         found.append(
-            OtherLength(
-                k=k,
-                tokens_per_step=middle.tokens_per_step,
-                least=min(ends),
-                most=max(ends),
-                acceptance_rate=middle.acceptance_rate,
-                speedup=_speedup(middle, counts, gain.ratio.estimate) if counts and gain else None,
-            )
-        )
+            OtherLength(k=k, tokens_per_step=middle.tokens_per_step, least=least, most=most,
+                        acceptance_rate=middle.acceptance_rate, speedup=speedup)
+        )  # fmt: skip
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -32,10 +33,10 @@ from foretoken.lab.stats.intervals import (
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
     Sample,
+    WeightedQuantile,
     clustered_interval,
     supports_quantile,
     weighted_mean,
-    weighted_quantile,
 )
 from foretoken.lab.stats.shrinkage import request_quantiles
 from foretoken.lab.stats.steady import is_steady
@@ -106,7 +107,7 @@ def summarize_arm(
     seconds = sum(data.seconds_of_block.values())
     met = [r for r in good if is_good(r, levels)]
     lags = [r.sent_s - r.scheduled_s for r in good if r.sent_s is not None]
-    latencies = np.array([r.e2e_s for r in good])
+    prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
     return ArmSummary(
         arm=data.arm,
         server=data.server,
@@ -115,7 +116,7 @@ def summarize_arm(
         errors=dict(errors),
         duration_s=seconds,
         output_tokens=int(sum(map(output_tokens, good))),
-        prompt_tokens=_mean_prompt(good),
+        prompt_tokens=float(np.mean(prompts)) if prompts else None,
         tokens_per_s=_rate(good, data, output_tokens),
         requests_per_s=len(good) / seconds if seconds else math.nan,
         goodput_per_s=_rate(met, data, lambda _: 1.0) if levels.any else None,
@@ -128,15 +129,10 @@ def summarize_arm(
         counters=data.counters,
         gauges=data.gauges,
         parameters_seen=_parameters(own),
-        steady=_steady(good, data.in_flight) if latencies.size else True,
+        steady=_steady(good, data.in_flight),
         client_lag_p99_s=float(np.quantile(lags, 0.99)) if lags else 0.0,
         notes=data.notes,
     )
-
-
-def _mean_prompt(records: Sequence[RequestRecord]) -> float | None:
-    known = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _rate(records: Sequence[RequestRecord], data: ArmData, value: Value) -> Interval:
@@ -151,22 +147,16 @@ def _quantiles(records: Sequence[RequestRecord], value: Value) -> Quantiles | No
     sample = sample_of(records, value).known()
     if sample.values_N.size == 0:
         return None
-    p50, p95, p99 = (_quantile(sample, q) for q in (0.5, 0.95, 0.99))
-    return Quantiles(mean=_mean(sample), p50=p50, p95=p95, p99=p99)
-
-
-def _quantile(sample: Sample, q: float) -> Interval:
-    """A quantile by blocks where there are enough, else as if requests were independent."""
-    if np.unique(sample.blocks_N).size >= FEWEST_BLOCKS and supports_quantile(sample, q):
-        return clustered_interval(sample, weighted_quantile(q))
-    return quantile_interval(sample.values_N, q)
-
-
-def _mean(sample: Sample) -> Interval:
-    if np.unique(sample.blocks_N).size >= FEWEST_BLOCKS:
-        return clustered_interval(sample, weighted_mean)
-    own = Sample(sample.values_N, np.arange(sample.values_N.size))
-    return clustered_interval(own, weighted_mean)
+    by_block = np.unique(sample.blocks_N).size >= FEWEST_BLOCKS
+    # With too few blocks for an interval it is as if requests were independent.
+    own = sample if by_block else Sample(sample.values_N, np.arange(sample.values_N.size))
+    p50, p95, p99 = (
+        clustered_interval(sample, WeightedQuantile(q))
+        if by_block and supports_quantile(sample, q)
+        else quantile_interval(sample.values_N, q)
+        for q in (0.5, 0.95, 0.99)
+    )
+    return Quantiles(mean=clustered_interval(own, weighted_mean), p50=p50, p95=p95, p99=p99)
 
 
 def _steady(records: Sequence[RequestRecord], in_flight: int) -> bool:
@@ -213,21 +203,25 @@ def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBu
                 groups[key(record)].append(record)
         if by == "category" and set(groups) == {""}:
             continue
-        found += [_bucket(by, value, groups[value]) for value in sorted(groups, key=_order)]
+        found += [_bucket(by, value, groups[value]) for value in sorted(groups, key=order_of)]
     return tuple(found)
 
 
-def _order(value: str) -> tuple[float, str]:
-    head = value.split("-")[0].removeprefix("<=").removeprefix(">")
-    return (float(head), value) if head.replace(".", "", 1).isdigit() else (-1.0, value)
+def order_of(value: str) -> tuple[float, str]:
+    """Classes that are numbers in their order, after all others."""
+    head = value.split("-")[0].split(" ")[0].strip("<>=")
+    try:
+        return float(head), value
+    except ValueError:
+        return -math.inf, value
 
 
-def _length_key(record: RequestRecord) -> str:
-    tokens = record.output_tokens or 0
-    for low, high in zip((0, *_LENGTHS), _LENGTHS, strict=False):
+def range_of(tokens: int, edges: Sequence[int]) -> str:
+    """`21-50`, or `>1000` above the last edge."""
+    for low, high in zip((0, *edges), edges, strict=False):
         if tokens <= high:
             return f"{low + 1}-{high}"
-    return f">{_LENGTHS[-1]}"
+    return f">{edges[-1]}"
 
 
 def temperature_key(records: Sequence[RequestRecord]) -> Key:
@@ -245,7 +239,10 @@ def temperature_key(records: Sequence[RequestRecord]) -> Key:
     return key
 
 
-_KEYS: dict[str, Key] = {"category": lambda record: record.category, "output_tokens": _length_key}
+_KEYS: dict[str, Key] = {
+    "category": lambda record: record.category,
+    "output_tokens": lambda record: range_of(record.output_tokens or 0, _LENGTHS),
+}
 
 
 def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> AcceptanceBucket:
@@ -256,12 +253,12 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
     rates = np.array([a.rate for a in long_enough])
     steps = np.array([_steps(a) for a in long_enough], np.float64)
     within = np.array([_variance(a) for a in long_enough], np.float64)
-    p10, p50, p90 = (
-        request_quantiles(rates, steps, within, (0.1, 0.5, 0.9))
-        if rates.size
-        else (unknown(), unknown(), unknown())
-    )
+    p10, p50, p90 = request_quantiles(rates, steps, within, (0.1, 0.5, 0.9))
     known_steps = [a.num_steps for a in found if a.num_steps is not None]
+    length = None
+    if all(a.num_steps for a in found):
+        counts = np.array(known_steps, np.float64)
+        length = _ratio(accepted + counts, counts)
     return AcceptanceBucket(
         by=by,
         value=value,
@@ -270,13 +267,13 @@ def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> Acceptance
         num_accepted=int(accepted.sum()),
         num_steps=sum(known_steps) if len(known_steps) == len(found) else None,
         rate=_ratio(accepted, drafted),
-        length=_length(found),
+        length=length,
         p10=p10,
         p50=p50,
         p90=p90,
         raw_p10=float(np.quantile(rates, 0.1)) if rates.size else float("nan"),
         num_too_short=len(found) - len(long_enough),
-        histogram=_pool(found),
+        histogram=tuple(map(sum, zip_longest(*(a.histogram for a in found), fillvalue=0))),
         exact=all(a.exact for a in found),
     )
 
@@ -293,14 +290,6 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     if top.size < 3 or point <= 0:
         return unknown(point)
     return clustered_interval(Sample(top, clusters), ratio)
-
-
-def _length(found: Sequence[RequestAcceptance]) -> Interval | None:
-    if any(not a.num_steps for a in found):
-        return None
-    tokens = np.array([a.num_accepted + (a.num_steps or 0) for a in found], np.float64)
-    steps = np.array([a.num_steps for a in found], np.float64)
-    return _ratio(tokens, steps)
 
 
 def _steps(found: RequestAcceptance) -> float:
@@ -320,11 +309,6 @@ def _variance(found: RequestAcceptance) -> float:
         rate = found.rate
         return max(rate * (1 - rate), 1e-6)
     return float(rates.var(ddof=1)) if rates.size > 1 else float("nan")
-
-
-def _pool(found: Sequence[RequestAcceptance]) -> tuple[int, ...]:
-    longest = max((len(a.histogram) for a in found), default=0)
-    return tuple(sum(a.histogram[j] for a in found if len(a.histogram) > j) for j in range(longest))
 
 
 def num_verifications(arm: ArmSummary) -> int:

@@ -58,9 +58,8 @@ def without_start(records: Sequence[RequestRecord]) -> WithoutStart:
     cuts = [start_length(course_CN) for course_CN in courses.values()]
     arms = sorted({arm for arm, _ in courses})
     if len(arms) == 2:
-        for name in ("tpot_s", "ttft_s"):
-            ratio_CN = courses[arms[0], name] - courses[arms[1], name]
-            cuts.append(start_length(ratio_CN, either_way=True))
+        ratios = (courses[arms[0], name] - courses[arms[1], name] for name in ("tpot_s", "ttft_s"))
+        cuts += [start_length(ratio_CN, either_way=True) for ratio_CN in ratios]
     cut = max(cuts, default=0)
     if not cut:
         return WithoutStart(list(records), 0, {})
@@ -68,7 +67,18 @@ def without_start(records: Sequence[RequestRecord]) -> WithoutStart:
         replace(r, warm_up=True) if places.get((r.block, r.index), cut) < cut else r
         for r in records
     ]
-    return WithoutStart(marked, cut, _lost(records, marked))
+    before, after = _first_due(records), _first_due(marked)
+    return WithoutStart(marked, cut, {key: after[key] - before[key] for key in after})
+
+
+def _first_due(records: Sequence[RequestRecord]) -> dict[tuple[str, int], float]:
+    """When the first request that counts was due, by arm and block."""
+    found: dict[tuple[str, int], float] = {}
+    for record in records:
+        if not record.warm_up:
+            key = (record.arm, record.block)
+            found[key] = min(record.scheduled_s, found.get(key, math.inf))
+    return found
 
 
 def _places(records: Sequence[RequestRecord]) -> dict[Place, int]:
@@ -96,20 +106,3 @@ def _course(
         if record.arm == arm and record.ok and not record.warm_up and value > 0:
             course_CN[blocks[record.block], places[record.block, record.index]] = math.log(value)
     return course_CN
-
-
-def _lost(
-    before: Sequence[RequestRecord], after: Sequence[RequestRecord]
-) -> dict[tuple[str, int], float]:
-    """How much later the first request that counts was due, by arm and block."""
-
-    def first(records: Sequence[RequestRecord]) -> dict[tuple[str, int], float]:
-        found: dict[tuple[str, int], float] = {}
-        for record in records:
-            if not record.warm_up:
-                key = (record.arm, record.block)
-                found[key] = min(record.scheduled_s, found.get(key, math.inf))
-        return found
-
-    old, new = first(before), first(after)
-    return {key: new[key] - old[key] for key in new}

@@ -89,9 +89,8 @@ def break_even(counts: StepCounts, speedup: Interval) -> Interval:
 
     if not speedup.known or speedup.low <= 0:
         return unknown(rate(speedup.estimate))
-    return Interval(
-        rate(speedup.estimate), rate(speedup.high), rate(speedup.low), speedup.level
-    )  # fmt: skip
+    ends = rate(speedup.high), rate(speedup.low)
+    return Interval(rate(speedup.estimate), *ends, speedup.level)
 
 
 def break_even_of(summary: AbSummary) -> Interval | None:

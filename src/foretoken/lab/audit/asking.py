@@ -1,23 +1,29 @@
-"""Requests to one server, and everything that it answered; prompts to ask it about.
+"""Requests to one server, and everything that it answered, as the checks read it.
 
 An `Asker` sends bodies within a limit of open requests and keeps every reply, for checks that only
 read. Answers that several checks want are asked for once. `OneAtATime` lets one server of a machine
 compute at a time: servers whose threads wait by spinning take the cores from each other, and two
 that were asked at once on two cores answered a hundredth as fast as either alone.
+
+A `Reply` is read of completions and chat completions, whole or streamed, with both shapes of
+log-probabilities. What a server does not tell is None or empty.
 """
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
-from foretoken.lab.audit.replies import Reply, read_reply
+from foretoken.lab.http.read_answer import error_text, parse_events
 from foretoken.lab.http.timed import Answer, TransportError
 
 _PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
+_BUSY = (408, 429)
+"""HTTP statuses of a server that would answer at another time."""
+IN_FLIGHT = 8
+"""Requests at one server."""
 TOPS = 5
 """Likeliest tokens that greedy answers are asked for."""
 
@@ -48,6 +54,151 @@ def cases_of(texts: Sequence[str], count: int, max_tokens: int, start: int = 0) 
     return found
 
 
+class ToolCall(NamedTuple):
+    """A function that the model calls, and the text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back for one request."""
+
+    body: Mapping[str, Any]
+    """What was asked."""
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    """Texts of the tokens, where log-probabilities were asked for."""
+    logprobs: tuple[float, ...] = ()
+    tops: tuple[Mapping[str, float], ...] = ()
+    """Per token the likeliest tokens with their log-probabilities."""
+    finish_reasons: tuple[str, ...] = ()
+    text_after_end: bool = False
+    usage: Mapping[str, Any] | None = None
+    calls: tuple[ToolCall, ...] = ()
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed again."""
+    refused: str | None = None
+    """Why the server does not take such a request."""
+    error: str | None = None
+    """What broke."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is an answer."""
+        return self.refused is None and self.error is None
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether the tokens with log-probabilities make up the text: a server may leave some
+        out, and then they count nothing."""
+        return self.tokens is not None and "".join(self.tokens) == self.text
+
+    @property
+    def num_tokens(self) -> int | None:
+        """How many tokens came, if they can be told apart."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return len(self.tokens) if self.tokens is not None and self.tells_all else None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The last one."""
+        return self.finish_reasons[-1] if self.finish_reasons else None
+
+
+def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
+    """What `answer` says to `body`."""
+    if (400 <= answer.status < 500 and answer.status not in _BUSY) or answer.status == 501:
+        return Reply(
+            body=body,
+            refused=f"HTTP {answer.status}: {' '.join(error_text(answer.body).split())[:160]}",
+        )
+    if answer.status >= 500 or answer.broken is not None:
+        return Reply(body=body, error=str(answer.broken or f"HTTP {answer.status}"))
+    try:
+        if body.get("stream"):
+            events = [event for _, event in parse_events(answer.pieces)[0]]
+        else:
+            events = [json.loads(answer.body)]
+        return _read(body, events)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Reply(body=body, error=f"not what an OpenAI-style server sends ({error!r})")
+
+
+def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply:
+    texts: list[str] = []
+    ids: list[int] | None = []
+    rows: list[tuple[str, float, Mapping[str, float]]] = []
+    ends: list[str] = []
+    calls: dict[int, list[str]] = {}
+    after, prompt_ids, usage, cached = False, None, None, None
+    for event in events:
+        if event.get("error"):
+            return Reply(body=body, error=str(event["error"])[:160])
+        usage = event.get("usage") or usage
+        timings = event.get("timings") or {}
+        cached = timings.get("cache_n", cached)
+        for choice in event.get("choices") or ():
+            part = choice.get("delta") or choice.get("message") or {}
+            text = choice.get("text") or part.get("content") or ""
+            after = after or bool(text and ends)
+            texts.append(text)
+            own = choice.get("token_ids", part.get("token_ids"))
+            ids = [*ids, *own] if ids is not None and own is not None else ids
+            told = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
+            prompt_ids = told or prompt_ids  # the first event of a stream has them
+            rows += _rows(choice.get("logprobs"))
+            for call in part.get("tool_calls") or ():  # whole, or its next piece
+                function = call.get("function") or {}
+                one = calls.setdefault(int(call.get("index") or 0), ["", ""])
+                one[0] = one[0] or function.get("name") or ""
+                one[1] += function.get("arguments") or ""
+            if choice.get("finish_reason"):
+                ends.append(str(choice["finish_reason"]))
+    details = (usage or {}).get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens", cached)
+    return Reply(
+        body=body,
+        text="".join(texts),
+        token_ids=tuple(ids) if ids else None,
+        prompt_ids=tuple(prompt_ids) if prompt_ids else None,
+        tokens=tuple(row[0] for row in rows) if rows else None,
+        logprobs=tuple(row[1] for row in rows),
+        tops=tuple(row[2] for row in rows),
+        finish_reasons=tuple(ends),
+        text_after_end=after,
+        usage=usage,
+        calls=tuple(ToolCall(name, arguments) for name, arguments in calls.values()),
+        cached_tokens=cached,
+    )
+
+
+def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
+    """Tokens with their log-probability and the likeliest beside it."""
+    if not isinstance(given, dict):
+        return []
+    if isinstance(given.get("content"), list):
+        return [
+            (
+                str(entry["token"]),
+                float(entry["logprob"]),
+                {str(top["token"]): float(top["logprob"]) for top in entry["top_logprobs"] or ()},
+            )
+            for entry in given["content"]
+        ]
+    tokens = given.get("tokens") or []
+    own = given.get("token_logprobs") or [None] * len(tokens)
+    tops = given.get("top_logprobs") or [{}] * len(tokens)
+    return [
+        (str(token), float("nan") if value is None else float(value), top or {})
+        for token, value, top in zip(tokens, own, tops, strict=True)
+    ]
+
+
 @final
 class OneAtATime:
     """Lets any number of requests of one asker through, and never of two."""
@@ -56,42 +207,21 @@ class OneAtATime:
         """It is nobody's turn."""
         self._holder: object | None = None
         self._open = 0
-        self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
+        self._ended = asyncio.Condition()
 
     @asynccontextmanager
     async def of(self, who: object) -> AsyncIterator[None]:
         """A request of `who`, which begins when it is its turn."""
-        # Whoever comes while others wait is not let through: their turn would never come.
-        if self._open and (self._holder is not who or self._waiting):
-            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((who, mine))
-            try:
-                await mine
-            except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():
-                    self._end()
-                raise
-        else:
-            self._holder = who
-            self._open += 1
+        async with self._ended:
+            await self._ended.wait_for(lambda: not self._open or self._holder is who)
+            self._holder, self._open = who, self._open + 1
         try:
             yield
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._open -= 1
-        if self._open:
-            return
-        waiting = [(who, one) for who, one in self._waiting if not one.done()]
-        self._waiting.clear()
-        self._holder = waiting[0][0] if waiting else None
-        for who, one in waiting:
-            if who is self._holder:
-                self._open += 1
-                one.set_result(None)
-            else:
-                self._waiting.append((who, one))
+            self._open -= 1
+            if not self._open:
+                async with self._ended:
+                    self._ended.notify_all()
 
 
 class Asker:
@@ -103,7 +233,6 @@ class Asker:
         model: str | None,
         *,
         extra_body: Mapping[str, Any] | None = None,
-        concurrency: int = 8,
         timeout_s: float = 300.0,
         turns: OneAtATime | None = None,
     ) -> None:
@@ -113,7 +242,7 @@ class Asker:
         self.num_asked = 0
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
-        self._gate = asyncio.Semaphore(concurrency)
+        self._gate = asyncio.Semaphore(IN_FLIGHT)
         self._turns = turns
         self._greedy: dict[tuple[int, bool, bool], asyncio.Task[Reply]] = {}
 

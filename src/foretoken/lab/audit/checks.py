@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.lab.audit.asking import Asker, Case
+from foretoken.lab.audit.asking import Case, Reply
 from foretoken.lab.audit.judging import (
     FINE,
     AuditCheck,
@@ -22,8 +22,7 @@ from foretoken.lab.audit.judging import (
     plain_of,
     unasked,
 )
-from foretoken.lab.audit.replies import Reply
-from foretoken.lab.audit.rounding import common, same, same_or_near
+from foretoken.lab.audit.rounding import NEAR_TIE, common, same, same_or_near
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 NO_LOGPROBS = "completions come without log-probabilities"
@@ -64,7 +63,11 @@ async def _verification(sides: Sides, case: Case) -> Look:
     told = []
     # The first token is the prompt's, which no draft stands for.
     for number in range(1, len(drawn.tokens)):
-        reply = await _ask_next(plain, case, drawn, number)
+        prompt: str | list[int] = case.prompt + "".join(drawn.tokens[:number])
+        if drawn.prompt_ids is not None and drawn.token_ids is not None:
+            prompt = [*drawn.prompt_ids, *drawn.token_ids[:number]]
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 1.0, "logprobs": _SCORED_TOPS}
+        reply = await plain.ask(body)
         answered(reply)
         if not reply.tops:
             return unasked("the likeliest tokens are not told")
@@ -72,15 +75,6 @@ async def _verification(sides: Sides, case: Case) -> Look:
     value, token = min(told, default=(0.0, ""))
     why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
     return Look(sort="fine", score=sum(one for one, _ in told), why=why if told else "")
-
-
-async def _ask_next(plain: Asker, case: Case, drawn: Reply, number: int) -> Reply:
-    """What plain decoding expects as token `number` of the answer."""
-    assert drawn.tokens is not None, "just seen"
-    body = {"max_tokens": 1, "temperature": 1.0, "logprobs": _SCORED_TOPS}
-    if drawn.prompt_ids is not None and drawn.token_ids is not None:
-        return await plain.ask({**body, "prompt": [*drawn.prompt_ids, *drawn.token_ids[:number]]})
-    return await plain.ask({**body, "prompt": case.prompt + "".join(drawn.tokens[:number])})
 
 
 def surprise(token: str, top: Mapping[str, float]) -> float:
@@ -257,9 +251,7 @@ async def _stops(sides: Sides, case: Case) -> Look:
     plain = None if sides.plain is None else await sides.plain.greedy(case)
     found = same_or_near(whole, given, plain, sides.tie)
     other = f"another text than before with the stop string {stop!r}"
-    return Look(sort="fine", why="near-tie") if found.sort == "fine" else Look(
-        sort="differs", why=other
-    )  # fmt: skip
+    return NEAR_TIE if found.sort == "fine" else Look(sort="differs", why=other)
 
 
 def stop_within(whole: Reply) -> str | None:
@@ -278,39 +270,24 @@ def stop_within(whole: Reply) -> str | None:
     return None
 
 
-def _choices(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-def _record(**properties: Any) -> dict[str, Any]:
-    """A JSON schema without free text: an answer cannot become long."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-SCHEMA = _record(
-    language=_choices("Python", "C", "Rust", "none of these"),
-    tested={"type": "boolean"},
-    priority=_choices("low", "middle", "high"),
-    colour=_choices("red", "green", "blue", "violet"),
-    done={"type": "boolean"},
-)
-PARAMETERS = _record(
-    unit=_choices("celsius", "fahrenheit", "kelvin"),
-    city=_choices("Berlin", "Lagos", "Lima", "Osaka", "Pune"),
-    forecast={"type": "boolean"},
-)
-_FUNCTION = {"name": "weather", "description": "The weather.", "parameters": PARAMETERS}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["celsius", "fahrenheit", "kelvin"]},
+        "city": {"type": "string", "enum": ["Berlin", "Lagos", "Lima", "Osaka", "Pune"]},
+        "forecast": {"type": "boolean"},
+    },
+    "required": ["unit", "city", "forecast"],
+    "additionalProperties": False,
+}
+"""Without free text: an answer cannot become long."""
+_FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
 
 
 async def _grammars(sides: Sides, case: Case) -> Look:
     """Every draft is held to the grammar as every other token is, so what comes is JSON of the
     schema."""
-    form = {"name": "facts", "schema": SCHEMA, "strict": True}
+    form = {"name": "weather", "schema": SCHEMA, "strict": True}
     body = {
         "max_tokens": 160,
         "temperature": 0.8,
@@ -322,13 +299,13 @@ async def _grammars(sides: Sides, case: Case) -> Look:
     if reply.refused is not None:  # no chat template, perhaps
         reply = await sides.arm.ask({**body, "prompt": case.prompt})
     answered(reply)
-    return _judge_json(reply, reply.text.strip(), SCHEMA, "the answer") or FINE
+    return _judge_json(reply, reply.text.strip(), "the answer") or FINE
 
 
-def _judge_json(reply: Reply, text: str, schema: Mapping[str, Any], name: str) -> Look | None:
+def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
     """What is wrong with a JSON text; None: nothing. One cut short by its length cannot be told."""
     try:
-        wrong = misfit(json.loads(text), schema, name)
+        wrong = _misfit(json.loads(text), name)
     except ValueError:
         if reply.finish_reason == "length":
             return Look(sort="fine", why="cut short")
@@ -336,24 +313,18 @@ def _judge_json(reply: Reply, text: str, schema: Mapping[str, Any], name: str) -
     return None if wrong is None else Look(sort="wrong", why=wrong)
 
 
-_KINDS: dict[str, type[Any]] = {"object": dict, "boolean": bool, "string": str}
-
-
-def misfit(value: Any, schema: Mapping[str, Any], where: str) -> str | None:
-    """What about a value is not of a schema of objects, enums and booleans; None: nothing."""
-    kind = schema["type"]
-    if not isinstance(value, _KINDS[kind]):
-        return f"{where}: no {kind}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{where}: {str(value)[:30]!r}"
+def _misfit(value: Any, where: str) -> str | None:
+    """What about a value is not of the schema; None: nothing."""
     if not isinstance(value, dict):
-        return None
-    properties = schema["properties"]
-    odd = set(value) ^ set(properties)
+        return f"{where}: no object"
+    odd = set(value) ^ set(SCHEMA["properties"])
     if odd:
         return f"{where} has or lacks {', '.join(sorted(odd))[:60]}"
-    parts = (misfit(value[name], part, f"{where}, {name}") for name, part in properties.items())
-    return next((found for found in parts if found is not None), None)
+    for name, given in value.items():
+        allowed = SCHEMA["properties"][name].get("enum")
+        if given not in allowed if allowed else not isinstance(given, bool):
+            return f"{where}, {name}: {str(given)[:30]!r}"
+    return None
 
 
 async def _tools(sides: Sides, case: Case) -> Look:
@@ -374,7 +345,7 @@ async def _tools(sides: Sides, case: Case) -> Look:
         if [call.name for call in reply.calls] != [name]:
             names = ", ".join(call.name for call in reply.calls) or "no function"
             return Look(sort="wrong", why=f"{names} called instead of {name}")
-        found = _judge_json(reply, reply.calls[0].arguments, PARAMETERS, "the arguments")
+        found = _judge_json(reply, reply.calls[0].arguments, "the arguments")
         if found is not None:
             return found
         calls.append(reply.calls)
@@ -443,88 +414,45 @@ def _placeholders(reply: Reply) -> Look:
 
 
 GREEDY = AuditCheck(
-    name="greedy",
-    sentence="at temperature 0 the text is that of plain decoding",
-    look=_greedy,
-    reads_greedy=True,
-)
+    "greedy", "at temperature 0 the text is that of plain decoding",
+    look=_greedy, answers=1, reads_greedy=True,
+)  # fmt: skip
 VERIFICATION = AuditCheck(
-    name="verification",
-    sentence="drawn tokens are as likely as plain decoding's own, so every draft was verified",
-    look=_verification,
-    answers=SCORED_TOKENS,
-    each=0.1,
-)
+    "verification",
+    "drawn tokens are as likely as plain decoding's own, so every draft was verified",
+    look=_verification, answers=SCORED_TOKENS, each=0.1,
+)  # fmt: skip
 SAMPLING = AuditCheck(
-    name="sampling",
-    sentence="drawn texts are as often there as plain decoding's, for every set of parameters",
-    compare=_sampling,
-    answers=0,
-    each=0.1,
-)
+    "sampling",
+    "drawn texts are as often there as plain decoding's, for every set of parameters",
+    compare=_sampling, each=0.1,
+)  # fmt: skip
 LOGPROBS = AuditCheck(
-    name="logprobs",
-    sentence="log-probabilities are those of plain decoding, not a draft's",
-    look=_logprobs,
-    answers=0,
-    reads_greedy=True,
-)
+    "logprobs", "log-probabilities are those of plain decoding, not a draft's",
+    look=_logprobs, reads_greedy=True,
+)  # fmt: skip
 CHECKS: tuple[AuditCheck, ...] = (
     GREEDY,
     VERIFICATION,
     SAMPLING,
     LOGPROBS,
-    AuditCheck(
-        name="seeds",
-        sentence="the same seed gives the same text again",
-        look=_seeds,
-        answers=2,
-        each=0.25,
-    ),
-    AuditCheck(
-        name="streams",
-        sentence="a stream's text is the whole answer's, with one end",
-        look=_streams,
-        reads_greedy=True,
-    ),
-    AuditCheck(
-        name="stops",
-        sentence="an answer ends just before its stop string",
-        look=_stops,
-        each=0.6,
-        reads_greedy=True,
-    ),
-    AuditCheck(
-        name="grammars",
-        sentence="an answer with a JSON schema is JSON of that schema",
-        look=_grammars,
-    ),
-    AuditCheck(
-        name="tools",
-        sentence="a function call has whole arguments, streamed or not",
-        look=_tools,
-        answers=2,
-        each=0.6,
-    ),
-    AuditCheck(
-        name="prefixes",
-        sentence="prompts that go on from an earlier one find it in the cache",
-        look=_prefixes,
-        answers=2,
-        each=1.1,
-    ),
-    AuditCheck(
-        name="usage",
-        sentence="usage counts the tokens that came, no draft, and no more than max_tokens",
-        read=_usage,
-        answers=0,
-    ),
-    AuditCheck(
-        name="placeholders",
-        sentence="no answer has a placeholder where a draft was to be",
-        read=_placeholders,
-        answers=0,
-    ),
-)
+    AuditCheck("seeds", "the same seed gives the same text again",
+               look=_seeds, answers=2, each=0.25),
+    AuditCheck("streams", "a stream's text is the whole answer's, with one end",
+               look=_streams, answers=1, reads_greedy=True),
+    AuditCheck("stops", "an answer ends just before its stop string",
+               look=_stops, answers=1, each=0.6, reads_greedy=True),
+    AuditCheck("grammars", "an answer with a JSON schema is JSON of that schema",
+               look=_grammars, answers=1),
+    AuditCheck("tools", "a function call has whole arguments, streamed or not",
+               look=_tools, answers=2, each=0.6),
+    AuditCheck("prefixes", "prompts that go on from an earlier one find it in the cache",
+               look=_prefixes, answers=2, each=1.1),
+    AuditCheck("usage",
+               "usage counts the tokens that came, no draft, and no more than max_tokens",
+               read=_usage),
+    AuditCheck("placeholders", "no answer has a placeholder where a draft was to be",
+               read=_placeholders),
+)  # fmt: skip
 OF_TEXTS = (GREEDY.name, VERIFICATION.name, SAMPLING.name, LOGPROBS.name)
 """Checks of what is written, whatever is asked for."""

@@ -10,6 +10,7 @@ permutation test). What is only suspicious is looked at again with other prompts
 many: a false alarm must be unlucky in numbers that nobody has seen before.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -17,8 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from foretoken.lab.audit.asking import Asker, Case
-from foretoken.lab.audit.replies import Reply
+from foretoken.lab.audit.asking import Asker, Case, Reply
 
 ERROR = 0.0002
 """Chance of a false alarm of one comparison; a run makes fewer than forty."""
@@ -66,7 +66,7 @@ class Sides:
         return self.arm is self.plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AuditCheck:
     """One thing that is looked at."""
 
@@ -78,8 +78,8 @@ class AuditCheck:
     """Compares both servers by itself: `wrong` is what no chance explains."""
     read: Callable[[Reply], Look] | None = None
     """Reads any reply that other checks got."""
-    answers: int = 1
-    """Answers that a look asks each server for, about."""
+    answers: int = 0
+    """Answers that a look asks each server for, about, greedy ones aside."""
     each: float = 1.0
     """What one of them takes, in greedy answers; measured on the packaged server."""
     reads_greedy: bool = False
@@ -148,20 +148,23 @@ class CheckResult:
 
 def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None) -> CheckResult:
     """What the looks at a server come to; `plain` are those at plain decoding, if there is any."""
-    seen = [look for look in looks if look.sort not in ("unasked", "failed")]
-    usual = [look for look in plain or () if look.sort not in ("unasked", "failed")]
+    seen, usual = (
+        [look for look in own or () if look.sort not in ("unasked", "failed")]
+        for own in (looks, plain)
+    )
+    ours, theirs = Counter(look.sort for look in looks), Counter(look.sort for look in usual)
     base = CheckResult(
         name=check.name,
         sentence=check.sentence,
         status="ok",
         answers=len(seen),
-        wrong=_count(seen, "wrong"),
-        differs=_count(seen, "differs"),
+        wrong=ours["wrong"],
+        differs=ours["differs"],
         plain_answers=len(usual),
-        plain_wrong=_count(usual, "wrong"),
-        plain_differs=_count(usual, "differs"),
+        plain_wrong=theirs["wrong"],
+        plain_differs=theirs["differs"],
         near_ties=sum(look.why == "near-tie" for look in seen),
-        failed=_count(looks, "failed"),
+        failed=ours["failed"],
         examples=tuple(look.why for look in seen if look.sort in ("wrong", "differs"))[:3],
         untested=tuple(look.why for look in looks if check.compare and look.sort == "unasked"),
     )
@@ -174,11 +177,11 @@ def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None
 def _judge_seen(
     base: CheckResult, seen: Sequence[Look], usual: Sequence[Look], *, compared: bool
 ) -> CheckResult:
+    example = base.examples[0] if base.examples else ""
     if base.wrong and not base.plain_wrong:
-        return replace(base, status="fault", why=base.examples[0])
+        return replace(base, status="fault", why=example)
     if not compared:
-        status: Status = "open" if base.differs else "ok"
-        return replace(base, status=status, why=base.examples[0] if base.differs else "")
+        return replace(base, status="open" if base.differs else "ok", why=example)
     if not usual:
         return replace(base, status="open", why="plain decoding could not be asked")
     p_values = [
@@ -187,17 +190,18 @@ def _judge_seen(
     ]
     ours = [look.score for look in seen if look.score is not None]
     theirs = [look.score for look in usual if look.score is not None]
-    scored = compare_means(ours, theirs) if ours and theirs else None
-    least = min([*p_values, *([] if scored is None else [scored])])
+    if ours and theirs:
+        p_values.append(compare_means(ours, theirs))
+    least = min(p_values)
     if least < ERROR:
-        why = base.examples[0] if base.examples else _score_evidence(seen, ours, theirs)
+        why = example or _score_evidence(seen, ours, theirs)
         return replace(base, status="fault", p_value=least, why=why)
     usually = 2 * base.plain_differs > base.plain_answers and 2 * base.differs > base.answers
     both = base.wrong > 0 or usually
     return replace(
         base,
         status="both" if both else "ok",
-        why=base.examples[0] if both else "",
+        why=example if both else "",
         p_value=least,
         suspicious=least < _SUSPICIOUS or base.differs > base.plain_differs,
     )
@@ -210,18 +214,11 @@ def _score_evidence(seen: Sequence[Look], ours: Sequence[float], theirs: Sequenc
     return f"{means}: {min(scored)[1]}" if scored and mean < usual else means
 
 
-def _count(looks: Sequence[Look], sort: str) -> int:
-    return sum(look.sort == sort for look in looks)
-
-
 def exceeds(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
     """Fisher's exact test, one-sided: the chance of `ours` or more, given their sum."""
     total, marked = of_ours + of_theirs, ours + theirs
-    ways = sum(
-        comb(of_ours, i) * comb(of_theirs, marked - i)
-        for i in range(ours, min(of_ours, marked) + 1)
-        if marked - i <= of_theirs
-    )
+    more = range(ours, min(of_ours, marked) + 1)
+    ways = sum(comb(of_ours, i) * comb(of_theirs, marked - i) for i in more)
     return ways / comb(total, marked)
 
 

@@ -17,9 +17,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foretoken.lab.audit.asking import Asker, Case
+from foretoken.lab.audit.asking import Asker, Case, Reply
 from foretoken.lab.audit.judging import FINE, Look
-from foretoken.lab.audit.replies import Reply
 
 LEAST, MOST = 0.02, 0.5
 """Of a width: sums of 32 bit over many layers differ by so much; the step of 8 significant bits for
@@ -44,22 +43,15 @@ def step_of(places: Sequence[Sequence[float]]) -> float:
     Args:
         places: log-probabilities of the likeliest tokens, place by place.
     """
-    told = [gaps for place in places if len(gaps := _gaps(place)) >= _FEWEST_GAPS]
+    # Differences to the likeliest that are not zero.
+    gaps_of = ([max(place) - value for value in place if max(place) - value > _OFF_GRID]
+               for place in places)  # fmt: skip
+    told = [gaps for gaps in gaps_of if len(gaps) >= _FEWEST_GAPS]
     for step in _STEPS if told else ():
-        on_grid = sum(all(_is_multiple(gap, step) for gap in gaps) for gaps in told)
-        if 2 * on_grid >= len(told):
+        off_grid = [max(abs(gap - step * round(gap / step)) for gap in gaps) for gaps in told]
+        if 2 * sum(off < _OFF_GRID for off in off_grid) >= len(told):
             return step
     return 0.0
-
-
-def _gaps(place: Sequence[float]) -> list[float]:
-    """Differences to the likeliest that are not zero."""
-    ordered = sorted(place, reverse=True)
-    return [ordered[0] - value for value in ordered[1:] if ordered[0] - value > _OFF_GRID]
-
-
-def _is_multiple(gap: float, step: float) -> bool:
-    return abs(gap - step * round(gap / step)) < _OFF_GRID
 
 
 def near_tie(places: Sequence[Sequence[float]], apart: Sequence[float] = ()) -> float:
@@ -166,9 +158,8 @@ def same_or_near(first: Reply, second: Reply, plain: Reply | None, tie: float) -
     """As `same`; where `first` does not tell how likely its tokens were, both may instead be what
     plain decoding writes, but for near-ties."""
     found, where = same(first, second, tie), divergence(first, second)
-    if found.sort == "fine" or where is None or where.gap is not None:
-        return found
-    if plain is None or not plain.ok:
+    told = where is None or where.gap is not None
+    if found.sort == "fine" or told or plain is None or not plain.ok:
         return found
     both = (same(plain, one, tie) for one in (first, second))
     return NEAR_TIE if all(look.sort == "fine" for look in both) else found

@@ -7,7 +7,7 @@ pass or may not fail has failed; MEASURE MORE if one that has to pass is open; e
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
@@ -20,6 +20,7 @@ from foretoken.lab.records.results import AbSummary, ArmSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
 TAIL_RULES = ("tail_tpot", "ttft", "p99_tpot")
+MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "bold magenta"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,16 @@ class Decision:
 
     @property
     def conclusion(self) -> Verdict:
-        """The verdict with one reason and the next command."""
-        more = f"; {measure_more(self)}" if self.needed_blocks is not None else ""
-        return Verdict(word=self.verdict, reason=self.reason + more, command=self.command)
+        """The verdict with one reason, what is missing in blocks and minutes, and the next
+        command."""
+        reason = self.reason
+        if self.needed_blocks is not None:
+            minutes = (self.more_seconds or 0.0) / 60
+            took = f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
+            took = took if self.more_seconds else ""
+            more = max(0, self.needed_blocks - self.num_blocks)
+            reason += f"; {more} more blocks would tell ({self.needed_blocks} in all{took})"
+        return Verdict(word=self.verdict, reason=reason, command=self.command)
 
 
 def decide(
@@ -74,12 +82,8 @@ def decide(
     """Judge one A/B by every rule of the policy."""
     evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)
     rules = tuple(
-        Judged(
-            rule=rule.kind.name,
-            weight=rule.weight,
-            result=rule.kind.judge(evidence, **asdict(rule.parameters)),
-        )
-        for rule in policy.rules
+        Judged(rule=r.name, weight=r.weight, result=r.judge(evidence, **r.parameters))
+        for r in policy.rules
     )
     counted = [j for j in rules if j.weight != "note"]
     broken = [j for j in counted if j.result.outcome == "invalid"]
@@ -89,30 +93,33 @@ def decide(
     if failed and not broken:
         verdict = LEAVE_IT_OFF
     needed = None if broken or failed else _needed(evidence, still_open)
+    have, seconds = evidence.num_blocks, None
+    if needed is not None and have:
+        spent = evidence.baseline.duration_s + evidence.candidate.duration_s
+        seconds = spent / have * max(0, needed - have)
     sentence = _sentence(evidence, rules, broken or failed, still_open)
+    against = broken or failed or still_open
+    others = f"; and {len(against) - 1} more of its rules" if len(against) > 1 else ""
     limit = evidence.break_even
+    speed_ups = [j.result.value for j in rules if j.rule == "speedup" and j.result.value]
+    low = speed_ups[0].low if speed_ups else 0.0
     return Decision(
         run=run,
         load=evidence.candidate.requests_per_s,
         verdict=verdict,
         valid=not broken,
         sentence=sentence,
-        reason=sentence if verdict == USE_IT else _first(broken or failed or still_open),
+        reason=sentence if verdict == USE_IT else against[0].result.says + others,
         command=_next(summary, verdict, needed),
         rules=rules,
-        num_blocks=evidence.num_blocks,
+        num_blocks=have,
         look=summary.look,
         needed_blocks=needed,
-        more_seconds=_seconds(evidence, needed),
+        more_seconds=seconds,
         break_even_rate=limit.estimate if limit is not None else None,
         draft_share=draft_share_of(summary),
-        speed_up_low=_speed_up_low(rules),
+        speed_up_low=low if math.isfinite(low) else 0.0,
     )
-
-
-def _first(against: Sequence[Judged]) -> str:
-    more = len(against) - 1
-    return against[0].result.says + (f"; and {more} more of its rules" if more else "")
 
 
 def _next(summary: AbSummary, verdict: str, needed: int | None) -> str:
@@ -137,7 +144,12 @@ def _sentence(
              if j.rule == "speedup" and j.result.outcome == "pass"]  # fmt: skip
     tails = [j for j in rules if j.rule in TAIL_RULES and j.result.outcome == "inconclusive"]
     parts += [f"{j.rule}: {j.result.says}" for j in still_open if j not in tails]
-    parts += [f"{j.rule}: unproven ({j.result.says}){_takes(evidence, j)}" for j in tails]
+    for judged in tails:
+        needed, takes = _needed(evidence, [judged]), ""
+        if needed is not None:
+            requests = needed * evidence.requests_per_block
+            takes = f", about {requests:,.0f} requests an arm would tell"
+        parts.append(f"{judged.rule}: unproven ({judged.result.says}){takes}")
     if still_open:
         return "; ".join(parts)
     unknown = [
@@ -149,46 +161,12 @@ def _sentence(
     return "; ".join(parts) + (f"; not tested: {', '.join(unknown)}" if unknown else "")
 
 
-def _takes(evidence: Evidence, judged: Judged) -> str:
-    """How many requests per arm would tell."""
-    needed = _needed(evidence, [judged])
-    if needed is None:
-        return ""
-    return f", about {needed * evidence.requests_per_block:,.0f} requests an arm would tell"
-
-
 def _needed(evidence: Evidence, still_open: Sequence[Judged]) -> int | None:
     """The most blocks that an open rule asks for; requests are turned into blocks."""
     size, results = evidence.requests_per_block, [j.result for j in still_open]
     wanted = [r.needed_blocks or 0 for r in results]
     wanted += [math.ceil(r.needed_requests / size) for r in results if r.needed_requests and size]
     return max(wanted, default=0) or None
-
-
-def _seconds(evidence: Evidence, needed: int | None) -> float | None:
-    have = evidence.num_blocks
-    if needed is None or not have:
-        return None
-    spent = evidence.baseline.duration_s + evidence.candidate.duration_s
-    return spent / have * max(0, needed - have)
-
-
-def _speed_up_low(rules: Sequence[Judged]) -> float:
-    values = [j.result.value for j in rules if j.rule == "speedup" and j.result.value]
-    return values[0].low if values and math.isfinite(values[0].low) else 0.0
-
-
-MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "bold magenta"}
-
-
-def measure_more(decision: Decision) -> str:
-    """What is missing, in blocks and minutes."""
-    needed = decision.needed_blocks or 0
-    minutes = (decision.more_seconds or 0.0) / 60
-    took = f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
-    took = took if decision.more_seconds else ""
-    more = max(0, needed - decision.num_blocks)
-    return f"{more} more blocks would tell ({needed} in all{took})"
 
 
 def rules_table(rules: Sequence[Judged]) -> Table:
@@ -199,10 +177,7 @@ def rules_table(rules: Sequence[Judged]) -> Table:
     for judged in rules:
         result, dim = judged.result, "dim" if judged.weight == "note" else ""
         text = Text(result.says, style=dim)
-        asked = ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
-        missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
-        advice = result.advice if result.outcome != "pass" else ""
-        for line in filter(None, (missing, advice)):
+        for line in result.asks:
             text.append(f"\n-> {line}", style="italic")
         outcome = Text(result.outcome, style=dim or MARKS[result.outcome])
         table.add_row(judged.rule, judged.weight, outcome, text)

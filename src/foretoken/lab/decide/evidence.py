@@ -1,13 +1,9 @@
-"""What the rules look at: an A/B's summary, with intervals corrected for repeated looks.
-
-Also how a rule is declared and what it answers. Knows no rule.
+"""What the rules look at, an A/B's summary with intervals corrected for repeated looks, and what a
+rule answers. Knows no rule.
 """
 
-import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, make_dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
@@ -21,7 +17,6 @@ from foretoken.lab.stats.ratios import (
     standard_error,
 )
 
-OUTCOMES = ("pass", "fail", "inconclusive", "invalid")
 WEIGHTS = ("must", "veto", "note")
 BOTH_SIDES_LEVEL = 0.9
 """Over all looks together, so that one side errs in 5 % at most; the first look is at 95 %."""
@@ -41,7 +36,7 @@ class RuleResult:
     """One rule's answer."""
 
     outcome: str
-    """One of OUTCOMES."""
+    """pass, fail, inconclusive or invalid."""
     says: str
     advice: str = ""
     value: Interval | None = None
@@ -50,6 +45,13 @@ class RuleResult:
     """Blocks in total that should settle it; None if blocks are not what is missing."""
     needed_requests: int | None = None
     """Requests in total that should settle it."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What would settle it, and what to do."""
+        asked = ((self.needed_blocks, "blocks"), (self.needed_requests, "requests"))
+        missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
+        return tuple(filter(None, (missing, self.advice if self.outcome != "pass" else "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,25 +126,6 @@ class Evidence:
     def without_drafts(self, otherwise: str) -> str:
         """Why there is no break-even: nothing was drafted, or `otherwise`."""
         return NOTHING_DRAFTED if draft_share_of(self.summary) == 0.0 else otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class RuleKind:
-    """A rule by its name in a policy file."""
-
-    name: str
-    parameters: type[Any]
-    """A frozen dataclass; its fields are the keys in the policy file."""
-    judge: Callable[..., RuleResult]
-    """Called with the evidence and the parameters by their names."""
-
-
-def rule(judge: Callable[..., RuleResult]) -> RuleKind:
-    """A rule of the function's name, whose parameters beside the evidence are its keys."""
-    own = list(inspect.signature(judge).parameters.values())[1:]
-    keys = [(p.name, p.annotation, field(default=p.default)) for p in own]
-    name = judge.__name__
-    return RuleKind(name, make_dataclass(name, keys, frozen=True, kw_only=True), judge)
 
 
 def judge_ratio(

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.lab.analysis.crossover import NamedCrossing, crossings_along
+from foretoken.lab.analysis.crossover import Crossing, crossings_along
 from foretoken.lab.analysis.dimensions import (
     CLASS,
     CONTEXT,
@@ -26,8 +26,6 @@ from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
-MOST_OTHERS = 4
-"""Configurations that are told of beside the best."""
 Indices = Sequence[int]
 Differing = Sequence[Dimension]
 
@@ -43,7 +41,7 @@ class Overall:
     """The run that decides: of the best configuration, what speaks most against it."""
     dimensions: tuple[Dimension, ...] = ()
     """In what the runs differ; their values are in the order of the runs."""
-    crossings: tuple[NamedCrossing, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
     """Of the best configuration."""
     in_part: bool = False
     """Whether for part of the traffic it pays, or is still open, though not for all."""
@@ -90,19 +88,26 @@ def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -
     best = min(groups.values(), key=lambda own: _merit([decisions[i] for i in own]))
     decides = max(best, key=lambda i: _severity(decisions[i]))
     verdict = decisions[decides].verdict
-    metric, least = limit_of(policy)
+    asked = next((rule.parameters for rule in policy.rules if rule.name == "speedup"), {})
+    metric, least = asked.get("metric", "tpot_p50"), asked.get("least", 1.0)
     crossings = crossings_along(summaries, best, dimensions, metric, (least, 1.0))
     pays = sum(decisions[i].verdict == USE_IT for i in best)
     split = bool(_split(decisions[decides]))
     waits = any(decisions[i].verdict == MEASURE_MORE for i in best)
-    others = [own for own in groups.values() if own is not best]
+    named = ", ".join(f"{d.name} {d.show(decides)}" for d in chosen)
     says = [
-        _choice(chosen, decides, len(groups)),
+        f"Best of {len(groups)} configurations: {named}" if len(groups) > 1 else "",
         *_by_traffic(decisions, best, traffic, decides),
         *(_upper(found.says) for found in crossings),
-        *(_other(decisions, own, dimensions) for own in others[:MOST_OTHERS]),
-        _unequal(list(groups.values()), traffic),
     ]
+    unequal = ", ".join(
+        d.name
+        for d in traffic
+        if len({frozenset(d.values[i] for i in own) for own in groups.values()}) > 1
+    )
+    if unequal:
+        fair = "Not a fair comparison: the configurations were measured at different"
+        says.append(f"{fair} {unequal}")
     return Overall(
         verdict=verdict,
         says=tuple(filter(None, says)),
@@ -137,13 +142,6 @@ def _split(decision: Decision) -> list[str]:
     ]
 
 
-def _choice(chosen: Differing, decides: int, num: int) -> str:
-    if num < 2:
-        return ""
-    named = ", ".join(f"{d.name} {d.show(decides)}" for d in chosen)
-    return f"Best of {num} configurations: {named}"
-
-
 def _by_traffic(
     decisions: Sequence[Decision], own: Indices, traffic: Differing, decides: int
 ) -> list[str]:
@@ -154,68 +152,45 @@ def _by_traffic(
         if split:
             return [*split, _upper(_reason(decisions[decides]))]
         return [decisions[decides].sentence]
-    pays = [i for i in own if decisions[i].verdict == USE_IT]
+    pays, waiting, lost, broken = (
+        [i for i in own if (decisions[i].verdict, decisions[i].valid) == kind]
+        for kind in ((USE_IT, True), (MEASURE_MORE, True), (LEAVE_IT_OFF, True),
+                     (MEASURE_MORE, False))
+    )  # fmt: skip
     against = f"{_places(differing, [decides])}: {_reason(decisions[decides])}"
     if len(pays) == len(own):
-        return [
-            f"It pays wherever it was measured ({_places(differing, pays)}), least at {against}"
-        ]
-    why, found = f"At {against}", f"It pays at {_places(differing, pays)}" if pays else ""
-    broken = [i for i in own if not decisions[i].valid]
-    unknown = []
-    if broken:
-        where, cause = _places(differing, broken), _reason(decisions[broken[0]])
-        unknown = [f"It cannot be judged at {where}, measure anew: {cause}"]
-    waiting = [i for i in own if decisions[i].verdict == MEASURE_MORE and decisions[i].valid]
-    lost = [i for i in own if decisions[i].verdict == LEAVE_IT_OFF]
-    if not waiting and not lost:
-        return [*filter(None, [found]), *unknown]
-    if pays:
-        rest = [i for i in own if i in waiting or i in lost]
-        if not lost:
-            return [f"{found}, and is open at {_places(differing, rest)}", why, *unknown]
+        where = _places(differing, pays)
+        return [f"It pays wherever it was measured ({where}), least at {against}"]
+    says = [f"It pays at {_places(differing, pays)}"] if pays else []
+    rest = [i for i in own if i in waiting or i in lost]
+    if pays and lost:
         advice = _advice(differing, pays, rest)
-        return [f"{found}, not at {_places(differing, rest)}: {advice}", why, *unknown]
-    if not waiting:
-        names = " and ".join(d.name for d in differing)
-        judged = "could be judged" if unknown else "was measured"
-        return [f"It pays at no {names} that {judged}", why, *unknown]
-    seen = f"Open at {_places(differing, waiting)}: {_reason(decisions[waiting[0]])}"
-    if not lost:
-        return [seen, *unknown]
-    return [f"It does not pay at {_places(differing, lost)}", seen, why, *unknown]
+        says[0] += f", not at {_places(differing, rest)}: {advice}"
+    elif pays and waiting:
+        says[0] += f", and is open at {_places(differing, rest)}"
+    elif lost and waiting:
+        says.append(f"It does not pay at {_places(differing, lost)}")
+    elif lost:
+        judged = "could be judged" if broken else "was measured"
+        says.append(f"It pays at no {' and '.join(d.name for d in differing)} that {judged}")
+    if waiting and not pays:
+        says.append(f"Open at {_places(differing, waiting)}: {_reason(decisions[waiting[0]])}")
+    if lost or (pays and waiting):
+        says.append(f"At {against}")
+    if broken:
+        cause = _reason(decisions[broken[0]])
+        says.append(f"It cannot be judged at {_places(differing, broken)}, measure anew: {cause}")
+    return says
 
 
 def _reason(decision: Decision) -> str:
-    """The first rule that decides, and how many more there are."""
     if decision.verdict != USE_IT:
         return decision.reason
     return next((j.result.says for j in decision.rules if j.rule == "speedup"), "every rule holds")
 
 
-def _other(decisions: Sequence[Decision], own: Indices, dimensions: Differing) -> str:
-    """What a configuration that was not chosen comes to."""
-    named = ", ".join(f"{d.name} {d.show(own[0])}" for d in dimensions if not d.is_traffic)
-    differing = _differing([d for d in dimensions if d.is_traffic], own)
-    pays = [i for i in own if decisions[i].verdict == USE_IT]
-    worst = max(own, key=lambda i: _severity(decisions[i]))
-    if differing and 0 < len(pays) < len(own):
-        return f"{named} pays at {_places(differing, pays)} only"
-    where = f" at {_places(differing, [worst])}" if differing else ""
-    return f"{named}: {decisions[worst].verdict}{where}, {_reason(decisions[worst])}"
-
-
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _unequal(groups: Sequence[Indices], traffic: Differing) -> str:
-    """A warning where configurations were not measured with the same traffic."""
-    names = ", ".join(
-        d.name for d in traffic if len({frozenset(d.values[i] for i in own) for own in groups}) > 1
-    )
-    fair = "Not a fair comparison: the configurations were measured at different"
-    return f"{fair} {names}" if names else ""
 
 
 def _differing(dimensions: Differing, own: Indices) -> list[Dimension]:
@@ -256,11 +231,3 @@ _ABOVE = {
     "draft's distribution there",
     CONTEXT: "serve prompts longer than {} tokens without speculation",
 }
-
-
-def limit_of(policy: ShipPolicy) -> tuple[str, float]:
-    """The gain that a policy asks for, by its name, and how much of it."""
-    for rule in policy.rules:
-        if rule.kind.name == "speedup":
-            return rule.parameters.metric, rule.parameters.least
-    return "tpot_p50", 1.0

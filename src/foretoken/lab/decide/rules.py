@@ -12,7 +12,8 @@ did so, else inside the mix; acceptance stands in where nothing was timed by cla
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from foretoken.lab.analysis.crossover import show_metric
@@ -23,14 +24,13 @@ from foretoken.lab.decide.evidence import (
     against_break_even,
     blocks_to_support,
     judge_ratio,
-    rule,
     show,
     show_break_even,
     show_share,
 )
 from foretoken.lab.lint.names import engine_table
-from foretoken.lab.records.results import AcceptanceBucket, ArmGain, ArmSummary, ClassGains
-from foretoken.lab.stats.intervals import Interval, share_interval, unknown
+from foretoken.lab.records.results import AcceptanceBucket, ClassGains
+from foretoken.lab.stats.intervals import Interval, share_interval
 from foretoken.lab.stats.ratios import RESTART_SD, at_level
 from foretoken.lab.verdict import WORTH_IT
 
@@ -109,9 +109,8 @@ def cost(evidence: Evidence) -> RuleResult:
     own = ", ".join(f"{arm} {price.estimate:.3g}" for arm, price in prices.items())
     ratio = evidence.ratio(gain)
     outcome = "pass" if ratio.low >= 1 else ("fail" if ratio.high < 1 else "inconclusive")
-    value = ratio if ratio.known else unknown(ratio.estimate)
     says = f"per million tokens: {own}; {show(ratio)} cheaper"
-    return RuleResult(outcome, says, value=value, threshold=1.0)
+    return RuleResult(outcome, says, value=ratio, threshold=1.0)
 
 
 # The experiment
@@ -257,8 +256,8 @@ def temperatures(
 ) -> RuleResult:
     """At the temperatures of production, each bucket above break-even; without: whatever was."""
     buckets = evidence.candidate.buckets("temperature")
-    seen = {_number(b.value): b.num_requests for b in buckets}
-    missing = [t for t in production if seen.get(t, 0) < least_requests]
+    seen = {b.value: b.num_requests for b in buckets}
+    missing = [t for t in production if seen.get(f"{t:g}", 0) < least_requests]
     if missing:
         says = f"too few requests at temperature {', '.join(f'{t:g}' for t in missing)}"
         return RuleResult("inconclusive", says, needed_requests=least_requests * len(missing))
@@ -279,20 +278,14 @@ def temperatures(
     return RuleResult(outcome, says, threshold=limit.estimate, needed_requests=needed or None)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def quantization_drop(evidence: Evidence, most_drop: float = 0.05) -> RuleResult:
     """Acceptance against the same prompts with the unquantized model: a difference of rates."""
     reference, bucket = evidence.reference, evidence.candidate.all_drafts
     before = reference.all_drafts if reference else None
     if before is None or bucket is None:
-        none = "no reference run (--reference) to compare acceptance with"
-        return RuleResult("inconclusive", none)
+        return RuleResult(
+            "inconclusive", "no reference run (--reference) to compare acceptance with"
+        )
     old, new = before.rate, bucket.rate
     middle = old.estimate - new.estimate
     # Two independent rates: their half-widths are added in squares.
@@ -391,10 +384,14 @@ def kv_squeeze(
     evidence: Evidence, most_preemptions_per_request: float = 0.01, most_usage: float = 0.95
 ) -> RuleResult:
     """The draft did not take the memory that requests needed: preemptions beyond the baseline's."""
-    before, after = evidence.baseline, evidence.candidate
+    after = evidence.candidate
     if PREEMPTIONS not in after.counters:
         return RuleResult("inconclusive", "the server does not count preemptions")
-    more, usage = _preemptions(after) - _preemptions(before), after.gauges.get(KV_USAGE)
+    old, new = (
+        arm.counters.get(PREEMPTIONS, 0.0) / max(1, arm.num_requests)
+        for arm in (evidence.baseline, after)
+    )
+    more, usage = new - old, after.gauges.get(KV_USAGE)
     says = f"{more:+.3f} preemptions per request"
     says += f", keys and values filled to {usage:.0%}" if usage is not None else ""
     if more > most_preemptions_per_request:
@@ -406,15 +403,10 @@ def kv_squeeze(
     return RuleResult("pass", says)
 
 
-def _preemptions(arm: ArmSummary) -> float:
-    return arm.counters.get(PREEMPTIONS, 0.0) / arm.num_requests if arm.num_requests else 0.0
-
-
 # Classes of requests
 
 
-@dataclass(frozen=True, slots=True)
-class ClassesJudged:
+class ClassesJudged(NamedTuple):
     """Which classes surely lose and which surely win, all of them judged at once."""
 
     losing: dict[str, str]
@@ -422,11 +414,6 @@ class ClassesJudged:
     winning: dict[str, str]
     alone: bool
     """Whether they were run alone, so that no other class can be to blame."""
-
-    @property
-    def losers(self) -> str:
-        """The names of those that lose."""
-        return ", ".join(self.losing)
 
 
 def judge_classes(evidence: Evidence) -> ClassesJudged | None:
@@ -479,7 +466,7 @@ def homogeneous(evidence: Evidence) -> RuleResult:
         says = f"loses {where}: {'; '.join(lost)}; no class surely wins"
         return RuleResult("fail", says, "leave speculation off")
     says = f"{SPLIT}: loses {where}: {'; '.join(lost)}; wins: {'; '.join(won)}"
-    advice = f"{judged.losers} to a server without speculation, the rest to the other"
+    advice = f"{', '.join(judged.losing)} to a server without speculation, the rest to the other"
     return RuleResult("fail", says, advice)
 
 
@@ -504,17 +491,27 @@ def _by_acceptance(evidence: Evidence) -> RuleResult:
 
 def mixed_workload(evidence: Evidence) -> RuleResult:
     """If the tail loses: is a class to blame, or that classes share steps?"""
-    gains = [evidence.summary.gain(metric) for metric in TAILS]
-    usable = [gain for gain in gains if gain is not None and gain.enough and gain.ratio.known]
+    p99, p95 = (evidence.summary.gain(metric) for metric in TAILS)
+    usable = [g for g in (p99, p95) if g is not None and g.enough and g.ratio.known]
     lost = [gain for gain in usable if evidence.ratio(gain).high < 1.0]
+    if not lost and p99 in usable:
+        return RuleResult("pass", "the tail does not surely lose")
     if not lost:
-        return _tail_holds(gains[0], usable)
+        if p99 is None:
+            return RuleResult("inconclusive", "not measured")
+        says = f"a P99 takes about 1,000 requests an arm; there are {p99.num_pairs}"
+        return RuleResult("inconclusive", says, needed_blocks=blocks_to_support(p99))
     says = f"{show_metric(lost[0].metric)} loses: {show(evidence.ratio(lost[0]))}"
     judged = judge_classes(evidence)
     if judged is not None and judged.losing:
-        own = f"it is the loss of {judged.losers} itself, not of the mix"
-        in_mix = f"in this mix {judged.losers} loses"
-        return RuleResult("fail", f"{says}; {own if judged.alone else in_mix}", _advise(judged))
+        losers, advice = ", ".join(judged.losing), "leave speculation off"
+        if judged.winning:
+            advice = f"split the traffic by class: {losers} without speculation"
+            if not judged.alone:
+                advice += "; `foretoken lab ab --diagnose` tells whether alone, too"
+        alone = f"it is the loss of {losers} itself, not of the mix"
+        why = alone if judged.alone else f"in this mix {losers} loses"
+        return RuleResult("fail", f"{says}; {why}", advice)
     if judged is not None and judged.alone:
         says += "; run alone, no class does: they slow each other down in shared steps"
         return RuleResult("fail", says, "split the deployment by class, each with speculation")
@@ -526,28 +523,13 @@ def mixed_workload(evidence: Evidence) -> RuleResult:
     return RuleResult("fail", says, f"{advice}class by class")
 
 
-def _advise(judged: ClassesJudged) -> str:
-    if not judged.winning:
-        return "leave speculation off"
-    more = "" if judged.alone else "; `foretoken lab ab --diagnose` tells whether alone, too"
-    return f"split the traffic by class: {judged.losers} without speculation{more}"
-
-
-def _tail_holds(p99: ArmGain | None, usable: Sequence[ArmGain]) -> RuleResult:
-    """No tail that can be told loses; what a P99 would take, if it cannot."""
-    if p99 is None:
-        return RuleResult("inconclusive", "not measured")
-    if p99 in usable:
-        return RuleResult("pass", "the tail does not surely lose")
-    says = f"a P99 takes about 1,000 requests an arm; there are {p99.num_pairs}"
-    return RuleResult("inconclusive", says, needed_blocks=blocks_to_support(p99))
-
-
-_RULES: tuple[Callable[..., RuleResult], ...] = (
-    speedup, tail_tpot, p99_tpot, ttft, goodput, output_length, cost,
-    restarts, steady, production_load, plausible, busy_host, client_lag,
-    acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
-    outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
-)  # fmt: skip
-RULE_KINDS = {judge.__name__: rule(judge) for judge in _RULES}
+RULES: dict[str, Callable[..., RuleResult]] = {
+    judge.__name__: judge
+    for judge in (
+        speedup, tail_tpot, p99_tpot, ttft, goodput, output_length, cost,
+        restarts, steady, production_load, plausible, busy_host, client_lag,
+        acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
+        outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
+    )
+}  # fmt: skip
 """Every rule by its name."""

@@ -1,33 +1,41 @@
 """Policy files: which rules count, how much, and with which numbers.
 
-YAML. A file may extend another one (`default`, or a path beside it). Unknown rules and keys are
-errors; a rule set to null is dropped.
+YAML. A file may extend the default one. Unknown rules and keys are errors; a rule set to null is
+dropped.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
-from foretoken.lab.decide.rules import RULE_KINDS
+from foretoken.lab.decide.evidence import WEIGHTS, RuleResult
+from foretoken.lab.decide.rules import RULES
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
 from foretoken.lab.verdict import WORTH_IT
 
-SLOS = ("tpot", "ttft", "throughput")
-_KEYS = ("name", "slo", "rules", "extends")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PolicyFile:
+    name: str = "default"
+    slo: Literal["tpot", "ttft", "throughput"] = "tpot"
+    extends: Literal["default"] | None = None
+    rules: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShipRule:
     """One rule of a policy."""
 
-    kind: RuleKind
+    name: str
+    judge: Callable[..., RuleResult]
+    """Called with the evidence and the parameters."""
     weight: str
-    parameters: Any
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +53,29 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
     Raises:
         ConfigError: the file is no policy, or names an unknown rule, key or value.
     """
-    content = _read(name or "default", ())
+    content: dict[str, Any] = parse_yaml(default_text(), "policy")
+    if name not in (None, "default"):
+        own = read_yaml(Path(str(name)), "--policy")
+        from_plain(_PolicyFile, own, f"--policy {name}")
+        base: dict[str, Any] = content if own.get("extends") else {"name": name}
+        content = {**base, **own, "rules": _over(base.get("rules"), own.get("rules") or {})}
     for change in changes:
-        _apply(content, change)
-    slo = content.get("slo", "tpot")
-    if slo not in SLOS:
-        raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
-    rules = content.get("rules")
-    if not isinstance(rules, dict) or not any(rules.values()):
-        allowed = f"rules such as {', '.join(RULE_KINDS)}; `foretoken lab decide --show-policy`"
-        raise ConfigError("policy.rules", rules, allowed)
-    return ShipPolicy(
-        name=str(content.get("name", name or "default")),
-        slo=slo,
-        rules=tuple(_rule(key, value) for key, value in rules.items() if value is not None),
-    )
+        path, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError("--set", change, "RULE.KEY=VALUE, such as speedup.least=1.2")
+        value = parse_yaml(text, "--set")
+        rule, dot, key = path.partition(".")
+        if path == "slo":
+            content["slo"] = value
+        else:
+            content["rules"] = _over(content.get("rules"), {rule: {key: value} if dot else value})
+    told = from_plain(_PolicyFile, content, "policy")
+    rules = {key: value for key, value in (told.rules or {}).items() if value is not None}
+    if not rules:
+        allowed = f"rules such as {', '.join(RULES)}; `foretoken lab decide --show-policy`"
+        raise ConfigError("policy.rules", told.rules, allowed)
+    made = tuple(_rule(key, value) for key, value in rules.items())
+    return ShipPolicy(name=told.name, slo=told.slo, rules=made)
 
 
 def default_text() -> str:
@@ -68,63 +84,26 @@ def default_text() -> str:
     return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
 
 
-def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    """A file's content over that of what it extends."""
-    if name in seen:
-        allowed = "default, or another file: a policy cannot extend itself"
-        raise ConfigError("policy.extends", name, allowed)
-    if name == "default":
-        content: dict[str, Any] = parse_yaml(default_text(), "policy")
-    else:
-        content = read_yaml(Path(name), "--policy")
-    unknown = set(content) - set(_KEYS)
-    if unknown:
-        key = sorted(map(str, unknown))[0]
-        raise ConfigError(f"--policy {name}: {key}", content.get(key), one_of(key, _KEYS))
-    rules = content.get("rules") or {}
-    if not isinstance(rules, Mapping):
-        raise ConfigError(f"--policy {name}: rules", rules, "rules, each with keys and values")
-    parent = content.get("extends")
-    if parent is None:
-        return content
-    path = parent if parent == "default" else str(Path(name).parent / str(parent))
-    base = _read(path, (*seen, name))
-    merged = dict(base.get("rules") or {})
-    for key, value in rules.items():
-        keep = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = {**merged[key], **value} if keep else value
-    return {**base, **content, "rules": merged}
-
-
-def _apply(content: dict[str, Any], change: str) -> None:
-    """`speedup.least=1.2`, `slo=ttft`, or `cost=null`."""
-    path, equals, text = change.partition("=")
-    if not equals:
-        raise ConfigError("--set", change, "RULE.KEY=VALUE, such as speedup.least=1.2")
-    rules = content.get("rules") or {}
-    value = parse_yaml(text, "--set")
-    rule, dot, key = path.partition(".")
-    if path == "slo":
-        content["slo"] = value
-    elif dot:
-        own = rules.get(rule)
-        content["rules"] = {
-            **rules,
-            rule: {**(own if isinstance(own, Mapping) else {}), key: value},
-        }
-    else:
-        content["rules"] = {**rules, rule: value}
+def _over(rules: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules with those of `changes` over them, key by key."""
+    merged = dict(rules or {})
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = {**merged[name], **value} if both else value
+    return merged
 
 
 def _rule(name: str, value: object) -> ShipRule:
-    if name not in RULE_KINDS:
-        raise ConfigError(f"policy.rules.{name}", value, one_of(name, RULE_KINDS))
+    if name not in RULES:
+        raise ConfigError(f"policy.rules.{name}", value, one_of(name, RULES))
     if not isinstance(value, Mapping):
         raise ConfigError(f"policy.rules.{name}", value, "keys and values, such as {weight: must}")
     weight = value.get("weight", "must")
     if weight not in WEIGHTS:
         raise ConfigError(f"policy.rules.{name}.weight", weight, one_of(weight, WEIGHTS))
     given = {key: part for key, part in value.items() if key != "weight"}
-    kind = RULE_KINDS[name]
-    parameters = from_plain(kind.parameters, given, f"policy.rules.{name}")
-    return ShipRule(kind=kind, weight=weight, parameters=parameters)
+    # What a rule's function takes beside the evidence are the rule's keys.
+    own = list(inspect.signature(RULES[name]).parameters.values())[1:]
+    keys = make_dataclass(name, [(p.name, p.annotation, field(default=p.default)) for p in own])
+    parameters = dict(vars(from_plain(keys, given, f"policy.rules.{name}")))
+    return ShipRule(name=name, judge=RULES[name], weight=weight, parameters=parameters)

@@ -11,17 +11,14 @@ from pathlib import Path
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.ab import Watch, run_ab, silent
+from foretoken.lab.measure.ab import run_ab, silent
 from foretoken.lab.measure.experiment import AbConfig
+from foretoken.lab.measure.segments import Watch
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.verdict import MEASURE_MORE
 
 MOST_LOOKS = 5
 """The sixth look's intervals are so wide that another limit should be asked for instead."""
-
-
-def _untold(blocks: int, decision: Decision | None) -> None:
-    """Say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,7 @@ class UntilLimits:
 
     most_s: float = 1800.0
     """No block begins that would end later than this, by the pace so far."""
-    tell: Callable[[int, Decision | None], None] = _untold
+    tell: Callable[[int, Decision | None], object] = lambda _blocks, _decision: None
     """Told of the blocks that are wanted, and of what was said about those before."""
 
 

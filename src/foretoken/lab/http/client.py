@@ -1,17 +1,25 @@
-"""One OpenAI-style server: who it is, and one request at a time as a RequestRecord.
+"""One OpenAI-style server: who it is, one request at a time as a RequestRecord, and its metrics.
 
 Adds to each request what makes its kind of server talk about drafts, and nothing a server of
 another kind would refuse.
+
+Metrics are a flat mapping by current vLLM's names without `_total`, whatever the server calls them,
+summed over labels; `_created` lines and histogram buckets are left out. Written by hand because a
+page is read every second in the process that sends timed requests: prometheus_client's parser takes
+forty times as long, and ends at the first line that it cannot read (benchmarks/LOG.md).
 """
 
 import asyncio
 import json
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from foretoken.errors import ConfigError, EndpointError, ForetokenError, one_of
-from foretoken.lab.http.read_answer import ReadingOptions, failed, read_answer
+from foretoken.lab.http.read_answer import read_answer
 from foretoken.lab.http.timed import HttpPool, TransportError, now
+from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord, ServerInfo
 
@@ -30,51 +38,32 @@ _REMEDIES = {
 """What to do about an answer's HTTP status."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointConfig:
-    """How a server is spoken to."""
-
-    url: str
-    model: str | None = None
-    """None: the first that the server lists."""
-    engine: str | None = None
-    """None: found out."""
-    api_key: str | None = None
-    timeout_s: float = 300.0
-    """Longest time that one request may take."""
-    k: int = 0
-    """Draft length to assume where acceptance can only be told from chunks."""
-    extra_body: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
-        if self.timeout_s <= 0:
-            raise ConfigError("timeout_s", self.timeout_s, "seconds > 0")
-
-
 class Client:
     """Requests to one server."""
 
-    def __init__(self, config: EndpointConfig, info: ServerInfo, pool: HttpPool) -> None:
+    def __init__(self, arm: ArmConfig, info: ServerInfo, pool: HttpPool) -> None:
         """Take a server that `connect` has found."""
-        self.config, self.info, self.pool = config, info, pool
-        self._extras = {**EXTRAS.get(info.engine, {}), **config.extra_body}
+        self.arm, self.info, self.pool = arm, info, pool
+        self._extras = {**EXTRAS.get(info.engine, {}), **arm.extra_body}
         self._reading = asyncio.Lock()
 
     async def complete(
-        self, item: Item, record: RequestRecord, options: ReadingOptions
+        self, item: Item, record: RequestRecord, start_s: float, *, keep_text: bool = False
     ) -> RequestRecord:
-        """Send `item` now; `record` comes back filled in, with its error if there was one."""
+        """Send `item` now; `record` comes back filled in, with its error if there was one.
+
+        Its times count from `start_s` on the monotonic clock.
+        """
         path, body = self.request_of(item)
         payload = json.dumps(body).encode()
         try:
-            answer = await self.pool.send("POST", path, payload, timeout_s=self.config.timeout_s)
+            answer = await self.pool.send("POST", path, payload, timeout_s=self.arm.timeout_s)
         except TransportError as error:
-            return failed(record, error, options.start_s, now())
+            return replace(record, end_s=now() - start_s, error=str(error))
         # Answers of one step end together: read one, then let what is due be sent.
         async with self._reading:
             await asyncio.sleep(0)
-            return read_answer(record, answer, replace(options, k=options.k or self.config.k))
+            return read_answer(record, answer, start_s, k=self.arm.k, keep_text=keep_text)
 
     def request_of(self, item: Item) -> tuple[str, dict[str, Any]]:
         """Path and body of an item's request."""
@@ -94,73 +83,116 @@ class Client:
         await self.pool.close()
 
 
-def key_headers(key: str | None) -> dict[str, str]:
-    """What a server with keys wants with every request."""
-    return {"authorization": f"Bearer {key}"} if key else {}
-
-
-async def connect(
-    config: EndpointConfig, *, command: str | None = None, restarted_by: str | None = None
-) -> Client:
-    """A client of the server at `config.url`, once it is known who answers.
+async def connect(arm: ArmConfig, url: str = "") -> Client:
+    """A client of the arm's server, once it is known who answers at `url`; empty: at the arm's.
 
     Raises:
         EndpointError: nothing answers there, or not as an OpenAI-style server.
     """
-    pool = HttpPool(config.url, headers=key_headers(config.api_key))
+    pool = HttpPool(url or arm.url or "", headers=arm.headers)
     try:
-        info = await _identify(config, pool)
+        return Client(arm, await _identify(arm, pool), pool)
     except ForetokenError:
         await pool.close()
         raise
-    return Client(config, replace(info, command=command, restarted_by=restarted_by), pool)
 
 
-async def _identify(config: EndpointConfig, pool: HttpPool) -> ServerInfo:
-    patience = min(10.0, config.timeout_s)
-    listed = await get_json(pool, "/v1/models", timeout_s=patience)
+async def _identify(arm: ArmConfig, pool: HttpPool) -> ServerInfo:
+    listed = await _get_json(pool, "/v1/models", timeout_s=min(10.0, arm.timeout_s))
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
         said = "/v1/models lists no model, which an OpenAI-style server does"
-        raise EndpointError(f"{config.url}: {said}; is that the server's URL?")
+        raise EndpointError(f"{pool.origin.url}: {said}; is that the server's URL?")
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
-    if config.model is not None and config.model not in names:
-        allowed = f"one the server has: {one_of(config.model, map(str, names))}"
-        raise ConfigError("model", config.model, allowed)
+    if arm.model is not None and arm.model not in names:
+        allowed = f"one the server has: {one_of(arm.model, map(str, names))}"
+        raise ConfigError("model", arm.model, allowed)
     owner = str(entries[0].get("owned_by", "unknown"))
-    info = ServerInfo(
+    engine = arm.engine or _OWNERS.get(owner, owner)
+    try:
+        found = await _get_json(pool, "/props" if engine == "llama.cpp" else "/version")
+    except EndpointError:
+        found = None
+    named = found.get("version") or found.get("build_info") if isinstance(found, dict) else None
+    return ServerInfo(
         url=pool.origin.url,
-        engine=config.engine or _OWNERS.get(owner, owner),
-        model=config.model or names[0],
+        engine=engine,
+        version=None if named is None else str(named),
+        model=arm.model or names[0],
+        command=arm.command,
+        restarted_by=arm.restart_command,
     )
-    return replace(info, version=await _version(pool, info.engine))
 
 
-async def get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any:
+async def _get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any:
     """The JSON of a GET.
 
     Raises:
         EndpointError: no answer, an error, or no JSON.
     """
+    where = f"{pool.origin.url}{path}"
     try:
         answer = await pool.send("GET", path, timeout_s=timeout_s)
     except TransportError as error:
         why = "start the server first, or give another URL"
-        raise EndpointError(f"{pool.origin.url}{path}: {error}; {why}") from error
+        raise EndpointError(f"{where}: {error}; {why}") from error
     if answer.broken is not None or answer.status != 200:
         said = answer.broken or f"HTTP {answer.status}"
-        raise EndpointError(f"{pool.origin.url}{path}: {said}{_REMEDIES.get(answer.status, '')}")
+        raise EndpointError(f"{where}: {said}{_REMEDIES.get(answer.status, '')}")
     try:
         return json.loads(answer.body)
     except ValueError as error:
-        raise EndpointError(f"{pool.origin.url}{path}: not JSON{_REMEDIES[404]}") from error
+        raise EndpointError(f"{where}: not JSON{_REMEDIES[404]}") from error
 
 
-async def _version(pool: HttpPool, engine: str) -> str | None:
-    path = "/props" if engine == "llama.cpp" else "/version"
+_RENAMED = {
+    "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+    "llamacpp:spec_decode_num_drafts": "vllm:spec_decode_num_drafts",
+    "llamacpp:spec_decode_num_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "llamacpp:spec_decode_num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
+    "llamacpp:kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
+    "sglang:token_usage": "vllm:kv_cache_usage_perc",
+}
+_COUNTERS = (
+    "vllm:spec_decode_num_drafts",
+    "vllm:spec_decode_num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens",
+    "vllm:num_preemptions",
+)
+KV_USAGE = "vllm:kv_cache_usage_perc"
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+
+
+def parse_metrics(page: str) -> dict[str, float]:
+    """Every counter and gauge of a Prometheus page; lines it cannot read are left out."""
+    found: dict[str, float] = {}
+    for match in filter(None, map(_LINE.match, page.splitlines())):
+        if match[1].endswith(("_created", "_bucket")):
+            continue
+        name = match[1].removesuffix("_total")
+        name = _RENAMED.get(name, name)
+        try:
+            found[name] = found.get(name, 0.0) + float(match[2])
+        except ValueError:
+            continue
+    return found
+
+
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Growth of counters between two scrapes; a server that started anew counts from zero."""
+    return {
+        name: after[name] - (old if (old := before.get(name, 0.0)) <= after[name] else 0.0)
+        for name in _COUNTERS
+        if name in after
+    }
+
+
+async def scrape(pool: HttpPool) -> dict[str, float] | None:
+    """The server's metrics now; None if it has none or does not answer."""
     try:
-        found = await get_json(pool, path)
-    except EndpointError:
+        answer = await pool.send("GET", "/metrics", timeout_s=5.0)
+    except TransportError:
         return None
-    value = found.get("version") or found.get("build_info") if isinstance(found, dict) else None
-    return str(value) if value is not None else None
+    if answer.status != 200 or answer.broken is not None:
+        return None
+    return parse_metrics(answer.body.decode("utf-8", "replace")) or None

@@ -13,10 +13,10 @@ merged on their way.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretoken.lab.http.timed import Answer, TransportError
+from foretoken.lab.http.timed import Answer
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 
 
@@ -31,14 +31,12 @@ def from_body(metrics: Any) -> RequestAcceptance | None:
         num_accepted=_count(found, "num_accepted_draft_tokens") or 0,
         num_steps=_count(found, "num_spec_steps"),
         histogram=_histogram(found.get("acceptance_histogram")),
-        per_step_accepted=_steps(found, "accepted"),
-        per_step_drafted=_steps(found, "drafted"),
+        per_step_accepted=_steps(found, "per_step_accepted", "per_step_num_accepted_tokens"),
+        per_step_drafted=_steps(found, "per_step_drafted", "per_step_num_draft_tokens"),
     )
 
 
-def _steps(found: Mapping[str, Any], what: str) -> tuple[int, ...]:
-    words = {"accepted": "accepted", "drafted": "draft"}
-    names = (f"per_step_{what}", f"per_step_num_{words[what]}_tokens")
+def _steps(found: Mapping[str, Any], *names: str) -> tuple[int, ...]:
     given = next((found[name] for name in names if name in found), None)
     return tuple(int(value) for value in given) if isinstance(given, list) else ()
 
@@ -53,9 +51,10 @@ def _histogram(given: Any) -> tuple[int, ...]:
     return tuple(counts.get(j, 0) for j in range(max(counts) + 1))
 
 
-def _count(found: Mapping[str, Any], name: str) -> int | None:
-    value = found.get(name)
-    return int(value) if isinstance(value, int | float) else None
+def _count(found: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these fields that is a number."""
+    values = (found.get(name) for name in names)
+    return next((int(value) for value in values if isinstance(value, int | float)), None)
 
 
 def from_timings(timings: Sequence[Mapping[str, Any]]) -> RequestAcceptance | None:
@@ -64,21 +63,20 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> RequestAcceptance | No
     With timings_per_token they are cumulative, so differences are steps: a chunk that brings
     drafts is one verification. Without them the number of steps is not known.
     """
-    with_drafts = [t for t in timings if _count(t, "draft_n") is not None]
-    if not with_drafts:
+    counts = [
+        (drafted, _count(t, "draft_n_accepted") or 0)
+        for t in timings
+        if (drafted := _count(t, "draft_n")) is not None
+    ]
+    if not counts or counts[-1][0] == 0:
         return None
-    total = with_drafts[-1]
-    drafted, accepted = _count(total, "draft_n") or 0, _count(total, "draft_n_accepted") or 0
-    if drafted == 0:
-        return None
-    counts = [(_count(t, "draft_n") or 0, _count(t, "draft_n_accepted") or 0) for t in with_drafts]
+    drafted, accepted = counts[-1]
     steps = [
         (after[0] - before[0], after[1] - before[1])
         for before, after in zip([(0, 0), *counts], counts, strict=False)
         if after[0] > before[0]
     ]
-    per_chunk = len(with_drafts) > 1 and len(steps) > 1
-    if not per_chunk:
+    if len(counts) < 2 or len(steps) < 2:
         return RequestAcceptance(source="timings", num_drafted=drafted, num_accepted=accepted)
     return RequestAcceptance(
         source="timing_chunks",
@@ -96,12 +94,9 @@ def from_spec_details(details: Any) -> RequestAcceptance | None:
     """SGLang's `spec_tokens_details` (return_spec_tokens_details)."""
     if not isinstance(details, dict):
         return None
-    names = ("spec_verify_ct", "verify_count", "num_verify")
-    steps = next((_count(details, n) for n in names if _count(details, n) is not None), None)
-    names = ("proposed_drafts", "spec_draft_token_num", "num_draft_tokens")
-    drafted = next((_count(details, n) for n in names if _count(details, n) is not None), None)
-    names = ("correct_drafts", "spec_accept_token_num", "num_accepted_tokens")
-    accepted = next((_count(details, n) for n in names if _count(details, n) is not None), None)
+    steps = _count(details, "spec_verify_ct", "verify_count", "num_verify")
+    drafted = _count(details, "proposed_drafts", "spec_draft_token_num", "num_draft_tokens")
+    accepted = _count(details, "correct_drafts", "spec_accept_token_num", "num_accepted_tokens")
     if drafted is None or accepted is None:
         return None
     histogram = next((details[n] for n in details if "histogram" in n), None)
@@ -139,24 +134,6 @@ def count_histogram(accepted: Sequence[int]) -> tuple[int, ...]:
     return tuple(list(accepted).count(j) for j in range(max(accepted, default=-1) + 1))
 
 
-def split_events(pieces: Sequence[tuple[float, bytes]]) -> tuple[list[tuple[float, bytes]], bytes]:
-    """Events as (arrival, data), and what was left over after the last blank line."""
-    events: list[tuple[float, bytes]] = []
-    rest = b""
-    for at, piece in pieces:
-        rest = rest + piece if rest else piece
-        if b"\r" in rest:
-            rest = rest.replace(b"\r\n", b"\n")
-        if b"\n\n" not in rest:
-            continue
-        *frames, rest = rest.split(b"\n\n")
-        for frame in frames:
-            data = _data_of(frame)
-            if data is not None:
-                events.append((at, data))
-    return events, rest
-
-
 def _data_of(frame: bytes) -> bytes | None:
     lines = [line[5:].removeprefix(b" ") for line in frame.split(b"\n") if line[:5] == b"data:"]
     return b"\n".join(lines) if lines else None
@@ -173,10 +150,19 @@ def parse_events(
         ValueError: an event is not a JSON object.
     """
     found: list[tuple[float, dict[str, Any]]] = []
-    events, rest = split_events(pieces)
-    if not torn and rest.strip().startswith(b"data:"):
-        events.append((pieces[-1][0], _data_of(rest.strip()) or b""))
+    events: list[tuple[float, bytes | None]] = []
+    rest = b""
+    for at, piece in pieces:
+        rest += piece
+        if b"\r" in rest:
+            rest = rest.replace(b"\r\n", b"\n")
+        *frames, rest = rest.split(b"\n\n")
+        events += [(at, _data_of(frame)) for frame in frames]
+    if not torn and pieces:
+        events.append((pieces[-1][0], _data_of(rest.strip())))
     for at, data in events:
+        if data is None:
+            continue
         if data.strip() == b"[DONE]":
             return found, True
         value = json.loads(data)
@@ -188,12 +174,12 @@ def parse_events(
 
 @dataclass(slots=True)
 class _Reading:
-    text: list[str]
-    chunk_s: list[float]
-    chunk_tokens: list[int]
-    timings: list[dict[str, Any]]
+    text: list[str] = field(default_factory=list)
+    chunk_s: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
     metrics: Any = None
     details: Any = None
     error: str | None = None
@@ -208,22 +194,19 @@ class _Reading:
         if isinstance(event.get("timings"), dict):
             self.timings.append(event["timings"])
         for choice in event.get("choices") or ():
-            self._add_choice(at, choice)
-
-    def _add_choice(self, at: float, choice: dict[str, Any]) -> None:
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        delta = choice.get("delta") or choice.get("message") or {}
-        text = choice.get("text") or delta.get("content") or ""
-        text = text or delta.get("reasoning_content") or delta.get("reasoning") or ""
-        ids = choice.get("token_ids") or delta.get("token_ids")
-        if not text and not ids:
-            return
-        self.text.append(text)
-        self.chunk_s.append(at)
-        if isinstance(ids, list):
-            self.chunk_tokens.append(len(ids))
-        else:
-            self.all_have_ids = False
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            delta = choice.get("delta") or choice.get("message") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            text = text or delta.get("reasoning_content") or delta.get("reasoning") or ""
+            ids = choice.get("token_ids") or delta.get("token_ids")
+            if not text and not ids:
+                continue
+            self.text.append(text)
+            self.chunk_s.append(at)
+            if isinstance(ids, list):
+                self.chunk_tokens.append(len(ids))
+            else:
+                self.all_have_ids = False
 
     def acceptance(self, k: int) -> RequestAcceptance | None:
         found = from_body(self.metrics) or from_spec_details(self.details)
@@ -233,55 +216,42 @@ class _Reading:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingOptions:
-    """How answers are read."""
+def read_answer(
+    record: RequestRecord, answer: Answer, start_s: float, *, k: int = 0, keep_text: bool = False
+) -> RequestRecord:
+    """`record` with everything that `answer` says; mistakes of the server become its `error`.
 
-    start_s: float
-    """Start of the run on the monotonic clock."""
-    k: int = 0
-    """Draft length to assume where only chunks tell; 0: do not."""
-    keep_text: bool = False
-
-
-def read_answer(record: RequestRecord, answer: Answer, options: ReadingOptions) -> RequestRecord:
-    """`record` with everything that `answer` says; mistakes of the server become its `error`."""
-    reading = _Reading([], [], [], [])
-    error = None
+    Times count from `start_s` on the monotonic clock. `k` is the draft length to assume where only
+    chunks tell; 0: do not.
+    """
+    reading = _Reading()
     if answer.status >= 400:
         kind = "refused" if answer.status < 500 else "server"
-        error = f"{kind}: HTTP {answer.status}: {error_text(answer.body)}"
+        error: str | None = f"{kind}: HTTP {answer.status}: {error_text(answer.body)}"
     else:
         error = _read_body(reading, answer) or reading.error
-    error = error or _completeness(reading)
+    if error is None and not reading.chunk_s:
+        error = "protocol: an answer without text"
     text = "".join(reading.text)
     tokens = reading.chunk_tokens if reading.all_have_ids else []
-    zero = options.start_s
-    output_tokens = (reading.usage or {}).get("completion_tokens")
+    chunk_s = [at - start_s for at in reading.chunk_s]
+    output_tokens = reading.usage.get("completion_tokens")
     return replace(
         record,
-        sent_s=answer.sent_s - zero,
-        first_s=reading.chunk_s[0] - zero if reading.chunk_s else None,
-        last_s=reading.chunk_s[-1] - zero if reading.chunk_s else None,
-        end_s=answer.end_s - zero,
-        chunk_s=tuple(round(at - zero, 6) for at in reading.chunk_s),
+        sent_s=answer.sent_s - start_s,
+        first_s=chunk_s[0] if chunk_s else None,
+        last_s=chunk_s[-1] if chunk_s else None,
+        end_s=answer.end_s - start_s,
+        chunk_s=tuple(round(at, 6) for at in chunk_s),
         chunk_tokens=tuple(tokens),
-        prompt_tokens=(reading.usage or {}).get("prompt_tokens"),
-        output_tokens=output_tokens if output_tokens is not None else _sum(tokens),
+        prompt_tokens=reading.usage.get("prompt_tokens"),
+        output_tokens=output_tokens if output_tokens is not None else sum(tokens) or None,
         finish_reason=reading.finish_reason,
         error=error,
-        text=text if options.keep_text else None,
+        text=text if keep_text else None,
         text_hash=hashlib.sha256(text.encode()).hexdigest()[:16] if text else None,
-        acceptance=reading.acceptance(options.k) if error is None else None,
-        server=_server_times(reading),
+        acceptance=reading.acceptance(k) if error is None else None,
     )
-
-
-def failed(
-    record: RequestRecord, error: TransportError, start_s: float, at: float
-) -> RequestRecord:
-    """`record` of a request that got no answer, given up at `at`."""
-    return replace(record, error=str(error), end_s=at - start_s)
 
 
 def _read_body(reading: _Reading, answer: Answer) -> str | None:
@@ -302,37 +272,6 @@ def _read_body(reading: _Reading, answer: Answer) -> str | None:
     except (ValueError, AttributeError, TypeError) as error:
         return f"protocol: not what an OpenAI-style server sends ({error})"[:300]
     return None
-
-
-def _completeness(reading: _Reading) -> str | None:
-    if not reading.chunk_s:
-        return "protocol: an answer without text"
-    return None
-
-
-def _server_times(reading: _Reading) -> dict[str, float]:
-    """What the server says about its own time, in seconds."""
-    found: dict[str, float] = {}
-    if isinstance(reading.metrics, dict):
-        names = {
-            "queue_time_ms": "queue_s",
-            "time_to_first_token_ms": "ttft_s",
-            "generation_time_ms": "decode_s",
-            "mean_itl_ms": "tpot_s",
-        }
-        for theirs, ours in names.items():
-            if isinstance(reading.metrics.get(theirs), int | float):
-                found[ours] = reading.metrics[theirs] / 1000
-    if reading.timings:
-        last = reading.timings[-1]
-        for theirs, ours in {"prompt_ms": "prefill_s", "predicted_ms": "decode_s"}.items():
-            if isinstance(last.get(theirs), int | float):
-                found[ours] = last[theirs] / 1000
-    return found
-
-
-def _sum(tokens: list[int]) -> int | None:
-    return sum(tokens) if tokens else None
 
 
 def error_text(body: bytes) -> str:

@@ -75,33 +75,19 @@ class Incoming:
         """Nothing has come yet."""
         self.head = asyncio.Event()
         self.status = 0
-        self.headers: tuple[tuple[str, str], ...] = ()
-        self._arrived: list[tuple[float, bytes]] = []
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    @property
-    def started(self) -> bool:
-        """Whether the head is there."""
-        return self.head.is_set()
-
-    def begin(self, exchange: "_Exchange") -> None:
-        """The head has come."""
-        self.status, self.headers = exchange.status, tuple(exchange.headers)
-        self._arrived = exchange.pieces
-        self.head.set()
-
-    def put(self, piece: bytes | None) -> None:
-        """A piece of the body, or None at its end, whole or not."""
-        self._pieces.put_nowait(piece)
+        self.headers: list[tuple[str, str]] = []
+        self.arrived: list[tuple[float, bytes]] = []
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """Pieces of the body, and None at its end, whole or not."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes."""
-        while (piece := await self._pieces.get()) is not None:
+        while (piece := await self.queue.get()) is not None:
             yield piece
 
     def cut_off(self, error: TransportError, sent_s: float) -> "Answer":
         """What has come so far, as an answer that broke off."""
-        return Answer(self.status, self.headers, tuple(self._arrived), sent_s, now(), error)
+        return Answer(self.status, tuple(self.headers), tuple(self.arrived), sent_s, now(), error)
 
 
 @dataclass(slots=True)
@@ -185,7 +171,10 @@ class _Connection(asyncio.BufferedProtocol):
             return
         exchange.status = status
         if exchange.incoming is not None:
-            exchange.incoming.begin(exchange)
+            incoming = exchange.incoming
+            incoming.status, incoming.headers = status, exchange.headers
+            incoming.arrived = exchange.pieces
+            incoming.head.set()
         if exchange.bodyless:
             self.keep = False
             self.on_message_complete()
@@ -194,7 +183,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self.exchange is not None:
             self.exchange.pieces.append((self._at, body))
             if self.exchange.incoming is not None:
-                self.exchange.incoming.put(body)
+                self.exchange.incoming.queue.put_nowait(body)
 
     def on_message_complete(self) -> None:
         if self.exchange is not None and self.exchange.status >= 200:
@@ -260,7 +249,7 @@ class HttpPool:
                 answer = await self._exchange(fresh, request, timeout_s, incoming)
         finally:
             if incoming is not None:
-                incoming.put(None)
+                incoming.queue.put_nowait(None)
         if answer.broken is not None and not answer.status:
             raise answer.broken
         return answer

@@ -1,5 +1,1 @@
-"""The one writer of commands: how every engine is told what to serve and how to draft.
-
-`plan`, `tune`, `lint` and `export` decide what a command says; here is how it is said. What engines
-call an option is data, in `options.toml`. Starts nothing and judges nothing.
-"""
+"""Reads how a server is started, and writes it: in its own words and in those of other engines."""

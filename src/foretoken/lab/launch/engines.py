@@ -5,7 +5,7 @@ import re
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import LENGTHS, DraftingSetup, LaunchEngine, Told
+from foretoken.lab.launch.drafting import LENGTHS, NAMES, DraftingSetup, LaunchEngine, Told, Unsaid
 from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     METHOD_OPTIONS,
@@ -13,11 +13,11 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     in_json,
+    number,
 )
 from foretoken.lab.launch.llama_cpp import LLAMA_CPP
 from foretoken.lab.launch.openvino import OPENVINO
 from foretoken.lab.launch.sglang import SGLANG
-from foretoken.lab.launch.values import number
 from foretoken.lab.launch.vllm import JSON_FLAGS, VLLM
 
 FORETOKEN = LaunchEngine(
@@ -62,14 +62,19 @@ def tell(engine: str, drafting: DraftingSetup) -> Told:
     """
     if refused := refusal(engine, drafting.known):
         raise ConfigError("speculative_config.method", drafting.method, f"another: {refused}")
-    writer = ENGINES[engine].tell
-    assert writer is not None, "only for engines that commands are written for"
-    return writer(drafting)
+    own = ENGINES[engine]
+    assert own.tell is not None, "only for engines that commands are written for"
+    told = [*own.tell(drafting)]
+    if own.schedule == "one" and drafting.ranges:
+        whose = NAMES[engine].removesuffix(" GenAI")
+        why = f"{whose} drafts equally far at every load; its longest is written"
+        told.append(Unsaid(drafting.ranges_key, why))
+    return iter(told)
 
 
 def given(launch: Launch) -> DraftingSetup | None:
-    """What a launch drafts with, as far as it says; None where nothing drafts, or with a method
-    that is not known here."""
+    """What a launch drafts with, as far as it says, 0 drafts where it does not say how many; None
+    where nothing drafts, or with a method that is not known here."""
     engine, config, options = ENGINES[launch.engine], dict(launch.speculation), launch.options
     model = next((options[name] for name in DRAFT_OPTIONS if name in options), None)
     model = config.pop("model", None) or config.pop("speculative_model", None) or model
@@ -87,7 +92,19 @@ def given(launch: Launch) -> DraftingSetup | None:
         if not is_told(launch, part)
     ]
     keys = {name: value for name, value in config.items() if name not in LENGTHS}
-    count = _drafts(launch, in_blocks=named[0].in_one_pass)
+    # The last token is among what is verified, and in a block of DFlash.
+    verified = number(options.get("speculative-num-draft-tokens"))
+    verified = verified or number(options.get("speculative-dflash-block-size"))
+    said = [
+        number(launch.speculation.get("num_speculative_tokens")),
+        number(config.get("max_draft_len")),
+        verified - 1 if verified else None,
+        number(options.get("speculative-dspark-block-size")),
+        None if named[0].in_one_pass else number(options.get("speculative-num-steps")),
+    ]
+    if launch.engine == "llama.cpp":
+        said = [number(value) for name, value in options.items() if _LENGTHS.match(name)]
+    count = min(max(next((one for one in said if one), 0), 0), 128)
     return DraftingSetup(named[0].name, str(model) if model else None, keys, tuple(flags), count)
 
 
@@ -96,21 +113,3 @@ def is_told(launch: Launch, part: LaunchPart) -> bool:
     apart = (*METHOD_OPTIONS, *DRAFT_OPTIONS)
     is_key = in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT)
     return is_key or part.name in apart or bool(_LENGTHS.match(part.name))
-
-
-def _drafts(launch: Launch, *, in_blocks: bool) -> int:
-    """Drafts per verification; 0: not said, or more than anybody takes."""
-    config, options = launch.speculation, launch.options
-    # The last token is among what is verified, and in a block of DFlash.
-    verified = number(options.get("speculative-num-draft-tokens"))
-    verified = verified or number(options.get("speculative-dflash-block-size"))
-    said = [
-        number(config.get("num_speculative_tokens")),
-        number(config.get("max_draft_len")),
-        verified - 1 if verified else None,
-        number(options.get("speculative-dspark-block-size")),
-        None if in_blocks else number(options.get("speculative-num-steps")),
-    ]
-    if launch.engine == "llama.cpp":
-        said = [number(value) for name, value in options.items() if _LENGTHS.match(name)]
-    return min(max(next((count for count in said if count), 0), 0), 128)

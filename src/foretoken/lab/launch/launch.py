@@ -1,13 +1,16 @@
 """One way to start a server, whatever it was written in: its words, options and variables.
 
-Made by `read`, `sources` and the writers of engines, given back as text by `write`. Judges nothing.
+Made by `read` and the writers of engines, given back as text by `write`. Expressions of a script
+and variables of a shell are unknown values here: how they stand in the JSON of a command, and come
+back in it. Judges nothing.
 """
 
+import json
+import re
+import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
-
-from foretoken.lab.launch.values import as_text, is_unsaid, number, read_json, typed
 
 JSON_OPTIONS = ("speculative-config", "sc")
 SHORT = {
@@ -25,6 +28,8 @@ DRAFT_OPTIONS = (
 """Their options that name a draft model or a head."""
 RANKS = ("tensor-parallel-size", "tp", "tp-size")
 MODELS = ("model", "m", "model-path", "hf-repo", "hf")
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
+"""How a word of a shell begins that sets a variable."""
 
 Role = Literal["argument", "before", "set", "after"]
 """`before`: up to the server's name; `set`: an option that a variable of the environment stands
@@ -63,21 +68,16 @@ class LaunchPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """What a launch was written in."""
-
-    kind: Literal["command", "python", "settings"] = "command"
-    """`command`: words, in a shell text, a document or a Dockerfile."""
-    holder: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """One way to start a server."""
 
     engine: str
     parts: tuple[LaunchPart, ...]
-    form: Form = field(default_factory=Form)
+    form: Literal["command", "python", "settings"] = "command"
+    """What it was written in; `command`: words, in a shell text, a document or a Dockerfile."""
+    holder: str = ""
+    """In Python what is called, and what its result is assigned to; `config`: a speculative config
+    by itself."""
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
         """The parts with one of these roles."""
@@ -115,6 +115,17 @@ class Launch:
     def speculation(self) -> dict[str, Any]:
         """The speculative config; empty: speculation is off, as far as the text says."""
         return self._speculation()[0]
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it turns speculation on."""
+        options = self.options
+        if self.engine == "sglang":
+            return "speculative-algorithm" in options
+        if self.engine != "llama.cpp":
+            return bool(self.speculation) or self.unread
+        named = str(options.get("spec-type", "none")) != "none"
+        return named or any(name in options for name in (*DRAFT_OPTIONS, "spec-default"))
 
     @property
     def broken(self) -> str:
@@ -161,6 +172,12 @@ class Launch:
         """The launch without these options."""
         return self.having(part for part in self.parts if part.name not in names)
 
+    def with_value(self, name: str, value: str) -> Self:
+        """The launch with another value of this option, where it is given."""
+        return self.having(
+            replace(part, value=value, raw="") if part.name == name else part for part in self.parts
+        )
+
     def having(self, parts: Iterable[LaunchPart]) -> Self:
         """The launch with these parts."""
         return replace(self, parts=tuple(parts))
@@ -169,3 +186,99 @@ class Launch:
 def in_json(name: str) -> bool:
     """Whether an option holds the speculative config or a key of it."""
     return name.partition(".")[0].replace("_", "-") in JSON_OPTIONS
+
+
+_REFERENCE = re.compile(r"\$(?:\(\([^()]*\)\)|\([^()]*\)|\{[^{}]*\}|\w+)")
+_IN_JSON = re.compile(rf'("(?:[^"\\]|\\.)*")|({_REFERENCE.pattern})')
+_IN_SINGLE_QUOTES = re.compile("'[^']*'")
+_MARK = "\0"
+_MARKED = re.compile(r'"\\u0000((?:[^"\\]|\\.)*)"')
+_NUMBERS = (
+    "num_speculative_tokens",
+    "draft_tensor_parallel_size",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "max_model_len",
+)
+"""Keys whose value is a number, so that a variable in its place has no quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A value that only running the script would tell."""
+
+    source: str
+
+    def __str__(self) -> str:
+        """As it was written."""
+        return self.source
+
+
+def is_unsaid(value: object) -> bool:
+    """Whether only running tells what a value is."""
+    whole = isinstance(value, str) and _REFERENCE.fullmatch(value.strip()) is not None
+    return whole or isinstance(value, Expression)
+
+
+def one_more(value: object) -> object:
+    """The number after one that is unsaid, as its language writes it."""
+    if isinstance(value, Expression):
+        return Expression(f"{value.source} + 1")
+    return f"$(({str(value).strip('${}()')} + 1))"
+
+
+def read_json(text: str, raw: str = "") -> Any:
+    """JSON in which variables may stand for numbers; each becomes its name as text.
+
+    Args:
+        text: what the program gets, with variables as they stand.
+        raw: how it was written; in single quotes a shell fills in nothing.
+
+    Raises:
+        ValueError: it is no JSON, whatever the variables are.
+    """
+    written = raw or text
+    filled = written if written.startswith('"') else _IN_SINGLE_QUOTES.sub("", written)
+    if "$" not in filled:
+        return json.loads(text)
+    return json.loads(_IN_JSON.sub(lambda match: match[1] or json.dumps(match[2]), text))
+
+
+def json_text(value: Any) -> str:
+    """JSON of a value, with variables as they have to stand: numbers without quotes."""
+    text = json.dumps(_marked(value), default=lambda one: f"{_MARK}{one}")
+    return _MARKED.sub(lambda match: match[1], text)
+
+
+def json_for_shell(value: Any) -> str:
+    """The same, quoted for a shell that fills the variables in."""
+    return _REFERENCE.sub(lambda match: f"'\"{match[0]}\"'", shlex.quote(json_text(value)))
+
+
+def _marked(value: Any, *, number: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {key: _marked(one, number=key in _NUMBERS) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_marked(one, number=True) for one in value]
+    return Expression(value) if number and is_unsaid(value) and isinstance(value, str) else value
+
+
+def number(value: object) -> int | None:
+    """A value as an integer, if it is one."""
+    try:
+        return None if isinstance(value, bool) else int(str(value))
+    except ValueError:
+        return None
+
+
+def typed(value: Any) -> Any:
+    """A text of a command line as the JSON value that it is, if it is one."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def as_text(value: Any) -> str:
+    """A value as a word of a command."""
+    return json_text(value) if isinstance(value, dict | list) else str(value)

@@ -1,9 +1,15 @@
 """llama.cpp's server: told by a type of drafts, with flags of its own for each look-up."""
 
 from foretoken.config.methods import DraftingMethod, NgramSettings
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, not_by_load
+from foretoken.lab.launch.drafting import (
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    todays_word,
+    told_keys,
+    told_word,
+)
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import todays_word, told_keys, told_word
 
 _CLOSEST = {"suffix": "ngram-map-k"}
 """Methods that it has not, and the word for what is most like them."""
@@ -27,7 +33,6 @@ def _tell(drafting: DraftingSetup) -> Told:
         given = {f"--spec-{word}-size-n": str(shortest)} | given
     yield from (LaunchPart.flag(flag, value or True) for flag, value in given.items())
     yield from told_keys("llama.cpp", keys)
-    yield from not_by_load("llama.cpp", drafting)
 
 
 LLAMA_CPP = LaunchEngine(

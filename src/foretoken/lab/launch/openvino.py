@@ -8,9 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretoken.config.methods import DraftingMethod, NgramSettings
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid, not_by_load
+from foretoken.lab.launch.drafting import (
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    Unsaid,
+    told_keys,
+)
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import told_keys
 
 _METHODS = ("draft_model", "eagle3", "ngram")
 _THRESHOLD = "draft_confidence_threshold"
@@ -28,9 +33,6 @@ def _tell(drafting: DraftingSetup) -> Told:
     if drafting.known.drafts_with == "text":
         keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
     yield from told_keys("openvino", keys)
-    yield from not_by_load("OpenVINO", drafting)
-    if drafting.model:
-        yield from converted(drafting.model)
 
 
 def folder_of(model: str) -> str:
@@ -40,9 +42,9 @@ def folder_of(model: str) -> str:
 
 
 def converted(model: str) -> Told:
-    """That a model has to be converted once."""
+    """That a model, if there is one, has to be converted once."""
     folder = folder_of(model)
-    if folder != model:
+    if model and folder != model:
         command = f"optimum-cli export openvino --model {model} {folder}"
         yield Unsaid("model", f"converted once by `{command}`")
 

@@ -1,9 +1,15 @@
 """SGLang: told by an algorithm, the steps of a draft, and the rows to verify."""
 
 from foretoken.config.methods import DraftingMethod
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, not_by_load
+from foretoken.lab.launch.drafting import (
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    todays_word,
+    told_keys,
+    told_word,
+)
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import todays_word, told_keys, told_word
 
 _LOOK_UP = "NGRAM"
 """Its one look-up, for all of ours."""
@@ -30,7 +36,6 @@ def _tell(drafting: DraftingSetup) -> Told:
         yield LaunchPart.flag("--speculative-num-draft-tokens", count + 1)
     yield from (LaunchPart.flag(flag, value or True) for flag, value in drafting.flags)
     yield from told_keys("sglang", keys)
-    yield from not_by_load("SGLang", drafting)
 
 
 SGLANG = LaunchEngine(

@@ -5,9 +5,8 @@ from typing import Any
 from foretoken.config.methods import DraftingMethod, NgramSettings
 from foretoken.config.other_engines import find_other
 from foretoken.config.reader import defaults_of
-from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid
+from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid, told_keys
 from foretoken.lab.launch.launch import LaunchPart
-from foretoken.lab.launch.options import told_keys
 
 _IN_PARALLEL = "parallel"
 JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"

@@ -1,5 +1,1 @@
-"""Reading how a server is started, asked and watched, and saying what will not work.
-
-Works on text: command lines, YAML, JSON, dashboards, recorded requests. Starts nothing and asks no
-server. What each engine knows is data, in the TOML files beside the code.
-"""
+"""What will not work in how a server is started; what each engine knows is data, in TOML files."""

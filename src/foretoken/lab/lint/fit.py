@@ -12,15 +12,12 @@ from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import given
-from foretoken.lab.launch.launch import Launch
-from foretoken.lab.launch.values import number
-from foretoken.lab.lint.rules import speculates
-from foretoken.lab.plan.bits import find_quantization
+from foretoken.lab.launch.launch import Launch, number
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods
-from foretoken.lab.plan.sizes import known_models, load_plan_model
+from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
 """Where models are compared and no device is named."""
@@ -53,7 +50,10 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     try:
         settings = planned_settings(launch, machine)
         if settings is not None:
-            settings = _with_longest(settings, launch)
+            if launch.engine == "vllm" and "max-model-len" not in launch.options:
+                # vLLM starts only where one request as long as the target reads has room.
+                longest = load_plan_model(settings.target, "model").context
+                settings = replace(settings, context=max(longest, settings.context))
             found = build_plan(settings).findings
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
         if machine.device and error.given == machine.device:
@@ -90,7 +90,12 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     draft = drafting.model if drafting.method == "draft_model" else None
     if drafting.method == "draft_model" and not is_known(draft or ""):
         return None
-    device, count = _place(launch, machine)
+    # At least one device for each rank, but for Foretoken's processes on a CPU, which they are
+    # taken to share unless a machine is named.
+    in_processes = launch.engine == "foretoken" and launch.ranks > 1
+    device, count = machine.device or (_ANY_CPU if in_processes else _ANY_GPU), machine.count
+    if not in_processes or find_device(device).kind != "cpu":
+        count = max(count, launch.ranks)
     settings = PlanSettings(
         target=launch.model,
         draft=draft,
@@ -107,35 +112,18 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 
 
 def _drafting(launch: Launch) -> DraftingSetup | None:
-    return given(launch) or (None if speculates(launch) else DraftingSetup("ngram"))
-
-
-def _place(launch: Launch, machine: Machine) -> tuple[str, int]:
-    """A device and how many of it: at least one for each rank, but for Foretoken's processes on a
-    CPU, which they are taken to share unless a machine is named."""
-    in_processes = launch.engine == "foretoken" and launch.ranks > 1
-    device = machine.device or (_ANY_CPU if in_processes else _ANY_GPU)
-    if in_processes and find_device(device).kind == "cpu":
-        return device, machine.count
-    return device, max(machine.count, launch.ranks)
-
-
-def _with_longest(settings: PlanSettings, launch: Launch) -> PlanSettings:
-    """vLLM starts only where one request as long as the target reads has room, unless told."""
-    if launch.engine != "vllm" or "max-model-len" in launch.options:
-        return settings
-    longest = load_plan_model(settings.target, "model").context
-    return replace(settings, context=max(longest, settings.context))
-
-
-_LENGTHS = ("max-model-len", "context-length", "max-seq-len")
+    return given(launch) or (None if launch.speculates else DraftingSetup("ngram"))
 
 
 def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     options = launch.options
-    length = next((found for name in _LENGTHS if (found := _length(options.get(name)))), 0)
-    if length > 0:
-        settings = replace(settings, context=length)
+    for name in ("max-model-len", "context-length", "max-seq-len"):
+        text = str(options.get(name))
+        factor = {"k": 1000, "K": 1024}.get(text[-1:], 1)  # `32k` and `32K`, as vLLM takes them
+        length = (number(text[:-1] if factor > 1 else text) or 0) * factor
+        if length > 0:
+            settings = replace(settings, context=length)
+            break
     share = options.get("gpu-memory-utilization")
     if launch.engine in ("sglang", "tensorrt-llm"):
         # They set a share apart by rules of their own.
@@ -172,13 +160,6 @@ def unsaid_bits(launch: Launch) -> str:
     """Why nothing is known of the size of a launch's weights; empty where it is."""
     name = next((name for name, bits in _stored(launch).items() if bits is None), "")
     return name and f"the {name.replace('_', ' ')} does not say how many bits a weight has"
-
-
-def _length(given: object) -> int:
-    """Tokens, which vLLM takes as `32k` and `32K` too; 0: not said, or left to the engine."""
-    text = str(given)
-    factor = {"k": 1000, "K": 1024}.get(text[-1:], 1)
-    return (number(text.removesuffix(text[-1:]) if factor > 1 else text) or 0) * factor
 
 
 def is_known(name: str) -> bool:

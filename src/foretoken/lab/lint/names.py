@@ -16,7 +16,7 @@ from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import MOST_RUNNING
+from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     METHOD_OPTIONS,
@@ -24,8 +24,6 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     in_json,
-)
-from foretoken.lab.launch.values import (
     is_unsaid,
     json_for_shell,
     json_text,
@@ -38,7 +36,6 @@ NAME_CHECKS = (
     *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
     "given_twice",
 )
-_ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
 _SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -55,7 +52,6 @@ _NAMED_SO = {
 """Words in the names of drafters, and the method that vLLM concludes from them."""
 _FIRST = ("method", "model", "num_speculative_tokens")
 _LOSSY_KEYS = ("posterior_threshold", "posterior_alpha")
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 @cache
@@ -105,7 +101,7 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
     kept: list[LaunchPart] = []
     place: int | None = None
     for part in launch.parts:
-        row = find_other("flags", part.name.partition(".")[0], launch.engine) if part.name else None
+        row = find_other("flags", part.name.partition(".")[0], launch.engine)
         row = _of_gone_variable(part, launch.engine) or row
         if in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
             place = len(parts) if place is None else place
@@ -114,40 +110,29 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
             found += _unknown_flag(launch, part) if row is None and part.written else ()
             parts.append(_with_todays_method(launch, part))
         else:
-            found.append(_removed_flag(launch, part, row))
+            why = f" ({row.why})" if row.why else ""
+            does = "reads it no more" if part.role == "set" else "does not start with it"
+            version = engine_table(launch.engine)["version"]
+            message = f"was removed{why}; {launch.engine} {version} {does}"
+            remedy = _successor(row, launch, part.value)
+            found.append(Finding.of("removed_flag", "error", part.written, message, remedy))
             kind, _, name = row.successor.partition(":")
             if kind == "flag":
                 parts.append(_renamed(launch, part, name))
             elif kind == "key":
                 place = len(parts) if place is None else place
                 moved[row.name] = typed(part.value)
-    spoken = launch.speculation
-    config, said = _todays_config(launch, spoken, moved)
-    found += [*said, *_removed_methods(launch), *_removed_values(launch)]
-    twice = _given_twice(launch)
-    for name, key in twice.items():
-        message = f"{key} stands in --speculative-config too, which vLLM refuses"
-        found.append(
-            Finding.of("given_twice", "error", f"--{name}", message, f"leave --{name} out")
-        )
+    config, said = _todays_config(launch, moved)
+    found += [*said, *_removed_words(launch)]
+    twice = [one for one in found if one.check == "given_twice"]
     if launch.broken or (moved and launch.unread):
         return launch, found
-    if place is not None and config == spoken and not moved and not twice:
+    if place is not None and config == launch.speculation and not moved and not twice:
         parts[place:place] = kept
     elif place is not None and config:
-        if launch.engine == "vllm" and _names_a_model(config):
-            config.setdefault("method", method_by_name(config["model"]))
         parts.insert(place, _json_part(launch, config))
-    return launch.having(part for part in parts if not _says_nothing(launch, part)), found
-
-
-def _removed_flag(launch: Launch, part: LaunchPart, row: OtherName) -> Finding:
-    why = f" ({row.why})" if row.why else ""
-    version = engine_table(launch.engine)["version"]
-    does = "reads it no more" if part.role == "set" else "does not start with it"
-    message = f"was removed{why}; {launch.engine} {version} {does}"
-    remedy = _successor(row, launch, part.value)
-    return Finding.of("removed_flag", "error", part.written, message, remedy)
+    values = ((part, gone_value(launch.engine, part.name, part.value)) for part in parts)
+    return launch.having(part for part, gone in values if gone is None or gone.now), found
 
 
 def _successor(row: OtherName, launch: Launch, value: object) -> str:
@@ -157,7 +142,7 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
     if kind != "key":
         return row.successor or "leave it out"
     given = typed(value)
-    if key == _SCHEDULE:
+    if key == BY_LOAD:
         drafts = launch.options.get("num-speculative-tokens", 5)
         given = schedule_of(given, launch.speculation.get("num_speculative_tokens", drafts))
     gone = gone_value("vllm", key, given)
@@ -170,7 +155,7 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
 
 
 def _as_config(launch: Launch, config: Mapping[str, Any]) -> str:
-    if launch.form.kind == "command":
+    if launch.form == "command":
         return f"--speculative-config {json_for_shell(config)}"
     return f"speculative_config={json_text(config)}"
 
@@ -196,10 +181,11 @@ def _unknown_flag(launch: Launch, part: LaunchPart) -> Iterator[Finding]:
 
 
 def _todays_config(
-    launch: Launch, spoken: Mapping[str, Any], moved: Mapping[str, Any]
+    launch: Launch, moved: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Finding]]:
     """A speculative config under the keys, methods and values of today, and which were not."""
-    engine, given = launch.engine, {**spoken, **moved}
+    engine, spoken = launch.engine, launch.speculation
+    given = {**spoken, **moved}
     found: dict[str, Any] = {}
     said: list[Finding] = []
     switched_off = None
@@ -211,17 +197,19 @@ def _todays_config(
             kind, _, key = row.successor.partition(":")
             if kind != "key":
                 continue
-        if key == _SCHEDULE and key != name:
+        if key == BY_LOAD and key != name:
             switched_off = value
         elif key == "synthetic_acceptance_length" and key != name:
-            drafts = given.get("num_speculative_tokens")
-            found[key] = value if is_unsaid(value) else _length_of(value, drafts)
+            most = number(given.get("num_speculative_tokens")) or 5
+            if not is_unsaid(value):  # accepted at this rate where all drafts before were
+                value = round(sum(float(str(value)) ** i for i in range(most + 1)), 2)
+            found[key] = value
         else:
             found.setdefault(key, value)
     if engine == "vllm":
         _use_todays_words(found)
         if switched_off is not None:
-            found[_SCHEDULE] = schedule_of(switched_off, found.get("num_speculative_tokens"))
+            found[BY_LOAD] = schedule_of(switched_off, found.get("num_speculative_tokens"))
     elif "decoding_type" in found:
         found["decoding_type"] = _todays_word(engine, found["decoding_type"])
     return found, said
@@ -243,8 +231,17 @@ def _removed_key(
     yield Finding.of("removed_key", "error", where, f"{launch.engine} {message}", remedy)
 
 
-def _removed_methods(launch: Launch) -> Iterator[Finding]:
-    for where, word in _methods(launch) if launch.engine in _ENGINES else ():
+def _removed_words(launch: Launch) -> Iterator[Finding]:
+    """Methods and values that are gone, and keys that are given twice."""
+    config, options, is_vllm = launch.speculation, launch.options, launch.engine == "vllm"
+    words = {f"speculative_config.{key}": config.get(key) for key in ("method", "decoding_type")}
+    if is_vllm and "method" not in config and isinstance(config.get("model"), str):
+        words["speculative_config.model"] = method_by_name(config["model"])
+    given = [(where, word) for where, word in words.items() if isinstance(word, str)]
+    for part in launch.parts:
+        if part.name in METHOD_OPTIONS and isinstance(part.value, str):
+            given += [(f"--{part.name}", word.strip()) for word in part.value.split(",")]
+    for where, word in given if launch.engine != "foretoken" else ():
         row = find_other("methods", word, launch.engine)
         level, remedy = "error", ""
         if is_unsaid(word) or (row is not None and not row.gone):
@@ -252,41 +249,24 @@ def _removed_methods(launch: Launch) -> Iterator[Finding]:
         if row is None:
             message = f"{word} is no method of {launch.engine}"
             remedy = ", ".join(todays_names("methods", launch.engine))
-        elif row.method and launch.engine == "vllm":
+        elif row.method and is_vllm:
             level, message, remedy = "warning", f"{word} is an old name", row.method
         else:
             message = row.why or f"{word} was renamed"
             without = "a draft model or an EAGLE head where there is one; without one: ngram"
             remedy = row.now or without
         yield Finding.of("removed_method", level, where, message, remedy)
-
-
-def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
-    config = launch.speculation
-    for key in ("method", "decoding_type"):
-        if isinstance(config.get(key), str):
-            yield f"speculative_config.{key}", config[key]
-    if launch.engine == "vllm" and "method" not in config and isinstance(config.get("model"), str):
-        yield "speculative_config.model", method_by_name(config["model"])
-    for part in launch.parts:
-        if part.name in METHOD_OPTIONS and isinstance(part.value, str):
-            yield from ((f"--{part.name}", word.strip()) for word in part.value.split(","))
-
-
-def _removed_values(launch: Launch) -> Iterator[Finding]:
-    for key, value in {**launch.options, **launch.speculation}.items():
-        gone = gone_value("vllm", key, value) if launch.engine == "vllm" else None
+    for key, value in {**options, **config}.items() if is_vllm else ():
+        gone = gone_value("vllm", key, value)
         if gone is not None:
             message = f"{key} {value} is gone"
             yield Finding.of("removed_value", "error", key, message, gone.remedy or gone.now)
-
-
-def _given_twice(launch: Launch) -> dict[str, str]:
-    """vLLM's short options whose key stands in the speculative config's JSON too, and the key."""
     whole = next((typed(part.value) for part in launch.parts if part.name in JSON_OPTIONS), None)
-    keys = whole if isinstance(whole, dict) and launch.engine == "vllm" else {}
-    options = launch.options
-    return {name: key for name, key in SHORT.items() if name in options and key in keys}
+    keys = whole if is_vllm and isinstance(whole, dict) else {}
+    for name, key in SHORT.items():
+        if name in options and key in keys:
+            message = f"{key} stands in --speculative-config too, which vLLM refuses"
+            yield Finding.of("given_twice", "error", f"--{name}", message, f"leave --{name} out")
 
 
 def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
@@ -300,19 +280,15 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
 
 
 def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+    if launch.engine == "vllm" and _names_a_model(config):
+        config.setdefault("method", method_by_name(config["model"]))
     old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)
-    written = "--speculative-config" if launch.form.kind == "command" else "speculative_config"
-    if launch.form.kind == "settings" and any("-" in part.written for part in launch.parts):
+    written = "--speculative-config" if launch.form == "command" else "speculative_config"
+    if launch.form == "settings" and any("-" in part.written for part in launch.parts):
         written = "speculative-config"
     ordered = {key: config[key] for key in _FIRST if key in config} | config
     name = old.written if old else written
     return LaunchPart(name="speculative-config", written=name, value=ordered)
-
-
-def _length_of(rate: object, drafts: object) -> float:
-    """Mean tokens per step where every draft is accepted at this rate while all before were."""
-    share, k = float(str(rate)), number(drafts) or 5
-    return round(sum(share**i for i in range(k + 1)), 2)
 
 
 def _use_todays_words(config: dict[str, Any]) -> None:
@@ -364,13 +340,7 @@ def _of_gone_variable(part: LaunchPart, engine: str) -> OtherName | None:
 
 def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
     written = name.replace("_", "-")
-    if launch.form.kind == "python" or (launch.form.kind == "settings" and "_" in part.written):
+    if launch.form == "python" or (launch.form == "settings" and "_" in part.written):
         return replace(part, name=written, written=name)
-    dashes = "--" if launch.form.kind != "settings" else ""
+    dashes = "--" if launch.form != "settings" else ""
     return replace(part, name=written, written=dashes + written, role="argument")
-
-
-def _says_nothing(launch: Launch, part: LaunchPart) -> bool:
-    """Whether an option says nothing but a value for which nothing stands today."""
-    gone = gone_value(launch.engine, part.name, part.value)
-    return gone is not None and not gone.now

@@ -6,7 +6,7 @@ What a resumed run has finished is left out.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,12 +20,11 @@ from foretoken.lab.analysis.gains import (
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.experiment import AbConfig, ArmConfig
-from foretoken.lab.measure.loops import run_to_end
-from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share, measure
-from foretoken.lab.measure.traces import load_items
-from foretoken.lab.measure.workload import Item, Load, take
-from foretoken.lab.records.results import AbSummary, RequestRecord, RunSummary
+from foretoken.lab.measure.driving import run_to_end
+from foretoken.lab.measure.experiment import AbConfig
+from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, Watch, measure
+from foretoken.lab.measure.workload import Item, Load, load_items, take
+from foretoken.lab.records.results import AbSummary, RequestRecord
 from foretoken.lab.records.run_files import (
     SUMMARY,
     describe_client,
@@ -35,53 +34,45 @@ from foretoken.lab.records.run_files import (
 )
 from foretoken.lab.stats.repeats import in_turn
 
-Watch = Callable[[Segment, RequestRecord | None], None]
-"""Told of every segment that begins (None) and of every request that ends."""
-
 
 def silent(segment: Segment, record: RequestRecord | None) -> None:
     """A Watch that shows nothing."""
 
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
-    """Segments in the order they are measured: A B, B A, A B, ..."""
-    blocks = range(config.sizes.blocks)
+    """Segments in the order they are measured: A B, B A, A B, ...
+
+    Blocks take the workload in turn, so that their prompts differ as long as it lasts; other
+    prompts warm the server up, where there are any.
+    """
+    count, warm = config.sizes.requests_per_block, config.sizes.warm_up
+    warm_up = tuple(take(items, warm, len(items) - warm % len(items)))
     return [
-        _segment(arm, config, items, block)
-        for block in blocks
+        Segment(
+            arm=arm,
+            block=block,
+            items=tuple(take(items, count, block * count)),
+            warm_up=warm_up,
+            load=config.load,
+            arrival_seed=config.seed * 100_003 + block,
+        )
+        for block in range(config.sizes.blocks)
         for arm in in_turn(config.arms, block)
     ]
-
-
-def _segment(arm: ArmConfig, config: AbConfig, items: Sequence[Item], block: int) -> Segment:
-    """One block of one arm. Blocks take the workload in turn, so that their prompts differ as long
-    as it lasts; other prompts warm the server up, where there are any."""
-    count, warm = config.sizes.requests_per_block, config.sizes.warm_up
-    return Segment(
-        arm=arm,
-        block=block,
-        items=tuple(take(items, count, block * count)),
-        warm_up=tuple(take(items, warm, len(items) - warm % len(items))),
-        load=config.load,
-        arrival_seed=config.seed * 100_003 + block,
-        keep_text=config.keep_text,
-        scrape_every_s=config.scrape_every_s,
-    )
 
 
 async def _measure_blocks(segments: Sequence[Segment], folder: RunFolder, watch: Watch) -> None:
     """Measure what is not measured yet, in order."""
     start_s = now()
     for segment in segments:
-        if folder.is_finished(segment):
-            continue
-        watch(segment, None)
-        await measure(segment, folder, start_s, lambda record, s=segment: watch(s, record))  # type: ignore[misc]
+        if not folder.is_finished(segment):
+            watch(segment, None)
+            await measure(segment, folder, start_s, watch)
 
 
-def run_arms(
+def run_ab(
     config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
-) -> AbSummary | RunSummary:
+) -> AbSummary:
     """Measure the arms; what is measured is saved and summarized whatever happens.
 
     Raises:
@@ -94,40 +85,32 @@ def run_arms(
     found = None
     try:
         run_to_end(_measure_blocks(plan_ab(config, items), folder, watch))
-        found = _looked(summarize(config, out, folder.finished, notes), look)
+        found = summarize(config, out, folder.finished, notes, look)
     finally:
         folder.close()
         if found is None and len({end.arm for end in folder.finished}) == len(config.arms):
-            partial = _looked(summarize(config, out, folder.finished, notes), look)
+            partial = summarize(config, out, folder.finished, notes, look)
             write_json(out / SUMMARY, replace(partial, complete=False))
-    if config.diagnose and isinstance(found, AbSummary):
-        found = _diagnose(config, found, items, out, watch, resume=resume)
+    if config.diagnose:
+        # Every class alone under the same load: is a P99 loss the mix's or speculation's?
+        alone = []
+        for category in sorted({item.category for item in items if item.category}):
+            workload = replace(config.workload, category=category)
+            own = replace(config, workload=workload, diagnose=False)
+            result = run_ab(own, out / f"alone-{category}", resume=resume, watch=watch)
+            alone.append(alone_gains(category, result))
+        found = replace(found, diagnosis=tuple(alone))
     write_json(out / SUMMARY, found)
     return found
 
 
-def _looked(summary: AbSummary | RunSummary, look: int) -> AbSummary | RunSummary:
-    return replace(summary, look=look) if isinstance(summary, AbSummary) else summary
-
-
-def run_ab(
-    config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
-) -> AbSummary:
-    """`run_arms` of two arms."""
-    found = run_arms(config, out, resume=resume, watch=watch)
-    assert isinstance(found, AbSummary), config.arms
-    return found
-
-
-def run_or_read(config: AbConfig, out: Path, *, resume: bool, watch: Watch) -> AbSummary:
-    """With `resume`, an A/B that is measured whole is read: no further look at it."""
-    found = finished_ab(out) if resume else None
-    return found or run_ab(config, out, resume=resume, watch=watch)
-
-
 def summarize(
-    config: AbConfig, out: Path, finished: Sequence[SegmentEnd], notes: tuple[str, ...] = ()
-) -> AbSummary | RunSummary:
+    config: AbConfig,
+    out: Path,
+    finished: Sequence[SegmentEnd],
+    notes: tuple[str, ...] = (),
+    look: int = 1,
+) -> AbSummary:
     """The summary of the blocks that all arms have finished."""
     names = [arm.name for arm in config.arms]
     common = set.intersection(*({e.block for e in finished if e.arm == name} for name in names))
@@ -140,23 +123,25 @@ def summarize(
         for name in names
     ]
     arms = [summarize_arm(settled.records, own, config.slo) for own in data]
-    complete = len(common) >= config.sizes.blocks
-    environment = {**describe_client(), "host_busy": busy_share(whole)}
-    if len(arms) == 1:
-        return RunSummary(
-            complete=complete, config=asdict(config), environment=environment, arm=arms[0]
-        )
+    busy = [end.host_busy for end in whole if end.host_busy is not None]
+    environment = {**describe_client(), "host_busy": sum(busy) / len(busy) if busy else None}
+    base = AbSummary(
+        complete=len(common) >= config.sizes.blocks,
+        config=asdict(config),
+        environment=environment,
+        baseline=names[0],
+        candidate=names[-1],
+        arms=tuple(arms),
+        look=look,
+    )
+    if not base.compared:
+        return base
     versions = [arm.server.version for arm in arms]
     if versions[0] != versions[1]:
         notes += (f"the arms run different versions: {versions[0]} and {versions[1]}",)
     pair, prices = (data[0], data[1]), config.price_per_hour
-    return AbSummary(
-        complete=complete,
-        config=asdict(config),
-        environment=environment,
-        baseline=names[0],
-        candidate=names[1],
-        arms=tuple(arms),
+    return replace(
+        base,
         gains=compute_gains(settled.records, pair, config.slo, prices),
         equality=compare_texts(settled.records, (names[0], names[1])),
         classes=gains_by_class(settled.records, pair),
@@ -178,6 +163,15 @@ def gather(
     for end in own:
         counters.update(end.counters)
         gauges |= {n: max(v, gauges.get(n, 0.0)) for n, v in end.gauges.items()}
+    odd = []
+    versions = sorted({f"{end.server.engine} {end.server.version}" for end in own})
+    if len(versions) > 1:
+        odd.append(f"mixed versions of the server: {', '.join(versions)}")
+    models = sorted({str(end.server.model) for end in own})
+    if len(models) > 1:
+        odd.append(f"mixed models: {', '.join(models)}")
+    if not all(end.has_metrics for end in own):
+        odd.append("the server has no /metrics: no counters, no KV usage")
     return ArmData(
         arm=arm,
         server=own[-1].server,
@@ -185,40 +179,5 @@ def gather(
         counters=dict(counters),
         gauges=gauges,
         in_flight=load.concurrency if load is not None and load.kind == "closed" else 0,
-        notes=(*notes, *_oddities(own)),
+        notes=(*notes, *odd),
     )
-
-
-def _oddities(own: Sequence[SegmentEnd]) -> list[str]:
-    notes = []
-    versions = sorted({f"{end.server.engine} {end.server.version}" for end in own})
-    if len(versions) > 1:
-        notes.append(f"mixed versions of the server: {', '.join(versions)}")
-    models = sorted({str(end.server.model) for end in own})
-    if len(models) > 1:
-        notes.append(f"mixed models: {', '.join(models)}")
-    jumps = [f"{end.clock_jump_s:+.1f} s in block {end.block}" for end in own if end.clock_jump_s]
-    if jumps:
-        notes.append(f"the wall clock jumped ({'; '.join(jumps)}); all times here are monotonic")
-    if not all(end.has_metrics for end in own):
-        notes.append("the server has no /metrics: no counters, no KV usage, no queue")
-    return notes
-
-
-def _diagnose(
-    config: AbConfig,
-    summary: AbSummary,
-    items: Sequence[Item],
-    out: Path,
-    watch: Watch,
-    *,
-    resume: bool,
-) -> AbSummary:
-    """Every class alone under the same load: is a P99 loss the mix's or speculation's?"""
-    found = []
-    for category in sorted({item.category for item in items if item.category}):
-        workload = replace(config.workload, category=category)
-        alone = replace(config, workload=workload, diagnose=False)
-        result = run_ab(alone, out / f"alone-{category}", resume=resume, watch=watch)
-        found.append(alone_gains(category, result))
-    return replace(summary, diagnosis=tuple(found))

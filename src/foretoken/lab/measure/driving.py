@@ -2,22 +2,29 @@
 
 Both send the same items in the same order. An open loop never waits for an answer; its lateness is
 in the records (sent_s - scheduled_s), since a late client hides a slow server.
+
+What measures runs in an event loop that SIGTERM ends as Ctrl-C does: at an await. An exception
+raised wherever a signal comes is lost where nothing may raise, as around a fork, and a server that
+is just being started would be left behind.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from foretoken.errors import ConfigError
 from foretoken.lab.http.client import Client
-from foretoken.lab.http.read_answer import ReadingOptions
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.workload import Item, Load, draw_arrivals
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import Floats
 
+T = TypeVar("T")
 _TICK_S = 0.001
 """Resolution of asyncio's timers on Linux: epoll takes milliseconds."""
 
@@ -33,7 +40,6 @@ class LoadRun:
     warm_up: bool = False
     start_s: float
     """Start of the run on the monotonic clock, which the records' times count from."""
-    keep_text: bool = False
 
 
 Done = Callable[[RequestRecord], None]
@@ -41,24 +47,46 @@ Done = Callable[[RequestRecord], None]
 
 async def drive(client: Client, items: Sequence[Item], load_run: LoadRun, done: Done) -> float:
     """Send every item, tell `done` of each end; returns the seconds it took."""
-    began = now()
-    options = ReadingOptions(start_s=load_run.start_s, keep_text=load_run.keep_text)
+    began, load = now(), load_run.load
 
     async def one(item: Item, due_s: float) -> None:
-        record = _record(item, load_run, due_s - load_run.start_s)
-        done(await client.complete(item, record, options))
+        seed = {} if item.seed is None else {"seed": item.seed}
+        record = RequestRecord(
+            index=item.index,
+            arm=load_run.arm,
+            block=load_run.block,
+            cluster=item.cluster,
+            category=item.category,
+            warm_up=load_run.warm_up,
+            temperature=item.temperature,
+            parameters={**item.parameters, **seed},
+            scheduled_s=due_s - load_run.start_s,
+        )
+        done(await client.complete(item, record, load_run.start_s))
 
-    if load_run.load.kind == "closed":
-        await _drive_closed(items, load_run.load.concurrency, one)
-    else:
-        await _drive_open(items, instants(items, load_run), one)
+    async def worker(queue: Iterator[Item]) -> None:
+        for item in queue:
+            await one(item, now())
+
+    if load.kind == "closed":
+        queue = iter(items)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(load.concurrency, len(items))):
+                group.create_task(worker(queue))
+        return now() - began
+    after_N = instants(items, load, load_run.arrival_seed)
+    due_N = now() + after_N
+    async with asyncio.TaskGroup() as group:
+        for item, due_s in zip(items, due_N.tolist(), strict=True):
+            await _until(due_s)
+            group.create_task(one(item, due_s))
     return now() - began
 
 
-def instants(items: Sequence[Item], load_run: LoadRun) -> Floats:
-    """Seconds from the start of the load at which items are due."""
-    if load_run.load.kind != "trace":
-        return draw_arrivals(load_run.load, len(items), load_run.arrival_seed)
+def instants(items: Sequence[Item], load: Load, seed: int) -> Floats:
+    """Seconds from the start of an open load at which items are due."""
+    if load.kind != "trace":
+        return draw_arrivals(load, len(items), seed)
     given = [item.arrival_s for item in items if item.arrival_s is not None]
     if len(given) != len(items):
         allowed = "a workload whose requests all say when they arrive, or another --load: closed:8"
@@ -67,41 +95,7 @@ def instants(items: Sequence[Item], load_run: LoadRun) -> Floats:
     # A workload that goes round begins again, a usual gap after its last request.
     usual = float(np.mean(gaps_N[gaps_N >= 0])) if (gaps_N >= 0).any() else 0.0
     gaps_N = np.where(gaps_N >= 0, gaps_N, usual)
-    return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / load_run.load.speed
-
-
-def _record(item: Item, load_run: LoadRun, scheduled_s: float) -> RequestRecord:
-    return RequestRecord(
-        index=item.index,
-        arm=load_run.arm,
-        block=load_run.block,
-        cluster=item.cluster,
-        category=item.category,
-        warm_up=load_run.warm_up,
-        temperature=item.temperature,
-        parameters={**item.parameters, **({"seed": item.seed} if item.seed is not None else {})},
-        scheduled_s=scheduled_s,
-    )
-
-
-async def _drive_closed(items: Sequence[Item], concurrency: int, one: "_One") -> None:
-    queue = iter(items)
-
-    async def worker() -> None:
-        for item in queue:
-            await one(item, now())
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(items))):
-            group.create_task(worker())
-
-
-async def _drive_open(items: Sequence[Item], due_N: Floats, one: "_One") -> None:
-    began = now()
-    async with asyncio.TaskGroup() as group:
-        for item, due in zip(items, due_N, strict=True):
-            await _until(began + float(due))
-            group.create_task(one(item, began + float(due)))
+    return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / load.speed
 
 
 async def _until(due_s: float) -> None:
@@ -113,4 +107,40 @@ async def _until(due_s: float) -> None:
         await asyncio.sleep(0)
 
 
-_One = Callable[[Item, float], Coroutine[None, None, None]]
+def run_to_end(main: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`; what `main` started is stopped before this returns or raises.
+
+    In the main thread SIGTERM has the running loop cancel `main` and nothing else: tasks that
+    asyncio has for starting a process have to end by themselves, or its end is never noticed.
+
+    Raises:
+        KeyboardInterrupt: it was told to end by SIGTERM or SIGINT.
+    """
+    told = False
+
+    async def watched() -> T:
+        if threading.current_thread() is not threading.main_thread():
+            return await main
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def end() -> None:
+            nonlocal told
+            told = True
+            task.cancel()
+
+        before = signal.getsignal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, end)
+        try:
+            return await main
+        finally:  # who handled it before does so again
+            loop.remove_signal_handler(signal.SIGTERM)
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        if told:
+            raise KeyboardInterrupt from None
+        raise

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.driving import LoadRun, drive
+from foretoken.lab.measure.driving import LoadRun, drive, run_to_end
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes
-from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load
 from foretoken.lab.records.results import RequestRecord
@@ -53,22 +52,20 @@ async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
 
 def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
     """Seconds of the whole A/B."""
-    sizes = config.sizes
-    each = sum(_apart(config.load, own) for own in paces.values())
-    return sizes.blocks * (_before_block(config, paces) + sizes.requests_per_block * each)
+    before, each = _parts(config, paces)
+    return config.sizes.blocks * (before + config.sizes.requests_per_block * each)
 
 
-def _before_block(config: AbConfig, paces: Mapping[str, Pace]) -> float:
-    """Seconds of the servers' starts and warm-ups, whose requests are sent together."""
-    warm = bool(config.sizes.warm_up)
-    return sum(own.start_s + warm * own.request_s for own in paces.values())
+def _parts(config: AbConfig, paces: Mapping[str, Pace]) -> tuple[float, float]:
+    """Seconds of a block of all servers before its requests, and of one of these.
 
-
-def _apart(load: Load, pace: Pace) -> float:
-    """Seconds from one request to the next."""
+    Those of a warm-up are sent together.
+    """
+    warm, load = bool(config.sizes.warm_up), config.load
+    before = sum(own.start_s + warm * own.request_s for own in paces.values())
     if load.kind == "closed":
-        return pace.request_s / load.concurrency
-    return 1.0 / load.rate if load.rate else pace.request_s
+        return before, sum(own.request_s for own in paces.values()) / load.concurrency
+    return before, sum(1.0 / load.rate if load.rate else own.request_s for own in paces.values())
 
 
 def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbConfig:
@@ -77,52 +74,45 @@ def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbC
     Raises:
         ConfigError: not even a few starts with a few requests fit.
     """
-    fixed = _before_block(config, paces)
-    each = sum(_apart(config.load, own) for own in paces.values())
+    before, each = _parts(config, paces)
     for blocks in range(MOST_BLOCKS, FEWEST_BLOCKS - 1, -1):
-        requests = min(MOST_REQUESTS, int((seconds / blocks - fixed) / each))
+        requests = min(MOST_REQUESTS, int((seconds / blocks - before) / each))
         least = FEWEST_REQUESTS if blocks == FEWEST_BLOCKS else ENOUGH_REQUESTS
         if requests >= least:
             sizes = Sizes(blocks=blocks, requests_per_block=requests, warm_up=config.sizes.warm_up)
             return replace(config, sizes=sizes)
-    minutes = FEWEST_BLOCKS * (fixed + FEWEST_REQUESTS * each) / 60
+    minutes = FEWEST_BLOCKS * (before + FEWEST_REQUESTS * each) / 60
     allowed = f"at least {minutes:.1f} with these servers, or fewer tokens per answer: --max-tokens"
     raise ConfigError("--minutes", round(seconds / 60, 2), allowed)
 
 
 def announce(config: AbConfig, paces: Mapping[str, Pace]) -> str:
     """What will be measured, and how long that takes."""
-    sizes, told = config.sizes, []
+    told = []
     for name, own in paces.items():
         start = f" after a start of {own.start_s:.0f} s" if own.start_s else ""
         told.append(f"{name} answers in {own.request_s:.2g} s{start}")
-    return (
-        f"{sizes.blocks} blocks of {sizes.requests_per_block} requests for each server take "
-        f"{show_time(seconds_of(config, paces))} ({', '.join(told)})"
-    )
+    took = _show_time(seconds_of(config, paces))
+    return f"{_sizes_of(config)} take {took} ({', '.join(told)})"
 
 
-def show_time(seconds: float) -> str:
-    """`about 12 minutes`, `about 3.5 hours`."""
+def announce_unasked(config: AbConfig, *, sized: bool = False) -> str:
+    """The same before a server was started; with what will be measured if `sized`."""
+    unit = seconds_of(config, {arm.name: Pace(0.0, 1.0) for arm in config.arms})
+    starts = config.sizes.blocks * sum(arm.starts_anew for arm in config.arms)
+    more = f", and {starts} starts of a server" if starts else ""
+    what = f"{_sizes_of(config)}, " if sized else ""
+    return f"{what}{_show_time(unit)} for every second that a request takes{more}"
+
+
+def _sizes_of(config: AbConfig) -> str:
+    sizes = config.sizes
+    return f"{sizes.blocks} blocks of {sizes.requests_per_block} requests for each server"
+
+
+def _show_time(seconds: float) -> str:
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     if seconds < 5400:
         return f"about {seconds / 60:.0f} minutes"
     return f"about {seconds / 3600:.1f} hours"
-
-
-def sizes_of(config: AbConfig) -> str:
-    """What will be measured, before a server was started."""
-    sizes = config.sizes
-    return (
-        f"{sizes.blocks} blocks of {sizes.requests_per_block} requests for each server, "
-        f"{without_asking(config)}"
-    )
-
-
-def without_asking(config: AbConfig) -> str:
-    """What can be said of the time before a server was started."""
-    unit = seconds_of(config, {arm.name: Pace(0.0, 1.0) for arm in config.arms})
-    starts = config.sizes.blocks * sum(arm.starts_anew for arm in config.arms)
-    more = f", and {starts} starts of a server" if starts else ""
-    return f"{show_time(unit)} for every second that a request takes{more}"

@@ -5,6 +5,7 @@ what is done with them.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -12,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from foretoken.config.reader import Allowed, at_least, check_fields
+from foretoken.config.reader import at_least, check_fields, require
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.measure.workload import Load
+from foretoken.lab.measure.workload import Load, WorkloadConfig
 from foretoken.lab.plain import from_plain
 
 T = TypeVar("T")
 SERVER = "a URL such as http://127.0.0.1:8000, or a command with {port} that starts a server"
 """How errors say what an arm may be."""
-_TEMPERATURES = Allowed("numbers >= 0", lambda found: all(value >= 0 for value in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,50 +37,46 @@ class ArmConfig:
     env: dict[str, str] = field(default_factory=dict)
     ready_timeout_s: float = 600.0
     model: str | None = None
+    """None: the first that the server lists."""
     engine: str | None = None
+    """None: found out."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; keys are never written down."""
     k: int = 0
     """Draft length, where acceptance can only be told from chunks."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
+    """Longest time that one request may take."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError unless there is exactly one of `url` and `command`."""
-        if (self.url is None) == (self.command is None):
-            given = f"url={self.url!r}, command={self.command!r}"
-            raise ConfigError(f"arm {self.name!r}", given, f"exactly one of the two: {SERVER}")
-        if self.restart_command is not None and self.url is None:
-            allowed = "none beside a command with {port}, which is started anew for every block"
-            raise ConfigError(f"arm {self.name!r}: restart_command", self.restart_command, allowed)
+        where, given = f"arm {self.name!r}", f"url={self.url!r}, command={self.command!r}"
+        one = (self.url is None) != (self.command is None)
+        require(where, given, one, f"exactly one of the two: {SERVER}")
+        allowed = "none beside a command with {port}, which is started anew for every block"
+        fits = self.restart_command is None or self.url is not None
+        require(f"{where}: restart_command", self.restart_command, fits, allowed)
+        require("timeout_s", self.timeout_s, self.timeout_s > 0, "seconds > 0")
 
     @property
     def starts_anew(self) -> bool:
         """Whether every block is a start of the server."""
         return self.command is not None or self.restart_command is not None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the server wants with every request: its key, where it has one.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadConfig:
-    """What is asked."""
-
-    file: str
-    """A file, forms in docs/deciding.md; `demo`: held-out Python, for the packaged model."""
-    format: str = "auto"
-    strict: bool = False
-    max_tokens: Annotated[int, at_least(1)] | None = None
-    """None: as the file has it."""
-    temperatures: Annotated[tuple[float, ...], _TEMPERATURES] = (0.0,)
-    """Dealt out in turn over requests without one; empty: the server's default."""
-    seed: int | None = None
-    """Sent with requests, counted up; None: not sent."""
-    parameters: dict[str, Any] = field(default_factory=dict)
-    category: str | None = None
-    """Only requests of this class."""
-
-    def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
-        check_fields(self, "workload.")
+        Raises:
+            ConfigError: the variable of `api_key_env` is not set.
+        """
+        if not self.api_key_env:
+            return {}
+        key = os.environ.get(self.api_key_env)
+        if key is None:
+            allowed = f"an environment variable that is set: export {self.api_key_env}=KEY"
+            raise ConfigError(f"arm {self.name!r}: api_key_env", self.api_key_env, allowed)
+        return {"authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +123,6 @@ class AbConfig:
     diagnose: bool = False
     """Run every class alone too."""
     seed: int = 0
-    keep_text: bool = False
-    scrape_every_s: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise a ConfigError if there is no arm, or if the arms cannot be told apart."""
@@ -165,24 +159,39 @@ def load_settings(
     file: Path | None,
     overrides: Sequence[str],
     defaults: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> T:
     """Settings from a YAML file and `a.b=value` overrides, values in YAML.
 
-    `defaults` are a command's own, below the file's; a mapping in them is merged.
+    `defaults` are a command's own, below the file's; a mapping in them is merged. Between the file
+    and the overrides are a command's `options`, values by dotted name.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown or wrong.
     """
-    value: Any = {}
-    if file is not None:
-        value = read_yaml(file)
+    value: Any = read_yaml(file) if file is not None else {}
     for name, given in (defaults or {}).items():
         own = value.get(name)
         merged = isinstance(given, Mapping) and isinstance(own, dict)
         value[name] = {**given, **own} if merged else (deepcopy(given) if own is None else own)
+    for name, given in (options or {}).items():
+        _set(value, name, given)
     for override in overrides:
-        _override(value, override)
+        name, equals, text = override.partition("=")
+        if not equals or not name:
+            raise ConfigError("--set", override, "KEY=VALUE, such as load.concurrency=8")
+        _set(value, name, parse_yaml(text, f"--set {name}"))
     return from_plain(kind, value, "settings")
+
+
+def _set(value: Any, name: str, given: Any) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        value = value.setdefault(part, {})
+        if not isinstance(value, dict):
+            allowed = f"no key below {part}, which has a value"
+            raise ConfigError(f"--set {name}", given, allowed)
+    value[last] = given
 
 
 def read_yaml(path: Path, field: str = "CONFIG") -> Any:
@@ -223,19 +232,6 @@ def parse_yaml(text: str, field: str) -> Any:
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
         raise ConfigError(field, text[:80], f"YAML ({why})") from error
-
-
-def _override(value: dict[str, Any], text: str) -> None:
-    key, equals, given = text.partition("=")
-    if not equals or not key:
-        raise ConfigError("--set", text, "KEY=VALUE, such as load.concurrency=8")
-    parsed = parse_yaml(given, f"--set {key}")
-    *path, last = key.split(".")
-    for part in path:
-        value = value.setdefault(part, {})
-        if not isinstance(value, dict):
-            raise ConfigError(f"--set {key}", given, f"no key below {part}, which has a value")
-    value[last] = parsed
 
 
 def arm_of(text: str, name: str) -> dict[str, Any]:

@@ -22,12 +22,13 @@ import numpy as np
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.summary import enough_drafts, num_verifications
-from foretoken.lab.measure.ab import Watch, run_or_read, silent
+from foretoken.lab.measure.ab import run_ab, silent
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig
+from foretoken.lab.measure.segments import Watch
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import AbSummary, AcceptanceBucket
-from foretoken.lab.records.run_files import GRID, write_json
+from foretoken.lab.records.results import AbSummary
+from foretoken.lab.records.run_files import GRID, finished_ab, write_json
 from foretoken.lab.stats.intervals import Floats, Interval, unknown
 from foretoken.lab.stats.lines import quotient
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS
@@ -46,11 +47,6 @@ class Cell:
 
     values: Values
     summary: AbSummary
-
-    @property
-    def dead(self) -> bool:
-        """Whether an arm answered nothing."""
-        return any(a.num_errors == a.num_requests for a in self.summary.arms)
 
     def row(self) -> dict[str, Any]:
         """As plain values."""
@@ -91,41 +87,35 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
         ConfigError: a value has neither a setting nor a placeholder to go to.
     """
     if FORCED in values:
-        config = with_forced(config, values[FORCED])
+        config = _with_forced(config, values[FORCED])
     plain: dict[str, Any] = to_plain(config)
     for name, value in values.items():
         if name == FORCED or _fill(plain, name, value):
             continue
         if name not in SHORT and "." not in name:
-            raise ConfigError(f"--grid {name}", value, _what_to_type(name, value))
-        _set(plain, SHORT.get(name, name), [value] if name == "temperature" else value)
+            flag = f"--{name.replace('_', '-')} {{{name}}}"
+            known = [key for key in SHORT if key != name]
+            allowed = (
+                f"{{{name}}} in the candidate's command, such as --candidate '... {flag}' with "
+                f"--grid {name}={value}; without braces {one_of(name, known)}, or a setting with "
+                "dots such as load.burstiness"
+            )
+            raise ConfigError(f"--grid {name}", value, allowed)
+        *path, last = SHORT.get(name, name).split(".")
+        place = plain
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                groups = [key for key, own in place.items() if isinstance(own, dict)]
+                allowed = f"a setting; of {part!r} there is none: {one_of(part, groups)}"
+                raise ConfigError(f"--grid {name}", value, allowed)
+            place = place[part]
+        place[last] = [value] if name == "temperature" else value
         # Requests in flight mean a closed loop, and a rate an open one.
         if name == "concurrency":
             plain["load"]["kind"] = "closed"
         elif name == "rate" and plain["load"]["kind"] not in ("constant", "poisson", "gamma"):
             plain["load"]["kind"] = "poisson"
     return from_plain(AbConfig, plain, "settings")
-
-
-def _what_to_type(name: str, value: Any) -> str:
-    flag = f"--{name.replace('_', '-')} {{{name}}}"
-    known = [key for key in SHORT if key != name]
-    return (
-        f"{{{name}}} in the candidate's command, such as --candidate '... {flag}' with --grid "
-        f"{name}={value}; without braces {one_of(name, known)}, or a setting with dots such as "
-        "load.burstiness"
-    )
-
-
-def _set(plain: dict[str, Any], name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    for part in path:
-        if not isinstance(plain.get(part), dict):
-            groups = [key for key, own in plain.items() if isinstance(own, dict)]
-            allowed = f"a setting; of {part!r} there is none: {one_of(part, groups)}"
-            raise ConfigError(f"--grid {name}", value, allowed)
-        plain = plain[part]
-    plain[last] = value
 
 
 def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
@@ -156,7 +146,9 @@ def run_grid(
     todo = [(values, apply(config, values)) for values in cells_of(grid)]
     cells: list[Cell] = []
     for values, settings in todo:
-        summary = run_or_read(settings, out / folder_of(values), resume=resume, watch=watch)
+        folder = out / folder_of(values)
+        summary = finished_ab(folder) if resume else None  # read again it is no further look
+        summary = summary or run_ab(settings, folder, resume=resume, watch=watch)
         cells.append(Cell(values=values, summary=summary))
         rows = [cell.row() for cell in cells]
         write_json(out / GRID, {"kind": "grid", "schema": 1, "forced": FORCED in grid,
@@ -164,7 +156,7 @@ def run_grid(
     return cells
 
 
-def with_forced(config: AbConfig, rate: float) -> AbConfig:
+def _with_forced(config: AbConfig, rate: float) -> AbConfig:
     """The settings with the candidate's acceptance set. Texts are garbage then, so lengths are
     fixed.
 
@@ -217,15 +209,12 @@ def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
     """Of every combination of the other axes."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(json.dumps(_others(cell)), []).append(cell)
+        others = {name: value for name, value in cell.values.items() if name != FORCED}
+        found.setdefault(json.dumps(others), []).append(cell)
     return [
-        find_break_even([(cell.values[FORCED], cell.summary) for cell in own], _others(own[0]))
-        for own in found.values()
+        find_break_even([(cell.values[FORCED], cell.summary) for cell in own], json.loads(others))
+        for others, own in found.items()
     ]
-
-
-def _others(cell: Cell) -> Values:
-    return {name: value for name, value in cell.values.items() if name != FORCED}
 
 
 def find_break_even(
@@ -244,9 +233,13 @@ def find_break_even(
         if gain is None or not gain.ratio_by_block:
             continue
         found = summary.arm(summary.candidate).all_drafts
+        if found is not None and found.num_steps:
+            drafts = found.num_drafted / found.num_steps
+        else:
+            drafts = float((summary.config.get("candidate") or {}).get("k") or 5)
         own = found.rate.estimate if found is not None else rate
         pairs.append((own, gain.ratio))
-        levels.append(_Level(own, _drafts(found, summary), np.log(np.array(gain.ratio_by_block))))
+        levels.append(_Level(own, drafts, np.log(np.array(gain.ratio_by_block))))
     settings = points[0][1].config.get("load")
     load = str(from_plain(Load, settings)) if settings else ""
     return BreakEven(
@@ -260,15 +253,8 @@ class _Level:
 
     rate: float
     drafts: float
-    """k: drafts per verification."""
+    """k: drafts per verification, as counted; else as configured, else five."""
     log_gains_C: Floats
-
-
-def _drafts(found: AcceptanceBucket | None, summary: AbSummary) -> float:
-    """Drafts per verification as counted; else as configured, else five."""
-    if found is not None and found.num_steps:
-        return found.num_drafted / found.num_steps
-    return float((summary.config.get("candidate") or {}).get("k") or 5)
 
 
 def _crossing(levels: Sequence[_Level]) -> Interval:

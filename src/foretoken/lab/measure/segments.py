@@ -6,25 +6,22 @@ segments.jsonl; records of one that was cut short are dropped when the run is re
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.lab.http.client import Client, key_headers
-from foretoken.lab.http.scraping import GAUGES, grown, scrape
-from foretoken.lab.http.timed import HttpPool, now
+from foretoken.lab.http.client import KV_USAGE, grown, scrape
+from foretoken.lab.http.timed import HttpPool
 from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import RequestRecord, Scrape, ServerInfo
+from foretoken.lab.records.results import RequestRecord, ServerInfo
 from foretoken.lab.records.run_files import (
     REQUESTS,
-    SCRAPES,
     LineWriter,
     read_lines,
     read_requests,
@@ -34,8 +31,8 @@ from foretoken.lab.records.run_files import (
 SEGMENTS = "segments.jsonl"
 TAKEN = "a new folder, or --resume, which goes on with the run that is there"
 CONFIG = "config.json"
-_JUMP_S = 1.0
 _QUIET_S = 0.25
+_SCRAPE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +45,6 @@ class Segment:
     warm_up: tuple[Item, ...]
     load: Load
     arrival_seed: int
-    keep_text: bool = False
-    scrape_every_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +57,13 @@ class SegmentEnd:
     server: ServerInfo
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
-    clock_jump_s: float = 0.0
-    """How far the wall clock moved against the monotonic one."""
     has_metrics: bool = True
     host_busy: float | None = None
     """Share of this machine's time that others took just before; None where it does not tell."""
 
 
-def busy_share(ends: Sequence[SegmentEnd]) -> float | None:
-    """How busy the machine was with something else, on average before the segments."""
-    known = [end.host_busy for end in ends if end.host_busy is not None]
-    return sum(known) / len(known) if known else None
+Watch = Callable[[Segment, RequestRecord | None], None]
+"""Told of every segment that begins (None) and of every request that ends."""
 
 
 def require_new(folder: Path) -> None:
@@ -87,7 +78,7 @@ def require_new(folder: Path) -> None:
 
 def _is_taken(folder: Path) -> bool:
     # Where nothing was measured, as for want of a server, there is nothing to lose.
-    files = [folder / name for name in (REQUESTS, SCRAPES, SEGMENTS)]
+    files = [folder / name for name in (REQUESTS, SEGMENTS)]
     return any(file.is_file() and file.stat().st_size for file in files)
 
 
@@ -98,8 +89,8 @@ class RunFolder:
         """Begin, or with `resume` go on with what is there.
 
         Raises:
-            ConfigError: there is a run already and `resume` is not set, or the settings of the
-                run that is there were others.
+            ConfigError: there is a run already and `resume` is not set, or more than how much is
+                measured differs from the settings of the run that is there.
         """
         self.folder = folder
         self.finished: list[SegmentEnd] = []
@@ -107,26 +98,21 @@ class RunFolder:
         if not resume:
             require_new(folder)
         if _is_taken(folder):
-            self._check_settings(settings)
+            path = folder / CONFIG
+            try:
+                before = dict(json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError, TypeError) as error:
+                allowed = f"what a run wrote ({error}); name another --out"
+                raise ConfigError("--resume", str(path), allowed) from error
+            require_same_settings(before, to_plain(settings), but=("sizes",))
             self.finished = read_segments(folder)
             _keep_finished(folder, self.finished)
         write_json(folder / CONFIG, settings)
         try:
             self._requests = LineWriter(folder / REQUESTS)
-            self._scrapes = LineWriter(folder / SCRAPES)
             self._segments = LineWriter(folder / SEGMENTS)
         except OSError as error:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
-
-    def _check_settings(self, settings: object) -> None:
-        """Raise a ConfigError if more than how much is measured differs from before."""
-        path = self.folder / CONFIG
-        try:
-            before = dict(json.loads(path.read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            allowed = f"what a run wrote ({error}); name another --out"
-            raise ConfigError("--resume", str(path), allowed) from error
-        require_same_settings(before, to_plain(settings), but=("sizes",))
 
     def is_finished(self, segment: Segment) -> bool:
         """Whether the segment was measured before."""
@@ -134,38 +120,32 @@ class RunFolder:
         return any((end.arm, end.block) == key for end in self.finished)
 
     def add(self, record: RequestRecord) -> None:
-        """Write a record; what the disk says against it is kept for `check`."""
+        """Write a record; what the disk says against it is raised by `finish`."""
         self._write(self._requests, record)
 
-    def add_scrape(self, value: Scrape) -> None:
-        """Write a scrape."""
-        self._write(self._scrapes, value)
-
     def finish(self, end: SegmentEnd) -> None:
-        """Count a segment as measured."""
-        self.check()
-        self._write(self._segments, end)
-        self.check()
-        self.finished.append(end)
+        """Count a segment as measured.
 
-    def check(self) -> None:
-        """Raise a ConfigError if something could not be written."""
+        Raises:
+            ConfigError: something of it could not be written.
+        """
+        self._write(self._segments, end)
         if self._problem is not None:
             allowed = f"a disk with room ({self._problem}); --resume goes on from here"
             raise ConfigError("--out", str(self.folder), allowed)
+        self.finished.append(end)
 
     def _write(self, writer: LineWriter, value: object) -> None:
-        if self._problem is not None:
-            return
-        try:
-            writer.write(value)
-        except OSError as error:
-            self._problem = error
+        if self._problem is None:
+            try:
+                writer.write(value)
+            except OSError as error:
+                self._problem = error
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._requests, self._scrapes, self._segments):
-            writer.close()
+        self._requests.close()
+        self._segments.close()
 
 
 def require_same_settings(
@@ -189,20 +169,18 @@ def read_segments(folder: Path) -> list[SegmentEnd]:
 
 
 def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:
-    keys = {(end.arm, end.block) for end in finished}
+    """Drop the records of segments that were cut short."""
     path = folder / REQUESTS
     if not path.is_file():
         return
-    kept = [r for r in read_requests(folder) if (r.arm, r.block) in keys]
+    keys = {(end.arm, end.block) for end in finished}
     whole = path.with_suffix(".whole")
     whole.unlink(missing_ok=True)
     with LineWriter(whole) as writer:
-        for record in kept:
-            writer.write(record)
+        for record in read_requests(folder):
+            if (record.arm, record.block) in keys:
+                writer.write(record)
     whole.replace(path)
-
-
-Watch = Callable[[RequestRecord], None]
 
 
 async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> SegmentEnd:
@@ -214,45 +192,43 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
     """
     # Before this segment's server is there: whatever computes now is somebody else.
     busy = await _host_busy()
-    log = folder.folder / "logs" / f"{segment.arm.name}-{segment.block}.log"
-    async with serving(segment.arm, log) as client:
-        load_run = LoadRun(
-            arm=segment.arm.name,
-            block=segment.block,
-            load=segment.load,
-            arrival_seed=segment.arrival_seed,
-            start_s=start_s,
-            keep_text=segment.keep_text,
-        )
-        at_once = Load(concurrency=max(1, len(segment.warm_up)))
+    arm = segment.arm
+    log = folder.folder / "logs" / f"{arm.name}-{segment.block}.log"
+    load_run = LoadRun(
+        arm=arm.name,
+        block=segment.block,
+        load=segment.load,
+        arrival_seed=segment.arrival_seed,
+        start_s=start_s,
+    )
+    at_once = Load(concurrency=max(1, len(segment.warm_up)))
+
+    def done(record: RequestRecord) -> None:
+        folder.add(record)
+        watch(segment, record)
+
+    async with serving(arm, log) as client:
         quiet = replace(load_run, warm_up=True, load=at_once)
         await drive(client, segment.warm_up, quiet, folder.add)
         before = await scrape(client.pool)
-        wall = time.time() - now()
         gauges: dict[str, float] = {}
-        watcher = asyncio.create_task(_watch(client, segment, start_s, folder, gauges))
-
-        def done(record: RequestRecord) -> None:
-            folder.add(record)
-            watch(record)
-
+        watcher = asyncio.create_task(_watch_usage(arm, client.info.url, gauges))
         try:
             seconds = await drive(client, segment.items, load_run, done)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
         after = await scrape(client.pool)
-        end = SegmentEnd(
-            arm=segment.arm.name,
-            block=segment.block,
-            seconds=seconds,
-            server=client.info,
-            counters=grown(before or {}, after or {}),
-            gauges=gauges,
-            clock_jump_s=_jump(wall),
-            has_metrics=after is not None,
-            host_busy=busy,
-        )
+    end = SegmentEnd(
+        arm=arm.name,
+        block=segment.block,
+        seconds=seconds,
+        server=client.info,
+        counters=grown(before or {}, after or {}),
+        gauges=gauges,
+        has_metrics=after is not None,
+        host_busy=busy,
+    )
     folder.finish(end)
     return end
 
@@ -278,32 +254,16 @@ def _cpu_seconds() -> tuple[float, float] | None:
     return sum(ticks) - waiting, sum(ticks)
 
 
-def _jump(wall_before: float) -> float:
-    jump = time.time() - now() - wall_before
-    return jump if abs(jump) > _JUMP_S else 0.0
-
-
-async def _watch(
-    client: Client, segment: Segment, start_s: float, folder: RunFolder, gauges: dict[str, float]
-) -> None:
-    """Scrape now and then, on a connection of its own; not where the first page is missing."""
-    pool = HttpPool(client.info.url, headers=key_headers(client.config.api_key))
-    answers = False
+async def _watch_usage(arm: ArmConfig, url: str, gauges: dict[str, float]) -> None:
+    """Note the fullest that the KV cache gets, asked on a connection of its own; not where the
+    first page is missing."""
+    pool = HttpPool(url, headers=arm.headers)
     try:
-        while True:
-            found = await scrape(pool)
-            if found is None and not answers:
-                return
-            answers, found = True, found or {}
-            for name in GAUGES:
-                if name in found:
-                    gauges[name] = max(found[name], gauges.get(name, 0.0))
-            at = now() - start_s
-            values = {n: v for n, v in found.items() if n.startswith("vllm:")}
-            if found:
-                folder.add_scrape(
-                    Scrape(time_s=at, arm=segment.arm.name, block=segment.block, values=values)
-                )
-            await asyncio.sleep(segment.scrape_every_s)
+        found = await scrape(pool)
+        while found is not None:
+            if KV_USAGE in found:
+                gauges[KV_USAGE] = max(found[KV_USAGE], gauges.get(KV_USAGE, 0.0))
+            await asyncio.sleep(_SCRAPE_EVERY_S)
+            found = await scrape(pool) or {}
     finally:
         await pool.close()

@@ -18,12 +18,12 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.http.client import Client, EndpointConfig, connect, key_headers
-from foretoken.lab.http.scraping import scrape
+from foretoken.lab.http.client import Client, connect, scrape
 from foretoken.lab.http.timed import HttpPool, TransportError, now
 from foretoken.lab.measure.experiment import SERVER, ArmConfig
 
@@ -32,6 +32,7 @@ _PORTS = (20_000, 32_000)
 _SIGNAL_AT_PARENTS_DEATH = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 _STARTED = "process_start_time_seconds"
+_Process = asyncio.subprocess.Process
 
 
 def free_port() -> int:
@@ -40,17 +41,14 @@ def free_port() -> int:
     It is below those that the system gives to outgoing connections: between now and the server's
     start, one of them could take it.
     """
-    for _ in range(50):
-        port = random.SystemRandom().randrange(*_PORTS)
+    for port in [*(random.SystemRandom().randrange(*_PORTS) for _ in range(50)), 0]:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+            return int(probe.getsockname()[1])
+    raise EndpointError("no port is free on this machine; end what listens, and try again")
 
 
 @asynccontextmanager
@@ -62,49 +60,21 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     Raises:
         EndpointError: it does not start, or does not answer.
     """
-    key = os.environ.get(arm.api_key_env) if arm.api_key_env else None
-    if arm.api_key_env and key is None:
-        allowed = f"an environment variable that is set: export {arm.api_key_env}=KEY"
-        raise ConfigError(f"arm {arm.name!r}: api_key_env", arm.api_key_env, allowed)
-
-    def endpoint(url: str) -> EndpointConfig:
-        return EndpointConfig(
-            url=url,
-            model=arm.model,
-            engine=arm.engine,
-            api_key=key,
-            timeout_s=arm.timeout_s,
-            k=arm.k,
-            extra_body=arm.extra_body,
-        )
-
-    if arm.url is not None:
-        if arm.restart_command is not None:
-            await _restart(arm, log, key)
-        client = await connect(endpoint(arm.url), restarted_by=arm.restart_command)
-        try:
-            yield client
-        finally:
-            await client.close()
-        return
-    assert arm.command is not None
-    port = free_port()
-    command = arm.command.replace("{port}", str(port))
-    process = await _start(command, arm, log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        pool = HttpPool(url, headers=key_headers(key))
-        try:
-            await _wait_ready(process, pool, arm.ready_timeout_s, log)
-        finally:
-            await pool.close()
-        client = await connect(endpoint(url), command=arm.command)
-        try:
-            yield client
-        finally:
-            await client.close()
-    finally:
-        await _stop(process)
+    _ = arm.headers  # a key that is not set is told before anything is started
+    async with AsyncExitStack() as stack:
+        url = arm.url
+        if url is None:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            process = await _start(arm, port, log)
+            stack.push_async_callback(_stop, process)
+            late = f"the server was not ready after {arm.ready_timeout_s:g} s"
+            await _wait_ready(arm, url, log, late, process)
+        elif arm.restart_command is not None:
+            await _restart(arm, url, log)
+        client = await connect(arm, url)
+        stack.push_async_callback(client.close)
+        yield client
 
 
 def _words_of(command: str) -> list[str]:
@@ -113,22 +83,23 @@ def _words_of(command: str) -> list[str]:
     return ["env", *words] if words and re.match(r"[A-Za-z_]\w*=", words[0]) else words
 
 
-async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.Process:
-    if "{port}" not in (arm.command or ""):
-        raise ConfigError(f"arm {arm.name!r}", arm.command, SERVER)
+def _apart(arm: ArmConfig, out: IO[bytes]) -> dict[str, Any]:
+    """How a process is started that is not to share our input, output and signals."""
+    return {"stdin": asyncio.subprocess.DEVNULL, "stdout": out, "stderr": out,
+            "env": {**os.environ, **arm.env}, "start_new_session": True}  # fmt: skip
+
+
+async def _start(arm: ArmConfig, port: int, log: Path) -> _Process:
+    given = arm.command or ""
+    if "{port}" not in given:
+        raise ConfigError(f"arm {arm.name!r}", given, SERVER)
+    command = given.replace("{port}", str(port))
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         words = _words_of(command)
+        end = _end_with_us if sys.platform == "linux" else None
         with log.open("ab") as out:
-            return await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, **arm.env},
-                start_new_session=True,
-                preexec_fn=_end_with_us if sys.platform == "linux" else None,
-            )
+            return await asyncio.create_subprocess_exec(*words, preexec_fn=end, **_apart(arm, out))
     except (OSError, ValueError) as error:
         allowed = "try the command line in a shell first"
         raise EndpointError(
@@ -142,25 +113,36 @@ def _end_with_us() -> None:
 
 
 async def _wait_ready(
-    process: asyncio.subprocess.Process, pool: HttpPool, timeout_s: float, log: Path
+    arm: ArmConfig, url: str, log: Path, late: str, process: _Process | None = None
 ) -> None:
-    until = now() + timeout_s
-    while now() < until:
-        if process.returncode is not None:
-            raise EndpointError(
-                f"the server ended with code {process.returncode} while starting; the end of "
-                f"{log}:\n{_tail(log)}"
-            )
-        if await _is_ready(pool):
-            return
-        await asyncio.sleep(0.2)
-    raise EndpointError(
-        f"the server was not ready after {timeout_s:g} s (ready_timeout_s of the arm); the end of "
-        f"{log}:\n{_tail(log)}"
-    )
+    """Wait until the server lists its models, and calls itself healthy if it has a word for it.
+
+    Raises:
+        EndpointError: `process` ends, or it takes longer than `ready_timeout_s`, which is said in
+            the words of `late`.
+    """
+    until = now() + arm.ready_timeout_s
+    pool = HttpPool(url, headers=arm.headers)
+    try:
+        while True:
+            if process is not None and process.returncode is not None:
+                said = f"the server ended with code {process.returncode} while starting"
+                raise EndpointError(f"{said}; {_end_of(log)}")
+            try:
+                answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
+                health = await pool.send("GET", "/health", timeout_s=5.0)
+                if answer.status == 200 and health.status in (200, 404):
+                    return
+            except TransportError:
+                pass
+            if now() > until:
+                raise EndpointError(f"{late} (ready_timeout_s of the arm); {_end_of(log)}")
+            await asyncio.sleep(0.2)
+    finally:
+        await pool.close()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: _Process) -> None:
     """Ask, wait, ask again, and kill; at once where the waiting is cancelled.
 
     SIGTERM comes first: whoever is started in the background of a shell ignores SIGINT, and so
@@ -189,7 +171,7 @@ def _signal_group(pid: int, sign: signal.Signals) -> None:
         return
 
 
-async def _restart(arm: ArmConfig, log: Path, key: str | None) -> None:
+async def _restart(arm: ArmConfig, url: str, log: Path) -> None:
     """Run the arm's `restart_command` and return once its server answers.
 
     `{arm}` and `{url}` in the command are the arm's. What it prints goes to `log`.
@@ -198,37 +180,12 @@ async def _restart(arm: ArmConfig, log: Path, key: str | None) -> None:
         EndpointError: it fails, takes longer than `ready_timeout_s`, or the server does not
             answer after it or has not been restarted.
     """
-    assert arm.url is not None and arm.restart_command is not None, arm
-    command = arm.restart_command.replace("{arm}", arm.name).replace("{url}", arm.url)
-    before = await _started(arm.url, key)
-    until = now() + arm.ready_timeout_s
-    await _run(command, arm, log)
-    pool = HttpPool(arm.url, headers=key_headers(key))
-    try:
-        while not await _is_ready(pool):
-            if now() > until:
-                raise EndpointError(
-                    f"arm {arm.name!r}: {arm.url} does not answer {arm.ready_timeout_s:g} s after "
-                    f"`{command}` was begun (ready_timeout_s of the arm); the end of {log}:\n"
-                    f"{_tail(log)}"
-                )
-            await asyncio.sleep(0.2)
-    finally:
-        await pool.close()
-    if before is not None and await _started(arm.url, key) == before:
-        raise EndpointError(
-            f"arm {arm.name!r}: `{command}` ended, but {arm.url} is still the process of before "
-            f"({_STARTED} {before:.0f}); the command has to end the server and start it anew"
-        )
-
-
-async def _run(command: str, arm: ArmConfig, log: Path) -> None:
+    command = (arm.restart_command or "").replace("{arm}", arm.name).replace("{url}", url)
+    where, most_s = f"arm {arm.name!r}", f"{arm.ready_timeout_s:g} s"
+    before = await _started(arm, url)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
-        process = await asyncio.create_subprocess_shell(
-            command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-            env={**os.environ, **arm.env}, start_new_session=True,
-        )  # fmt: skip
+        process = await asyncio.create_subprocess_shell(command, **_apart(arm, out))
     try:
         async with asyncio.timeout(arm.ready_timeout_s):
             code = await process.wait()
@@ -237,20 +194,24 @@ async def _run(command: str, arm: ArmConfig, log: Path) -> None:
         await process.wait()
         if isinstance(error, TimeoutError):
             raise EndpointError(
-                f"arm {arm.name!r}: `{command}` had not ended after {arm.ready_timeout_s:g} s "
-                "(ready_timeout_s of the arm); a server that it starts has to be left in the "
-                "background"
+                f"{where}: `{command}` had not ended after {most_s} (ready_timeout_s of the arm); "
+                "a server that it starts has to be left in the background"
             ) from error
         raise
     if code != 0:
+        raise EndpointError(f"{where}: `{command}` ended with code {code}; {_end_of(log)}")
+    late = f"{where}: {url} does not answer {most_s} after `{command}` ended"
+    await _wait_ready(arm, url, log, late)
+    if before is not None and await _started(arm, url) == before:
         raise EndpointError(
-            f"arm {arm.name!r}: `{command}` ended with code {code}; the end of {log}:\n{_tail(log)}"
+            f"{where}: `{command}` ended, but {url} is still the process of before "
+            f"({_STARTED} {before:.0f}); the command has to end the server and start it anew"
         )
 
 
-async def _started(url: str, key: str | None) -> float | None:
+async def _started(arm: ArmConfig, url: str) -> float | None:
     """When the server's process began, by its metrics; None where it does not say."""
-    pool = HttpPool(url, headers=key_headers(key))
+    pool = HttpPool(url, headers=arm.headers)
     try:
         found = await scrape(pool)
     finally:
@@ -258,16 +219,6 @@ async def _started(url: str, key: str | None) -> float | None:
     return (found or {}).get(_STARTED)
 
 
-async def _is_ready(pool: HttpPool) -> bool:
-    """Whether a server lists its models, and calls itself healthy if it has a word for it."""
-    try:
-        answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
-        health = await pool.send("GET", "/health", timeout_s=5.0)
-    except TransportError:
-        return False
-    return answer.status == 200 and health.status in (200, 404)
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    """The end of a log."""
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:]) or "(empty)"
+def _end_of(log: Path) -> str:
+    tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-15:]) or "(empty)"
+    return f"the end of {log}:\n{tail}"

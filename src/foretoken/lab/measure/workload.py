@@ -1,18 +1,58 @@
-"""What is asked and when: prompts with their parameters and classes, and their arrivals.
+"""What is asked and when: the requests of a workload file, and when a load has them sent.
+
+Files are our own JSONL, plain lines, ShareGPT and Spec-Bench. A line that cannot be read is skipped
+and counted, or an error with `strict`. Traces that have lengths but no texts are refused.
 
 An `Item` is what both arms of a comparison get alike. Poisson and gamma arrivals are drawn from a
 seed, so that two arms can be given the same instants. Knows no server and no clock.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from foretoken.errors import ConfigError
+from foretoken.config.reader import Allowed, at_least, check_fields, require
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.stats.intervals import Floats
+
+_TEMPERATURES = Allowed("numbers >= 0", lambda found: all(value >= 0 for value in found))
+_KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",
+          "category", "cluster", "arrival_s", "kind", "conversation", "observed",
+          "prompt_hash"}  # fmt: skip
+WORDS = tuple(
+    " the of and to in is it you that he was for on are with as his they be at one have this from"
+    " or had by hot but some what there".split()
+)
+"""Prompts that stand in for what was recorded as hashes are of these."""
+_TRACES_OF_LENGTHS = ("lengths", "mooncake", "azure", "burstgpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadConfig:
+    """What is asked."""
+
+    file: str
+    """A file, forms in docs/deciding.md; `demo`: held-out Python, for the packaged model."""
+    format: str = "auto"
+    strict: bool = False
+    max_tokens: Annotated[int, at_least(1)] | None = None
+    """None: as the file has it."""
+    temperatures: Annotated[tuple[float, ...], _TEMPERATURES] = (0.0,)
+    """Dealt out in turn over requests without one; empty: the server's default."""
+    seed: int | None = None
+    """Sent with requests, counted up; None: not sent."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    category: str | None = None
+    """Only requests of this class."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        check_fields(self, "workload.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,39 +73,36 @@ class Item:
     arrival_s: float | None = None
     """Seconds from the start of the workload; None where arrivals are generated."""
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether the same server must write the same text again."""
-        return self.temperature == 0.0 or self.seed is not None
+
+def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
+    """The items of a workload as they are to be sent, and notes on what was left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or has nothing of the class.
+    """
+    loaded = load_workload(Path(config.file), format=config.format, strict=config.strict)
+    items = [_as_told(item, config) for item in loaded.items]
+    if config.category is not None:
+        have = sorted({item.category for item in items if item.category})
+        items = [item for item in items if item.category == config.category]
+        if not items:
+            allowed = one_of(config.category, have) if have else "none: no request has a class"
+            raise ConfigError("workload.category", config.category, allowed)
+    said = f"{loaded.skipped} broken lines were skipped: {loaded.first_problem}"
+    return items, (said,) if loaded.skipped else ()
 
 
-def with_temperatures(items: Sequence[Item], temperatures: Sequence[float]) -> list[Item]:
-    """Temperatures dealt out in turn over items that have none of their own."""
-    if not temperatures:
-        return list(items)
-    return [
-        item
-        if item.temperature is not None
-        else replace(item, temperature=float(temperatures[item.index % len(temperatures)]))
-        for item in items
-    ]
-
-
-def with_settings(
-    items: Sequence[Item],
-    *,
-    max_tokens: int | None = None,
-    seed: int | None = None,
-    parameters: dict[str, Any] | None = None,
-) -> list[Item]:
-    """Give all items one length, seeds counted up from `seed`, and parameters."""
-    changed = []
-    for item in items:
-        tokens = item.max_tokens if max_tokens is None else max_tokens
-        own_seed = item.seed if seed is None else seed + item.index
-        merged = {**item.parameters, **(parameters or {})}
-        changed.append(replace(item, max_tokens=tokens, seed=own_seed, parameters=merged))
-    return changed
+def _as_told(item: Item, config: WorkloadConfig) -> Item:
+    temperature, dealt = item.temperature, config.temperatures
+    if temperature is None and dealt:
+        temperature = float(dealt[item.index % len(dealt)])
+    return replace(
+        item,
+        temperature=temperature,
+        max_tokens=item.max_tokens if config.max_tokens is None else config.max_tokens,
+        seed=item.seed if config.seed is None else config.seed + item.index,
+        parameters={**item.parameters, **config.parameters},
+    )
 
 
 def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
@@ -78,14 +115,142 @@ def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
     ]
 
 
-def parameters_seen(items: Sequence[Item]) -> dict[str, int]:
-    """How many items set each sampling parameter."""
-    seen: Counter[str] = Counter()
-    for item in items:
-        seen.update(name for name, value in item.parameters.items() if value is not None)
-        seen.update(["temperature"] if item.temperature is not None else [])
-        seen.update(["seed"] if item.seed is not None else [])
-    return dict(sorted(seen.items()))
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Items in order of arrival or of the file, and how many lines were skipped."""
+
+    items: tuple[Item, ...]
+    format: str
+    skipped: int
+    first_problem: str
+
+
+def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> Loaded:
+    """The items of a file.
+
+    Raises:
+        ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict`
+            a line of it cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8", errors="replace" if not strict else "strict")
+    except (OSError, UnicodeDecodeError) as error:
+        allowed = f"a readable file, or demo for held-out Python ({error})"
+        raise ConfigError("--workload", str(path), allowed) from error
+    kind = _detect(path, text) if format == "auto" else format
+    if kind in _TRACES_OF_LENGTHS:
+        allowed = (
+            "requests with their texts, since drafts are right or wrong about real text; "
+            "arrivals are arrival_s of our own jsonl"
+        )
+        raise ConfigError("--workload", f"{path}, a trace of lengths", allowed)
+    if kind not in _READERS:
+        raise ConfigError("workload.format", format, one_of(format, ("auto", *_READERS)))
+    items: list[Item] = []
+    problems: list[str] = []
+    for number, row in _rows(kind, text):
+        try:
+            items.append(_READERS[kind](len(items), row))
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            problems.append(f"{path.name} line {number}: {type(error).__name__}: {error}")
+            if strict:
+                allowed = f"{kind} lines that can be read; without --strict others are left out"
+                raise ConfigError("--workload", problems[0], allowed) from error
+    if not items:
+        why = f", read as {kind}: {problems[0]}" if problems else ""
+        allowed = "a file with at least one request (--set workload.format= says how it is read)"
+        raise ConfigError("--workload", f"{path}{why}", allowed)
+    if all(item.arrival_s is not None for item in items):
+        items.sort(key=lambda item: item.arrival_s or 0.0)
+    return Loaded(tuple(items), kind, len(problems), problems[0] if problems else "")
+
+
+def _detect(path: Path, text: str) -> str:
+    head = text.lstrip()[:4000]
+    first = head.split("\n", 1)[0]
+    if path.suffix == ".csv" or '"input_length"' in first:
+        return "lengths"
+    if head.startswith("["):
+        return "sharegpt"
+    if not head.startswith("{"):
+        return "lines"
+    return "spec-bench" if '"turns"' in first else "jsonl"
+
+
+def _rows(kind: str, text: str) -> Iterator[tuple[int, Any]]:
+    if kind == "sharegpt":
+        try:
+            rows = list(json.loads(text))
+        except (ValueError, TypeError) as error:
+            allowed = f"ShareGPT, a JSON list of conversations ({error})"
+            raise ConfigError("--workload", text[:80], allowed) from error
+        yield from enumerate(rows, start=1)
+    else:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield number, line
+
+
+def _own(index: int, line: str) -> Item:
+    row = json.loads(line)
+    prompt, messages = row.get("prompt"), tuple(row.get("messages") or ())
+    length = (row.get("observed") or {}).get("prompt_tokens")
+    if not prompt and row.get("prompt_hash") and length:
+        # Recorded as a hash: words as many as the prompt had tokens, equal for equal hashes.
+        luck = random.Random(str(row["prompt_hash"]))
+        prompt = " ".join(luck.choices(WORDS, k=int(length)))
+    if not isinstance(prompt or "", str) or not (prompt or messages):
+        raise ValueError("neither a prompt nor messages")
+    temperature, arrival_s = row.get("temperature"), row.get("arrival_s")
+    return Item(
+        index=index,
+        prompt=prompt or "",
+        messages=messages,
+        max_tokens=int(row.get("max_tokens", 128)),
+        temperature=None if temperature is None else float(temperature),
+        seed=row.get("seed"),
+        parameters={
+            **row.get("parameters", {}), **{k: v for k, v in row.items() if k not in _KNOWN}
+        },
+        category=str(row.get("category", "")),
+        cluster=str(row.get("cluster", row.get("conversation", ""))),
+        arrival_s=None if arrival_s is None else float(arrival_s),
+    )  # fmt: skip
+
+
+def _sharegpt(index: int, row: dict[str, Any]) -> Item:
+    turns = row["conversations"]
+    first = next((i for i, turn in enumerate(turns) if turn["from"] in ("human", "user")), None)
+    if first is None:
+        raise ValueError("no turn of a human")
+    reply = turns[first + 1]["value"] if len(turns) > first + 1 else ""
+    # About four characters per token, as in English text.
+    length = max(4, len(reply) // 4) if reply else 128
+    return Item(
+        index=index,
+        messages=({"role": "user", "content": turns[first]["value"]},),
+        max_tokens=min(length, 1024),
+        cluster=str(row.get("id", "")),
+    )
+
+
+def _spec_bench(index: int, line: str) -> Item:
+    row = json.loads(line)
+    return Item(
+        index=index,
+        messages=({"role": "user", "content": row["turns"][0]},),
+        max_tokens=int(row.get("max_tokens", 256)),
+        category=str(row.get("category", "")),
+        cluster=str(row.get("question_id", "")),
+    )
+
+
+_READERS: dict[str, Callable[[int, Any], Item]] = {
+    "jsonl": _own,
+    "lines": lambda index, line: Item(index=index, prompt=line),
+    "sharegpt": _sharegpt,
+    "spec-bench": _spec_bench,
+}
 
 
 Kind = Literal["closed", "constant", "poisson", "gamma", "trace"]
@@ -107,15 +272,12 @@ class Load:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        if self.kind in ("constant", "poisson", "gamma") and not (self.rate and self.rate > 0):
-            allowed = f"requests per second > 0, as in --load {self.kind}:2"
-            raise ConfigError("load.rate", self.rate, allowed)
-        if self.concurrency < 1:
-            raise ConfigError("load.concurrency", self.concurrency, "an integer >= 1")
-        if self.burstiness <= 0:
-            raise ConfigError("load.burstiness", self.burstiness, "a number > 0")
-        if self.speed <= 0:
-            raise ConfigError("load.speed", self.speed, "a number > 0")
+        open_loop = self.kind in ("constant", "poisson", "gamma")
+        allowed = f"requests per second > 0, as in --load {self.kind}:2"
+        require("load.rate", self.rate, not open_loop or (self.rate or 0) > 0, allowed)
+        require("load.concurrency", self.concurrency, self.concurrency >= 1, "an integer >= 1")
+        require("load.burstiness", self.burstiness, self.burstiness > 0, "a number > 0")
+        require("load.speed", self.speed, self.speed > 0, "a number > 0")
 
     def __str__(self) -> str:
         """A few words for tables."""

@@ -1,26 +1,20 @@
 """Expected acceptance of a drafter, by a regression over published acceptance lengths.
 
 A row of acceptance.toml is turned into the chance that a draft is accepted given that all before it
-were, and its log-odds are explained by method, workload, temperature, sizes, kinship, bits and the
-number of drafts. Few rows speak about each of these, so every effect begins at an assumed value
-with an assumed spread (effects.toml), which rows then move: ridge regression towards a prior.
+were. Its log-odds are a sum of effects of the method, the work, sizes and bits. Few rows speak of
+each, so every effect begins at an assumed value with an assumed spread (effects.toml), which rows
+then move: ridge regression towards a prior. Rows of one source and method share an error: how well
+the drafters that it measured were trained (a mixed model, Laird and Ware 1982).
 
-Rows of one source and method share an error: how well the drafters that it measured were trained.
-What differs between such rows tells of work, temperature and length, whatever that error is; of the
-method all of them together tell little more than one (a mixed model, Laird and Ware 1982).
-
-Knows no costs. Invariant: an expectation depends only on the rows that it was fitted to, so that
-one made without a source says what would have been expected before that source was published.
-
-Published lengths answer for the methods that they speak of; a method of one's own brings its range
-in its record; `--acceptance` and `--rate` replace either.
+Invariant: an expectation depends only on the rows that it was fitted to, so that one made without a
+source says what would have been expected before that source was published.
 """
 
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -69,69 +63,58 @@ class PublishedLength:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedAcceptance:
-    """The chance of a draft, given that all before it were accepted."""
+class AssumedAcceptance:
+    """What is assumed about the drafts of one method."""
 
     low: float
     middle: float
     high: float
-    """Ends of an interval that should hold 80 of 100 cases."""
-    sources: tuple[str, ...]
+    """The chance that a draft is accepted given that all before it were. The ends should hold 80 of
+    100 cases."""
+    hits: float = 1.0
+    """Share of steps with a draft; the others cost what plain ones do."""
+    source: str = ""
+    over_all_steps: bool = False
+    """Whether the chance is one over all steps, those without drafts included, as published lengths
+    of look-ups are; else it is that of the steps with drafts."""
+    sources: tuple[str, ...] = ()
 
-
-def _is_text(drafting: DraftedWork) -> bool:
-    return drafting.method in _assumed()["look_up"]
-
-
-@cache
-def _assumed() -> dict[str, dict[str, tuple[float, float]]]:
-    """Kind of effect -> name -> log-odds and how sure they are, before any row is read."""
-    text = resources.files(__package__).joinpath("effects.toml").read_text("utf-8")
-    return {
-        kind: {name: (float(value), float(spread)) for name, (value, spread) in rows.items()}
-        for kind, rows in tomllib.loads(text).items()
-    }
+    def length(self, alpha: float, k: int) -> float:
+        """Tokens per step with k drafts of such a chance, steps without drafts included."""
+        found = ConstantAcceptance(alpha).length(k)
+        return found if self.over_all_steps else 1.0 + self.hits * (found - 1.0)
 
 
 @cache
 def effects() -> Mapping[str, tuple[float, float]]:
-    """Every effect, with its assumed log-odds and their spread."""
-    names = {"method": "method ", "look_up": "method ", "workload": "workload ", "text": "text "}
+    """Every effect, with its assumed log-odds and how sure they are, before any row is read."""
+    text = resources.files(__package__).joinpath("effects.toml").read_text("utf-8")
     return {
-        names.get(kind, "") + name: prior
-        for kind, rows in _assumed().items()
-        for name, prior in rows.items()
+        name if kind == "effect" else f"{kind} {name}": (float(value), float(spread))
+        for kind, rows in tomllib.loads(text).items()
+        for name, (value, spread) in rows.items()
     }
 
 
-def features(drafting: DraftedWork) -> dict[str, float]:
-    """Effects that act on a drafter, each with its amount."""
-    found = {f"method {drafting.method}": 1.0}
-    if drafting.workload != "chat":
-        kind = "text" if _is_text(drafting) else "workload"
-        found[f"{kind} {drafting.workload}"] = 1.0
-    heat = min(drafting.temperature, 1.5)
-    found["temperature"] = heat
-    found["drawn"] = heat if drafting.drawn else 0.0
-    found["depth"] = 0.0 if _is_text(drafting) else math.log2(max(drafting.k, 1) / 4)
-    if drafting.draft_b > 0:
-        found["ratio"] = math.log10(drafting.target_b / drafting.draft_b) - 1.0
-        found["draft size"] = math.log10(drafting.draft_b)
-    found["foreign"] = float(drafting.foreign)
-    found["target bits"] = float(drafting.low_bits)
-    found["draft bits"] = float(drafting.low_draft_bits)
-    found["tree"] = float(drafting.tree)
-    return {name: amount for name, amount in found.items() if amount}
-
-
 def _vector(drafting: DraftedWork) -> Floats:
-    amounts = features(drafting)
+    """The effects that act on a drafter, each with its amount."""
+    looks_up = f"look_up {drafting.method}" in effects()
+    heat = min(drafting.temperature, 1.5)
+    amounts = {
+        f"{'look_up' if looks_up else 'method'} {drafting.method}": 1.0,
+        f"{'text' if looks_up else 'workload'} {drafting.workload}": 1.0,
+        "temperature": heat,
+        "drawn": heat if drafting.drawn else 0.0,
+        "depth": 0.0 if looks_up else math.log2(max(drafting.k, 1) / 4),
+        "foreign": float(drafting.foreign),
+        "target bits": float(drafting.low_bits),
+        "draft bits": float(drafting.low_draft_bits),
+        "tree": float(drafting.tree),
+    }
+    if drafting.draft_b > 0:
+        amounts["ratio"] = math.log10(drafting.target_b / drafting.draft_b) - 1.0
+        amounts["draft size"] = math.log10(drafting.draft_b)
     return np.array([amounts.get(name, 0.0) for name in effects()])
-
-
-def _log_odds(chance: float) -> float:
-    chance = min(max(chance, 0.02), 0.98)
-    return math.log(chance / (1.0 - chance))
 
 
 def _chance(log_odds: float) -> float:
@@ -147,49 +130,44 @@ class AcceptancePrior:
         sure_E = np.array([1.0 / sd**2 for _, sd in effects().values()])
         x_RE = np.array([_vector(row.drafting) for row in self.rows]).reshape(-1, len(effects()))
         found_R = np.array([_row_log_odds(row) for row in self.rows])
-        weighed_ER = x_RE.T @ np.linalg.inv(_errors_RR(self.rows))
+        drafters = [(row.source, row.drafting.method) for row in self.rows]
+        alike_RR = np.array([[one == other for other in drafters] for one in drafters], dtype=float)
+        shared_RR = _BETWEEN**2 * alike_RR.reshape(len(drafters), len(drafters))
+        weighed_ER = x_RE.T @ np.linalg.inv(_NOISE**2 * np.eye(len(drafters)) + shared_RR)
         precision_EE = weighed_ER @ x_RE + np.diag(sure_E)
         moment_E = weighed_ER @ (found_R - x_RE @ start_E)
         self._covariance_EE = np.linalg.inv(precision_EE)
         self._effect_E = start_E + self._covariance_EE @ moment_E
 
-    def expect(self, drafting: DraftedWork) -> ExpectedAcceptance:
+    def expect(self, drafting: DraftedWork) -> AssumedAcceptance:
         """The expectation for one drafter; asserts that its method is known."""
         assert knows(drafting.method), drafting.method
         x_E = _vector(drafting)
         middle = float(x_E @ self._effect_E)
         spread = EIGHTY * math.sqrt(float(x_E @ self._covariance_EE @ x_E) + _BETWEEN**2)
-        return ExpectedAcceptance(
-            low=_chance(middle - spread),
-            middle=_chance(middle),
-            high=_chance(middle + spread),
-            sources=self._comparable(drafting),
-        )
-
-    def _comparable(self, drafting: DraftedWork) -> tuple[str, ...]:
-        """Sources with rows of this method: of this workload first, then by how many rows."""
-        telling: Counter[str] = Counter()
+        telling: Counter[str] = Counter()  # of this workload first, then by how many rows
         for row in self.rows:
             if row.drafting.method == drafting.method:
                 telling[row.source] += 100 if row.drafting.workload == drafting.workload else 1
-        return tuple(source for source, _ in telling.most_common())
-
-
-def _errors_RR(rows: Sequence[PublishedLength]) -> Floats:
-    drafters = [(row.source, row.drafting.method) for row in rows]
-    alike_RR = np.array([[one == other for other in drafters] for one in drafters], dtype=float)
-    shared_RR = _BETWEEN**2 * alike_RR.reshape(len(rows), len(rows))
-    return _NOISE**2 * np.eye(len(rows)) + shared_RR
+        return AssumedAcceptance(
+            low=_chance(middle - spread),
+            middle=_chance(middle),
+            high=_chance(middle + spread),
+            over_all_steps=True,
+            sources=tuple(source for source, _ in telling.most_common()),
+        )
 
 
 def _row_log_odds(row: PublishedLength) -> float:
     length = min(row.length, row.drafting.k + 0.95)
-    return _log_odds(ConstantAcceptance.of_length(length, row.drafting.k).alpha)
+    chance = ConstantAcceptance.of_length(length, row.drafting.k).alpha
+    chance = min(max(chance, 0.02), 0.98)
+    return math.log(chance / (1.0 - chance))
 
 
 def knows(method: str) -> bool:
     """Whether anything is expected of this method."""
-    return f"method {method}" in effects()
+    return bool({f"method {method}", f"look_up {method}"} & effects().keys())
 
 
 @cache
@@ -197,13 +175,13 @@ def published_lengths() -> tuple[PublishedLength, ...]:
     """Every row of acceptance.toml."""
     text = resources.files(__package__).joinpath("acceptance.toml").read_text("utf-8")
     return tuple(
-        _row(source, values)
+        _row(source, *values)
         for source, table in tomllib.loads(text).items()
         for values in table["rows"]
     )
 
 
-def _row(source: str, values: list[Any]) -> PublishedLength:
+def _row(source: str, *values: Any) -> PublishedLength:
     method, target, draft, workload, temperature, k, length, *marks = values
     drafting = DraftedWork(
         method=method,
@@ -212,11 +190,7 @@ def _row(source: str, values: list[Any]) -> PublishedLength:
         workload=workload,
         temperature=float(temperature),
         k=int(k),
-        tree="tree" in marks,
-        foreign="foreign" in marks,
-        low_bits="bits" in marks,
-        low_draft_bits="draft_bits" in marks,
-        drawn="drawn" in marks,
+        **dict.fromkeys(marks, True),
     )
     return PublishedLength(source=source, drafting=drafting, length=float(length))
 
@@ -230,29 +204,6 @@ def prior_without(*sources: str) -> AcceptancePrior:
 _FEW_BITS = 0.7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedAcceptance:
-    """What is assumed about the drafts of one method."""
-
-    low: float
-    middle: float
-    high: float
-    """The chance that a draft is accepted given that all before it were. The ends should hold 80 of
-    100 cases."""
-    hits: float
-    """Share of steps with a draft; the others cost what plain ones do."""
-    source: str
-    over_all_steps: bool = False
-    """Whether the chance is one over all steps, those without drafts included, as published lengths
-    of look-ups are; else it is that of the steps with drafts."""
-    sources: tuple[str, ...] = ()
-
-    def length(self, alpha: float, k: int) -> float:
-        """Tokens per step with k drafts of such a chance, steps without drafts included."""
-        found = ConstantAcceptance(alpha).length(k)
-        return found if self.over_all_steps else 1.0 + self.hits * (found - 1.0)
-
-
 def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> AssumedAcceptance:
     """The range for the method of a setup.
 
@@ -263,24 +214,32 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     Raises:
         ConfigError: `--acceptance` or `--rate` is not a range within 0 and 1.
     """
-    settings, drafting = setup.settings, setup.drafting
-    plan = drafting.plan if drafting else None
+    settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
     if setup.own_measured is not None:
         own, hits = setup.own_measured.acceptance.alpha, setup.own_measured.draft_share
         return AssumedAcceptance(low=own, middle=own, high=own, hits=hits, source="measured")
-    if settings.acceptance or settings.rate:
-        return _given(setup, hits)
+    if settings.acceptance:
+        low, high = _parse("acceptance", settings.acceptance)
+        said = "given for each draft; what servers count over drafted tokens is --rate"
+        middle = (low + high) / 2
+        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
+    if settings.rate:
+        low, high = _parse("rate", settings.rate)
+        low, middle, high = (
+            ConstantAcceptance.of_length(1.0 + setup.k * rate, setup.k).alpha
+            for rate in (low, (low + high) / 2, high)
+        )
+        said = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
+        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
     if knows(setup.method):
         expected = (prior or prior_without()).expect(drafting_of(setup))
-        return AssumedAcceptance(
-            low=expected.low, middle=expected.middle, high=expected.high,
+        return replace(
+            expected,
             hits=max(hits, expected.middle),  # a step that accepts a draft has found one
-            over_all_steps=True,
             source=f"published for {setup.method} on {settings.workload} at temperature "
             f"{settings.temperature:g}: {', '.join(expected.sources[:3]) or 'nothing comparable'}",
-            sources=expected.sources,
-        )  # fmt: skip
+        )
     ranges = plan.acceptance if plan else {}
     low, high = ranges.get(settings.workload, ranges.get("", (0.0, 0.0)))
     return AssumedAcceptance(
@@ -289,39 +248,20 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     )  # fmt: skip
 
 
-def _given(setup: Setup, hits: float) -> AssumedAcceptance:
-    settings = setup.settings
-    if settings.acceptance:
-        low, high = _parse("acceptance", settings.acceptance)
-        middle = (low + high) / 2
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source="given")
-    low, high = _parse("rate", settings.rate)
-    low, middle, high = (chance_of_rate(one, setup.k) for one in (low, (low + high) / 2, high))
-    source = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
-    return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=source)
-
-
-def chance_of_rate(rate: float, k: int) -> float:
-    """The chance that a draft is accepted given that all before it were, of which comes such a
-    share of k drafted tokens."""
-    return ConstantAcceptance.of_length(1.0 + k * rate, k).alpha
-
-
 def drafting_of(setup: Setup) -> DraftedWork:
     """A setup as the regression sees it."""
-    settings, draft = setup.settings, setup.draft
-    with_model = setup.drafts_with == "model" and draft is not None
-    hot = settings.temperature > DRAWN_FROM and with_model
-    stored = setup.draft_quantization if with_model else setup.head_quantization
+    settings, draft = setup.settings, setup.draft_model
+    hot = settings.temperature > DRAWN_FROM and draft is not None
+    stored = setup.head_quantization if draft is None else setup.draft_quantization
     in_own_file = setup.drafting is not None and setup.has_weights and setup.drafting.own_file
     return DraftedWork(
         method=setup.method,
         target_b=setup.target.params / 1e9,
-        draft_b=draft.params / 1e9 if with_model and draft else 0.0,
+        draft_b=0.0 if draft is None else draft.params / 1e9,
         workload=settings.workload,
         temperature=settings.temperature,
         k=max(1, setup.k),
-        foreign=bool(with_model and draft and draft.family != setup.target.family),
+        foreign=draft is not None and draft.family != setup.target.family,
         low_bits=setup.quantization.stored_bytes < _FEW_BITS,
         low_draft_bits=in_own_file and stored.stored_bytes < _FEW_BITS,
         drawn=setup.has_weights and (hot or settings.engine == "foretoken"),

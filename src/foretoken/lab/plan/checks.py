@@ -1,20 +1,33 @@
-"""Checks of a plan: does all of it fit, does the draft suit, does the traffic pay for it."""
+"""Checks of a plan (does all of it fit, does the draft suit, does the traffic pay for it), and the
+verdict over everything that was computed.
 
-from collections.abc import Iterator
+The first rule that speaks decides: what does not load, what is promised, what fits, what it gains.
+Invariant: where the word is not USE IT or MEASURE MORE, no command that speculates is given.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.memory_plan import MemoryPlan
-from foretoken.lab.plan.predict import DraftSchedule, PlannedSpeed
-from foretoken.lab.plan.ranking import MethodOutlook
+from foretoken.lab.plan.predict import (
+    DraftSchedule,
+    GainRange,
+    MethodOutlook,
+    PlannedLatency,
+    PlannedSpeed,
+    show_seconds,
+)
 from foretoken.lab.plan.setup import DRAWN_FROM, ENGINES, Setup
 from foretoken.lab.plan.sizes import PlanModel
+from foretoken.lab.verdict import EXIT_CODES, LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.shape.memory_formula import shares_heads, uneven_parts
 
 SMALL_KV = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}
 """The type of keys and values of half the size that an engine has."""
-Found = Iterator[Finding]
+Found = Iterator[tuple[str, ...]]
+"""Level and message, then remedy and the flag or key that it is about, as far as there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +35,7 @@ class PlanContext:
     """Everything computed before the checks run."""
 
     setup: Setup
+    """With the best of the drafts that were named."""
     plain: MemoryPlan
     speculating: MemoryPlan
     prediction: PlannedSpeed
@@ -30,41 +44,40 @@ class PlanContext:
 
 
 def _kv_budget(context: PlanContext) -> Found:
-    name, plan, setup = "kv_budget", context.speculating, context.setup
-    small, asked = SMALL_KV[setup.settings.engine], setup.settings
+    plan, asked = context.speculating, context.setup.settings
+    small = SMALL_KV[asked.engine]
     if plan.kv_pool_bytes <= 0:
         alone = context.plain.fullest_rank_bytes
-        crowded = alone >= plan.rank_limit_bytes
         message = (
             f"does not load: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank that may "
             f"hold {plan.rank_limit_bytes / 1e9:.1f} GB"
-        ) + (f", {alone / 1e9:.1f} GB of them the target's own" if crowded else "")
+        )
         remedy = "more devices, a smaller quantization"
-        remedy += "" if crowded else ", or a method without weights"
-        yield Finding.of(name, "error", "", message, remedy)
+        if alone >= plan.rank_limit_bytes:
+            message += f", {alone / 1e9:.1f} GB of them the target's own"
+        else:
+            remedy += ", or a method without weights"
+        yield "error", message, remedy
     elif not plan.fits:
         needed, most = asked.context + plan.lookahead, plan.tokens - plan.lookahead
         message = f"room for {plan.tokens:,} tokens, but one request needs {needed:,}"
         shorter = f"a context of at most {most:,} tokens" if most > 0 else "a shorter context"
-        remedy = f"{shorter}, {small} keys and values, or more memory"
-        yield Finding.of(name, "error", "", message, remedy)
+        yield "error", message, f"{shorter}, {small} keys and values, or more memory"
     elif plan.requests < asked.peak_concurrency:
         message = (
             f"{plan.requests} request{'s' if plan.requests > 1 else ''} of {asked.context:,} "
             f"tokens fit at once; the peak is {asked.peak_concurrency}: the rest waits or is "
             "preempted"
         )
-        remedy = f"{small} keys and values, or speculation off at the peak"
-        yield Finding.of(name, "warning", "", message, remedy)
+        yield "warning", message, f"{small} keys and values, or speculation off at the peak"
     else:
-        yield Finding.of(name, "ok", "", f"{plan.requests} requests fit at once")
+        yield "ok", f"{plan.requests} requests fit at once"
 
 
 def _draft_kv(context: PlanContext) -> Found:
     plain, plan = context.plain, context.speculating
     if not plan.draft_kv_bytes_per_token or not plain.tokens:
         return
-    counted = max(0.0, plain.kv_pool_bytes - plan.draft_weight_bytes) / plain.kv_bytes_per_token
     lost = 1 - plan.tokens / plain.tokens
     each = (
         f"{plan.draft_kv_bytes_per_token / 1024:.1f} KiB a token for the draft beside "
@@ -72,11 +85,12 @@ def _draft_kv(context: PlanContext) -> Found:
     )
     message = f"speculation takes {lost:.0%} of the tokens ({plain.tokens:,} to {plan.tokens:,}); "
     if plan.draft_kv_reserved:
-        alone = 1 - counted / plain.tokens
+        left = max(0.0, plain.kv_pool_bytes - plan.draft_weight_bytes)
+        alone = 1 - left / plain.kv_bytes_per_token / plain.tokens
         message += f"the draft's weights alone would take {alone:.0%}. The cache keeps {each}"
     else:
         message += f"the draft's keys and values take free memory, and give it back: {each}"
-    yield Finding.of("draft_kv", "warning" if lost > 0.25 else "note", "", message)
+    yield "warning" if lost > 0.25 else "note", message
 
 
 def _target_share(context: PlanContext) -> Found:
@@ -85,8 +99,7 @@ def _target_share(context: PlanContext) -> Found:
     if share > 0.7:
         fills = f"fills {share:.0%} of" if share < 1.0 else "is larger than"
         remedy = "measure preemptions with and without speculation before believing a speed-up"
-        message = f"the target alone {fills} the memory"
-        yield Finding.of("target_share", "warning", "", message, remedy)
+        yield "warning", f"the target alone {fills} the memory", remedy
 
 
 def _tp_symmetry(context: PlanContext) -> Found:
@@ -95,88 +108,77 @@ def _tp_symmetry(context: PlanContext) -> Found:
         return
     over = plan.fullest_rank_bytes > plan.rank_limit_bytes
     # The draft of a model runs on the target's ranks there, and the server does not start else.
-    refused = setup.settings.engine == "vllm" and setup.drafts_with == "model"
+    refused = setup.settings.engine == "vllm" and setup.draft_model is not None
     wanted = f"vllm wants a draft model on all {setup.tp} ranks; " if refused else ""
     message = (
         f"{wanted}a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
         f"{plan.fullest_rank_bytes / 1e9:.1f} of {plan.rank_limit_bytes / 1e9:.1f} GB, and "
         f"{plan.imbalance_bytes / 1e9:.1f} GB on the others lie idle, for all pools are alike"
     )
-    level, remedy = (
-        "error" if over or refused else "warning",
-        f"split the draft over {setup.tp} ranks",
-    )
-    yield Finding.of("tp_symmetry", level, "draft_tensor_parallel_size", message, remedy)
+    remedy = f"split the draft over {setup.tp} ranks"
+    level = "error" if over or refused else "warning"
+    yield level, message, remedy, "draft_tensor_parallel_size"
 
 
 def _ranks_divide(context: PlanContext) -> Found:
     setup = context.setup
     parts = [("target", setup.target, setup.tp)]
-    if setup.drafts_with == "model" and setup.draft is not None:
-        parts.append(("draft", setup.draft, setup.draft_tp))
+    if setup.draft_model is not None:
+        parts.append(("draft", setup.draft_model, setup.draft_tp))
     for name, model, ranks in parts:
-        for message, remedy in _undivided(setup, name, model, ranks):
-            yield Finding.of("ranks_divide", "error", "tensor_parallel_size", message, remedy)
+        if found := _undivided(setup, name, model, ranks):
+            yield "error", *found, "tensor_parallel_size"
 
 
-def _undivided(setup: Setup, name: str, model: PlanModel, ranks: int) -> Iterator[tuple[str, str]]:
-    keys, heads = model.num_kv_heads, model.num_heads
+def _undivided(setup: Setup, name: str, model: PlanModel, ranks: int) -> tuple[str, ...]:
+    """Why so many ranks cannot share a model, and what could; empty if they can."""
+    keys, heads = model.shape.num_key_value_heads, model.shape.num_attention_heads
     if setup.in_processes:
-        if not shares_heads(keys, heads, ranks):
-            yield (
-                f"{ranks} processes cannot share the {name}'s {keys} key heads",
-                f"at most {keys} ranks, or a multiple of them up to {heads}",
-            )
-    elif setup.settings.engine == "foretoken":  # whose GPUs exchange parts of one size
+        if shares_heads(keys, heads, ranks):
+            return ()
+        message = f"{ranks} processes cannot share the {name}'s {keys} key heads"
+        return message, f"at most {keys} ranks, or a multiple of them up to {heads}"
+    if setup.settings.engine == "foretoken":  # whose GPUs exchange parts of one size
         sizes = {
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "vocabulary": model.vocab_size,
+            "hidden_size": model.shape.hidden_size,
+            "intermediate_size": model.shape.intermediate_size,
+            "vocabulary": model.shape.vocab_size,
         }
-        if found := uneven_parts(ranks, keys, heads, **sizes):
-            message = f"the {name}'s {' and '.join(found)} cannot be split evenly over {ranks} GPUs"
-            yield message, "another number of ranks"
-    elif heads % ranks:
-        message = f"the {name}'s {heads} attention heads cannot be split over {ranks} ranks"
-        yield message, "another number of ranks, or another draft"
+        found = " and ".join(uneven_parts(ranks, keys, heads, **sizes))
+        message = f"the {name}'s {found} cannot be split evenly over {ranks} GPUs"
+        return (message, "another number of ranks") if found else ()
+    message = f"the {name}'s {heads} attention heads cannot be split over {ranks} ranks"
+    return (message, "another number of ranks, or another draft") if heads % ranks else ()
 
 
 def _long_context(context: PlanContext) -> Found:
-    setup, plain, plan = context.setup, context.plain, context.speculating
-    length = setup.settings.context
-    if length >= 32768 and plain.requests > plan.requests:
-        message = (
-            f"at {length:,} tokens per request the draft costs {plain.requests - plan.requests} of "
-            f"{plain.requests} requests"
-        )
-        yield Finding.of("long_context", "warning", "", message)
-    if setup.draft is not None and setup.draft.context < length:
-        message = (
-            f"the draft ends at {setup.draft.context:,} tokens; beyond, requests are decoded "
-            "without drafts"
-        )
-        yield Finding.of("long_context", "warning", "", message)
+    plain, plan, draft = context.plain, context.speculating, context.setup.draft
+    length = context.setup.settings.context
+    if length >= 32768 and (lost := plain.requests - plan.requests) > 0:
+        costs = f"the draft costs {lost} of {plain.requests} requests"
+        yield "warning", f"at {length:,} tokens per request {costs}"
+    if draft is not None and draft.context < length:
+        ends = f"the draft ends at {draft.context:,} tokens"
+        yield "warning", f"{ends}; beyond, requests are decoded without drafts"
 
 
 def _step_rows(context: PlanContext) -> Found:
-    setup = context.setup
-    peak, limit = setup.settings.peak_concurrency, setup.settings.max_num_batched_tokens
-    rows = peak * (setup.k + 1)
+    k, settings = context.setup.k, context.setup.settings
+    peak, limit = settings.peak_concurrency, settings.max_num_batched_tokens
+    rows = peak * (k + 1)
     message = (
-        f"a step of {peak} requests verifies up to {rows:,} rows and ends with 1 to {setup.k + 1} "
+        f"a step of {peak} requests verifies up to {rows:,} rows and ends with 1 to {k + 1} "
         f"tokens each; all wait for the slowest (limit {limit:,} rows)"
     )
-    level = "warning" if rows > limit else "ok"
-    yield Finding.of("step_rows", level, "max_num_batched_tokens", message)
+    yield "warning" if rows > limit else "ok", message, "", "max_num_batched_tokens"
 
 
 def _engine_has_it(context: PlanContext) -> Found:
     drafting, own = context.setup.drafting, context.setup.settings.engine
-    if drafting is None or not (why := refusal(own, drafting)):
-        return
-    others = [engine for engine in ENGINES if not refusal(engine, drafting)]
-    remedy = f"another method, or --engine {' or '.join(others)}"
-    yield Finding.of("engine_has_it", "error", "speculative_config.method", why, remedy)
+    if drafting is not None and (why := refusal(own, drafting)):
+        others = [engine for engine in ENGINES if not refusal(engine, drafting)]
+        remedy = f"another method, or --engine {' or '.join(others)}"
+        yield "error", why, remedy, "speculative_config.method"
 
 
 def _several_gpus(context: PlanContext) -> Found:
@@ -186,48 +188,47 @@ def _several_gpus(context: PlanContext) -> Found:
             f"foretoken was never run on several GPUs: that it works on {setup.tp} of them was "
             "tested on CPUs, and its speed there is on paper alone"
         )
-        remedy = "a trial of it first, or another engine"
-        yield Finding.of("several_gpus", "warning", "plan.count", message, remedy)
+        yield "warning", message, "a trial of it first, or another engine", "plan.count"
 
 
 def _same_family(context: PlanContext) -> Found:
-    target, draft = context.setup.target.family, context.setup.draft
-    if context.setup.drafts_with != "model" or draft is None:
+    target, draft = context.setup.target.family, context.setup.draft_model
+    if draft is None:
         return
-    level, message, remedy = "ok", f"target {target}, draft {draft.family}", ""
-    if target != draft.family:
-        level, remedy = "warning", "a quantized draft of the same family, before a foreign one"
-        message += ": other training data usually means fewer accepted drafts"
-    yield Finding.of("same_family", level, "", message, remedy)
+    families = f"target {target}, draft {draft.family}"
+    if target == draft.family:
+        yield "ok", families
+    else:
+        remedy = "a quantized draft of the same family, before a foreign one"
+        why = "other training data usually means fewer accepted drafts"
+        yield "warning", f"{families}: {why}", remedy
 
 
 def _same_tokenizer(context: PlanContext) -> Found:
-    name, setup = "same_tokenizer", context.setup
-    target, draft = setup.target, setup.draft
-    if setup.drafts_with != "model" or draft is None:
-        return
+    target, draft = context.setup.target, context.setup.draft_model
     where = "speculative_config.model"
-    if target.vocab_size != draft.vocab_size:
+    if draft is None:
+        return
+    if target.shape.vocab_size != draft.shape.vocab_size:
         padded = target.tokenizer == draft.tokenizer != ""
         why = "the same tokenizer, padded differently" if padded else "different vocabularies"
-        level = "warning" if setup.settings.engine == "llama.cpp" and padded else "error"
-        message = (
-            f"the target has {target.vocab_size:,} tokens, the draft {draft.vocab_size:,} ({why})"
-        )
+        level = "warning" if context.setup.settings.engine == "llama.cpp" and padded else "error"
+        sizes = f"{target.shape.vocab_size:,} tokens, the draft {draft.shape.vocab_size:,}"
+        message = f"the target has {sizes} ({why})"
         remedy = (
             "a draft with the target's vocabulary; in vLLM use_heterogeneous_vocab allows others, "
             "with greedy drafts only"
         )
-        yield Finding.of(name, level, where, message, remedy)
+        yield level, message, remedy, where
     elif not (target.tokenizer and draft.tokenizer):
-        message = (
-            "vocabularies are of one size; that they are the same is not known from config.json"
+        yield (
+            "note",
+            ("vocabularies are of one size; that they are the same is not known from config.json"),
         )
-        yield Finding.of(name, "note", "", message)
     elif target.tokenizer != draft.tokenizer:
-        yield Finding.of(name, "error", where, "vocabularies of one size, but with other tokens")
+        yield "error", "vocabularies of one size, but with other tokens", "", where
     else:
-        yield Finding.of(name, "ok", "", "the same tokenizer")
+        yield "ok", "the same tokenizer"
 
 
 def _draft_time_ratio(context: PlanContext) -> Found:
@@ -242,36 +243,35 @@ def _draft_time_ratio(context: PlanContext) -> Found:
         f"{setup.k * each:.2f}; small drafts are bound by launches, not weights, so measure it"
     )
     remedy = "a shallower draft, captured graphs for it, or a lower k" if dear else ""
-    yield Finding.of("draft_time_ratio", "warning" if dear else "note", "", message, remedy)
+    yield "warning" if dear else "note", message, remedy
 
 
 def _quantized_target(context: PlanContext) -> Found:
     stored = context.setup.quantization
-    if stored.nominal_bytes >= 2:
-        return
-    message = (
-        f"{stored.name} changes what the target says, and with it what it accepts, most at 4 bits "
-        "and when sampling; quantizing the draft costs only acceptance"
-    )
-    level = "warning" if stored.nominal_bytes <= 0.625 else "note"
-    remedy = "measure acceptance on the same prompts with both"
-    yield Finding.of("quantized_target", level, "", message, remedy)
+    if stored.nominal_bytes < 2:
+        message = (
+            f"{stored.name} changes what the target says, and with it what it accepts, most at 4 "
+            "bits and when sampling; quantizing the draft costs only acceptance"
+        )
+        level = "warning" if stored.nominal_bytes <= 0.625 else "note"
+        yield level, message, "measure acceptance on the same prompts with both"
 
 
 def _quantize_first(context: PlanContext) -> Found:
     setup = context.setup
     fast = "fp8" in setup.device.flops or setup.device.kind == "cpu"
     if setup.quantization.nominal_bytes >= 2 and fast:
-        message = (
-            "the target runs in 16 bit on a device with 8-bit units: an 8-bit target is about "
-            "twice as fast at small batches, and the baseline that speculation must then beat"
+        yield (
+            "note",
+            (
+                "the target runs in 16 bit on a device with 8-bit units: an 8-bit target is about "
+                "twice as fast at small batches, and the baseline that speculation must then beat"
+            ),
         )
-        yield Finding.of("quantize_first", "note", "", message)
 
 
 def _hot_sampling(context: PlanContext) -> Found:
-    setup = context.setup
-    heat = setup.settings.temperature
+    setup, heat = context.setup, context.setup.settings.temperature
     if heat <= DRAWN_FROM or setup.method == "none":
         return
     flag = {
@@ -284,7 +284,9 @@ def _hot_sampling(context: PlanContext) -> Found:
         "proposal rule too, so test drafts that are drawn before calling it too hot"
     )
     remedy = flag if setup.drafts_with != "text" else "a method whose drafts can be drawn"
-    yield Finding.of("hot_sampling", "warning", "", message, remedy)
+    if setup.draft_model is not None and setup.settings.engine != "foretoken":
+        remedy += ", as in this command; greedy ones may be accepted more often: measure both"
+    yield "warning", message, remedy
 
 
 def _schedule(context: PlanContext) -> Found:
@@ -294,27 +296,186 @@ def _schedule(context: PlanContext) -> Found:
     message = f"predicted best by requests in flight: {schedule.words}. "
     if schedule.falls:
         message += "disable_by_batch_size is gone; its successor takes such a list"
-        where = "num_speculative_tokens_per_batch_size"
-        yield Finding.of("schedule", "note", where, message)
+        yield "note", message, "", "num_speculative_tokens_per_batch_size"
         return
     why = (
         "a mixture of experts reads more experts for each of few rows than for each of many"
         if context.setup.target.num_experts
         else "a step of the drafter takes hardly longer for many rows, one of the target does"
     )
-    own = context.setup.settings.engine == "foretoken"
-    may = "as control finds out" if own else "which no engine's schedule may"
-    message += f"It rises with the load, {may}; {why}"
-    remedy = "" if own else f"k = {schedule.decided} throughout, or one server per range of load"
-    yield Finding.of("schedule", "note" if own else "warning", "", message, remedy)
+    if context.setup.settings.engine == "foretoken":
+        yield "note", f"{message}It rises with the load, as control finds out; {why}"
+    else:
+        message += f"It rises with the load, which no engine's schedule may; {why}"
+        remedy = f"k = {schedule.decided} throughout, or one server per range of load"
+        yield "warning", message, remedy
 
 
-MEMORY_CHECKS = (
+STATIC_CHECKS = (
     *(_kv_budget, _draft_kv, _target_share, _tp_symmetry, _ranks_divide, _long_context),
-    _step_rows,
+    *(_step_rows, _engine_has_it, _several_gpus, _same_family, _same_tokenizer),
+    *(_draft_time_ratio, _quantized_target, _quantize_first),
 )
-DRAFT_CHECKS = (
-    *(_engine_has_it, _several_gpus, _same_family, _same_tokenizer, _draft_time_ratio),
-    *(_quantized_target, _quantize_first),
-)
-LOAD_CHECKS = (_hot_sampling, _schedule)
+"""Of the memory and of the draft, whatever the traffic is."""
+CHECKS = (*STATIC_CHECKS, _hot_sampling, _schedule)
+
+
+def findings_of(
+    context: PlanContext, checks: Iterable[Callable[[PlanContext], Found]] = CHECKS
+) -> Iterator[Finding]:
+    """What checks find, each under the name of its function."""
+    for check in checks:
+        for level, message, *more in check(context):
+            remedy, where = (*more, "", "")[:2]
+            yield Finding.of(check.__name__[1:], level, where, message, remedy)
+
+
+LEAST_END_TO_END = 1.05
+"""An answer that comes less than a twentieth sooner is not worth a second model."""
+NOT_ASKED = "NO SPECULATION ASKED"
+OF_SETTINGS = ("tp_symmetry",)
+"""Checks whose errors are about settings: the same drafter may be right with others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerdict:
+    """One word and its reason."""
+
+    word: str
+    """USE_IT, MEASURE_MORE, LEAVE_IT_OFF, or NOT_ASKED where no method was asked for."""
+    reason: str
+    k: int = 0
+    """Drafts per verification at the load that decides; 0: none."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a speculating server is worth starting, if only to measure it."""
+        return self.word in (USE_IT, MEASURE_MORE)
+
+    @property
+    def exit_code(self) -> int:
+        """0: use it, or nothing was asked; 1: leave it off; 4: open until measured."""
+        return EXIT_CODES.get(self.word, 0)
+
+
+def judge(
+    context: PlanContext, findings: tuple[Finding, ...], times: PlannedLatency
+) -> PlanVerdict:
+    """The verdict on the asked method, with `times` at the load that decides."""
+    if context.setup.method == "none":
+        fits = (
+            f"{context.plain.requests:,} requests of {context.setup.settings.context:,} tokens fit "
+            "at once"
+        )
+        no = "and the target does not fit as it is"
+        return PlanVerdict(word=NOT_ASKED, reason=fits if context.plain.fits else no)
+    against = (
+        _refused(findings)
+        or _first_token(context, times)
+        or _crowded(context)
+        or _no_gain(context, times)
+        or _too_short(context, times)
+    )
+    if against:
+        return PlanVerdict(word=LEAVE_IT_OFF, reason=against)
+    said = _gain_words(context, times)
+    if context.prediction.at(times.requests).gain(times.k).low > 1.0 <= times.end_to_end_low:
+        return PlanVerdict(word=USE_IT, reason=said, k=times.k)
+    said += ": a loss is within what is not known"
+    return PlanVerdict(word=MEASURE_MORE, reason=said, k=times.k)
+
+
+def _refused(findings: tuple[Finding, ...]) -> str:
+    """What would keep the server from starting."""
+    error = next((finding for finding in findings if finding.level == "error"), None)
+    if error is None or error.check not in OF_SETTINGS:
+        return error.message if error else ""
+    return f"{error.message}: {error.remedy}"
+
+
+def _first_token(context: PlanContext, times: PlannedLatency) -> str:
+    if context.setup.settings.slo != "ttft":
+        return ""
+    plain, drafted = show_seconds(times.ttft_plain_s), show_seconds(times.ttft_s)
+    return (
+        "the promise is about the first token, which drafts do not bring earlier "
+        f"({plain} without, {drafted} with); only an A/B at your load that shows it unharmed "
+        "speaks for it"
+    )
+
+
+def _crowded(context: PlanContext) -> str:
+    """Fewer requests fit at once than are usually there, because of the draft."""
+    usual = context.setup.settings.concurrency
+    fit, plain = context.speculating.requests, context.plain.requests
+    if fit >= min(usual, plain):
+        return ""
+    return (
+        f"{fit} of the {usual} requests that are usually in flight fit beside the drafter, "
+        f"{min(plain, usual)} without it: the others would wait"
+    )
+
+
+def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
+    load, k = context.prediction.at(times.requests), times.k or context.setup.k
+    gain = load.gain(k)
+    if times.k and gain.middle > 1.0:
+        return ""
+    asked = context.setup.settings.num_speculative_tokens
+    others = "" if times.k or asked else ", and no other k pays"
+    return (
+        f"{_predicted(context, gain)} with k = {k} and {load.requests} in flight"
+        f"{others}{_elsewhere(context, load.requests)}"
+    )
+
+
+def _predicted(context: PlanContext, gain: GainRange) -> str:
+    if context.setup.own_measured is not None and gain.low == gain.high:
+        return f"{gain.middle:.2f}x per token by what was measured"
+    return f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) per token"
+
+
+def _elsewhere(context: PlanContext, requests: int) -> str:
+    """The load at which it would gain most, where that is another one."""
+    fit = context.speculating.requests
+    loads = [load for load in context.prediction.loads if load.requests <= fit and load.best_k]
+    most = max(loads, key=lambda load: load.best, default=None)
+    if context.setup.settings.num_speculative_tokens or most is None or most.requests == requests:
+        return ""
+    return f"; with {most.requests} in flight k = {most.best_k} would give {most.best:.2f}x"
+
+
+def _too_short(context: PlanContext, times: PlannedLatency) -> str:
+    if times.end_to_end_gain >= LEAST_END_TO_END:
+        return ""
+    why = "most of it is waiting for the first token"
+    if times.ttft_s <= 0.5 * times.end_to_end_s:
+        why = f"less than the {LEAST_END_TO_END:g}x that a drafter is worth"
+        why += _elsewhere(context, times.requests)
+    return (
+        f"a whole answer of {context.setup.settings.output_tokens} tokens comes "
+        f"{times.end_to_end_gain:.2f}x as fast: {show_seconds(times.end_to_end_plain_s)} without, "
+        f"{show_seconds(times.end_to_end_s)} with {times.requests} in flight; {why}"
+    )
+
+
+def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
+    setup, schedule = context.setup, context.schedule
+    asked = setup.settings.concurrency
+    waits = f" (as many as fit; the rest of {asked} waits)" if setup.usual < asked else ""
+    said = (
+        f"{_predicted(context, context.prediction.at(times.requests).gain(times.k))} and "
+        f"{times.end_to_end_gain:.2f}x for a whole answer of {setup.settings.output_tokens} "
+        f"tokens, with k = {times.k} and {times.requests} in flight{waits}"
+    )
+    peak = context.prediction.at(setup.peak)
+    if times.requests == peak.requests:
+        return said
+    told, best = schedule.told(peak.requests), schedule.at(peak.requests)
+    if told == 0:
+        return f"{said}; off at the peak of {peak.requests}, where it would lose"
+    said = f"{said}, {peak.gain(told).middle:.2f}x at the peak of {peak.requests}"
+    if told == best or 1.0 < peak.gain(best).middle <= peak.gain(told).middle:
+        return said
+    better = f"k = {best} would give {peak.gain(best).middle:.2f}x" if best else "none is better"
+    return f"{said}, where {better}"

@@ -38,35 +38,29 @@ class Device:
         return self.flops["bf16"]
 
 
-def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("foretoken.lab.plan").joinpath("devices.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 @cache
-def _also_called() -> dict[str, str]:
-    """What people say when they mean one of several devices -> the one they mostly have."""
-    return {short: name for name, row in _table().items() for short in row.get("also", ())}
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files(__package__).joinpath("devices.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 @cache
 def known_devices() -> dict[str, Device]:
     """Every device of the table by name."""
-    return {name: _device(name, row) for name, row in _table().items()}
-
-
-def _device(name: str, row: dict[str, Any]) -> Device:
-    return Device(
-        name=name,
-        kind=row.get("kind", "gpu"),
-        advertised_bytes=round(row["advertised_gb"] * 1e9),
-        memory_bytes=row["memory_mib"] << 20,
-        bandwidth=row["bandwidth_gb_s"] * 1e9,
-        flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
-        link=row.get("link_gb_s", 0) * 1e9,
-        step_s_per_layer=row["step_us_per_layer"] * 1e-6,
-        source=row["source"],
-    )
+    return {
+        name: Device(
+            name=name,
+            kind=row.get("kind", "gpu"),
+            advertised_bytes=round(row["advertised_gb"] * 1e9),
+            memory_bytes=row["memory_mib"] << 20,
+            bandwidth=row["bandwidth_gb_s"] * 1e9,
+            flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
+            link=row.get("link_gb_s", 0) * 1e9,
+            step_s_per_layer=row["step_us_per_layer"] * 1e-6,
+            source=row["source"],
+        )
+        for name, row in _table().items()
+    }
 
 
 def find_device(name: str) -> Device:
@@ -79,7 +73,8 @@ def find_device(name: str) -> Device:
     if wanted == "this":
         return _this_machine()
     found = known_devices()
-    wanted = _also_called().get(wanted, wanted)
+    # What people say when they mean one of several devices is the one that they mostly have.
+    wanted = next((n for n, row in _table().items() if wanted in row.get("also", ())), wanted)
     if wanted in found:
         return found[wanted]
     close = [known for known in found if wanted in known or known in wanted]

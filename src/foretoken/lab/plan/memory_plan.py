@@ -8,9 +8,8 @@ per token, and look-ahead slots per running request. Bytes throughout, by the fo
 
 from dataclasses import dataclass
 
-from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.sizes import PlanModel, head_of
+from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of
 from foretoken.shape import memory_formula as formula
 
 GPU_RUNTIME_BYTES = 1 << 30
@@ -24,9 +23,9 @@ _STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "fp8": (2, N
 class DraftLoad:
     """What a method keeps on the devices beside the target."""
 
-    weight_bytes: float
-    kv_bytes_per_token: float
-    lookahead: int
+    weight_bytes: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    lookahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vl
     if engine == "foretoken" and quantization.name in _STORED:
         own = 0 if _shares_table(model, quantization) else table
         counts = formula.WeightCounts(
-            table, own, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
+            table, own, matrices, 0, model.matrix_outputs, head_outputs=model.shape.vocab_size
         )
     return formula.weight_bytes(counts, _storage(quantization, engine))
 
@@ -87,12 +86,13 @@ def _shares_table(model: PlanModel, quantization: Quantization) -> bool:
 def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> float:
     """Of Foretoken's weights, what several processes have more than one would: each has all
     embeddings, several a part of a tied head, and the same key head where there are too few."""
-    keys = 2 * model.num_kv_heads * model.head_dim * model.num_layers
-    copied = (_key_copies(model, ranks) - 1) * keys
+    copied = (
+        (_key_copies(model, ranks) - 1) * 2 * model.shape.kv_size * model.shape.num_hidden_layers
+    )
     counts = formula.WeightCounts(
         (ranks - 1) * model.head_params,
         model.head_params if ranks > 1 and _shares_table(model, quantization) else 0,
-        copied * model.hidden_size,
+        copied * model.shape.hidden_size,
         0,
         outputs=copied,
     )
@@ -101,7 +101,7 @@ def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> fl
 
 def head_bytes(model: PlanModel, quantization: Quantization) -> float:
     """Of Foretoken's weights, the output head."""
-    counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=model.vocab_size)
+    counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=model.shape.vocab_size)
     return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
 
 
@@ -117,8 +117,8 @@ def kv_per_token(
 ) -> float:
     """Bytes per token of a request of `context` tokens; windowed layers keep only their window,
     except in Foretoken, whose pages belong to sequences."""
-    bounded = engine != "foretoken" and model.window > 0
-    windowed = model.window_elements * min(1.0, model.window / context if bounded else 1.0)
+    bounded = engine != "foretoken" and model.window_size > 0
+    windowed = model.window_elements * min(1.0, model.window_size / context if bounded else 1.0)
     return formula.kv_token_bytes(model.kv_elements + windowed, element_bytes)
 
 
@@ -131,25 +131,27 @@ def draft_load(setup: Setup) -> DraftLoad:
     """
     target, context, engine = setup.target, setup.settings.context, setup.settings.engine
     drafting = setup.drafting
-    if setup.drafts_with == "model":
-        assert setup.draft is not None, setup.method
+    if (draft := setup.draft_model) is not None:
         return DraftLoad(
-            weight_bytes=weight_bytes(setup.draft, setup.draft_quantization, engine),
-            kv_bytes_per_token=kv_per_token(setup.draft, setup.draft_kv_bytes, context, engine),
+            weight_bytes=weight_bytes(draft, setup.draft_quantization, engine),
+            kv_bytes_per_token=kv_per_token(draft, setup.draft_kv_bytes, context, engine),
             lookahead=setup.k,
         )
     if drafting is not None and drafting.drafts_with == "head":
         assert drafting.plan is not None, setup.method
         head = head_of(target, drafting)
-        read = 2.0 * drafting.plan.features * target.hidden_size if engine == "foretoken" else 0.0
+        read = (
+            2.0 * drafting.plan.features * target.shape.hidden_size
+            if engine == "foretoken"
+            else 0.0
+        )
+        weights = head.dense_params + head.expert_params
         return DraftLoad(
-            weight_bytes=(head.dense_params + head.expert_params)
-            * setup.head_quantization.stored_bytes,
+            weight_bytes=weights * setup.head_quantization.stored_bytes,
             kv_bytes_per_token=head.kv_elements * setup.draft_kv_bytes + read,
             lookahead=setup.k,
         )
-    slots = setup.k if engine == "foretoken" and drafting is not None else 0
-    return DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=slots)
+    return DraftLoad(lookahead=setup.k if engine == "foretoken" and drafting is not None else 0)
 
 
 def overhead_bytes(setup: Setup) -> float:
@@ -157,13 +159,13 @@ def overhead_bytes(setup: Setup) -> float:
     if setup.settings.overhead_gb >= 0:
         return setup.settings.overhead_gb * 1e9
     target, tokens = setup.target, setup.settings.max_num_batched_tokens
-    hidden = target.hidden_size
+    hidden = target.shape.hidden_size
     if setup.settings.engine == "foretoken":
         running = setup.settings.peak_concurrency
         rows = min(running * (1 + setup.k), tokens)
         drawn = running * setup.k if setup.has_weights else 0
         step = formula.StepSize(tokens, rows, drawn)
-        each = formula.activation_bytes(step, _widths(target), 2)
+        each = formula.activation_bytes(step, target.shape.widths, 2)
         if not setup.in_processes:
             return formula.RUNTIME_BYTES + each
         more = (setup.tp - 1) * formula.RANK_BYTES
@@ -173,100 +175,50 @@ def overhead_bytes(setup: Setup) -> float:
     return runtime + 2 * widest * tokens
 
 
-def _widths(model: PlanModel) -> formula.Widths:
-    heads, key_heads = model.num_heads, model.num_kv_heads
-    return formula.Widths(
-        hidden=model.hidden_size,
-        query=heads * model.head_dim,
-        kv=key_heads * model.head_dim,
-        inner=model.intermediate_size,
-        vocabulary=model.vocab_size,
-    )
-
-
 def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     """The memory of `setup` with `load` beside the target, or without any draft."""
-    load = load or DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=0)
-    if setup.in_processes:
-        return _of_processes(setup, load)
-    ranks, context, engine = setup.tp, setup.settings.context, setup.settings.engine
-    target = weight_bytes(setup.target, setup.quantization, engine)
+    load = load or DraftLoad()
+    ranks, draft_ranks, context = setup.tp, setup.draft_ranks, setup.settings.context
+    engine, model, draft_model = setup.settings.engine, setup.target, setup.draft_model
+    target, draft, head = weight_bytes(model, setup.quantization, engine), load.weight_bytes, 0.0
+    drafts_kv = load.kv_bytes_per_token
     if engine == "foretoken":
-        target += copied_bytes(setup.target, setup.quantization, ranks)
-    limit = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
-    draft_ranks = setup.draft_ranks
-    each, of_draft = target / ranks, load.weight_bytes / draft_ranks
-    if engine == "foretoken" and ranks > 1 and of_draft and _borrows_head(setup):
-        of_draft += head_bytes(setup.target, setup.quantization)
-    own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
-    shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
-    drafts = load.kv_bytes_per_token
-    if setup.draft is not None and setup.drafts_with == "model" and draft_ranks > 1:
-        drafts *= _kv_copies(setup.draft, draft_ranks)
-    pool = limit - each - of_draft
-    tokens = formula.tokens_that_fit(pool, own * shared / ranks + drafts / draft_ranks)
+        target += copied_bytes(model, setup.quantization, ranks)
+        if draft and ranks > 1 and setup.borrows_head:
+            head = head_bytes(model, setup.quantization)
+    if draft and draft_model is not None and draft_ranks > 1:
+        drafts_kv *= _key_copies(draft_model, draft_ranks)
+    fullest = target / ranks + draft / draft_ranks + head
+    emptiest = target / ranks + (draft / draft_ranks if draft_ranks == ranks else 0.0)
+    kv = kv_per_token(model, setup.kv_bytes, context, engine)
+    kv *= ranks if model.kv_is_shared else _key_copies(model, ranks)
+    each = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
+    if setup.in_processes:
+        # All take of one memory. Pages of drafters are written in what is free, and given back.
+        limit, pools = setup.devices * each - (ranks - 1) * emptiest, 1
+        per_token = kv
+    else:
+        limit, pools = each, ranks
+        per_token = kv / ranks + drafts_kv / draft_ranks
+    tokens = formula.tokens_that_fit(limit - fullest, per_token)
     return MemoryPlan(
-        usable_bytes=limit * ranks,
+        usable_bytes=setup.devices * each,
         weight_bytes=target,
-        draft_weight_bytes=load.weight_bytes,
-        fullest_rank_bytes=each + of_draft,
-        emptiest_rank_bytes=each + (of_draft if draft_ranks == ranks else 0.0),
-        rank_limit_bytes=limit,
-        imbalance_bytes=load.weight_bytes * (ranks / draft_ranks - 1),
-        kv_bytes_per_token=own * shared,
-        draft_kv_bytes_per_token=drafts,
-        draft_kv_reserved=True,
-        lookahead=load.lookahead,
-        kv_pool_bytes=pool * ranks,
-        tokens=tokens,
-        requests=tokens // (context + load.lookahead),
-    )
-
-
-def _of_processes(setup: Setup, load: DraftLoad) -> MemoryPlan:
-    """Of Foretoken's processes, which all take of one memory. Pages of drafters are written in what
-    is free, and given back."""
-    ranks, context = setup.tp, setup.settings.context
-    target = weight_bytes(setup.target, setup.quantization, "foretoken")
-    target += copied_bytes(setup.target, setup.quantization, ranks)
-    draft = load.weight_bytes
-    if draft and ranks > 1 and _borrows_head(setup):
-        draft += head_bytes(setup.target, setup.quantization)
-    others = target / ranks
-    fullest = others + draft
-    limit = setup.devices * (setup.device.memory_bytes * setup.utilization - overhead_bytes(setup))
-    own = kv_per_token(setup.target, setup.kv_bytes, context, "foretoken")
-    own *= _key_copies(setup.target, ranks)
-    pool = limit - fullest - (ranks - 1) * others
-    tokens = formula.tokens_that_fit(pool, own)
-    return MemoryPlan(
-        usable_bytes=limit,
-        weight_bytes=target,
-        draft_weight_bytes=draft,
+        draft_weight_bytes=draft + head,
         fullest_rank_bytes=fullest,
-        emptiest_rank_bytes=others if ranks > 1 else fullest,
-        rank_limit_bytes=limit - (ranks - 1) * others,
-        imbalance_bytes=0.0,
-        kv_bytes_per_token=own,
-        draft_kv_bytes_per_token=load.kv_bytes_per_token,
-        draft_kv_reserved=False,
+        emptiest_rank_bytes=emptiest,
+        rank_limit_bytes=limit,
+        imbalance_bytes=0.0 if setup.in_processes else draft * (ranks / draft_ranks - 1),
+        kv_bytes_per_token=kv,
+        draft_kv_bytes_per_token=drafts_kv,
+        draft_kv_reserved=not setup.in_processes,
         lookahead=load.lookahead,
-        kv_pool_bytes=pool,
+        kv_pool_bytes=(limit - fullest) * pools,
         tokens=tokens,
         requests=tokens // (context + load.lookahead),
     )
-
-
-def _borrows_head(setup: Setup) -> bool:
-    """Whether a head makes logits with the target's output head, which rank 0 has all of then."""
-    plan = setup.drafting.plan if setup.drafting else None
-    return setup.drafts_with == "head" and plan is not None and not plan.head_vocabulary
 
 
 def _key_copies(model: PlanModel, ranks: int) -> int:
-    return max(1, ranks // model.num_kv_heads)
-
-
-def _kv_copies(model: PlanModel, ranks: int) -> float:
     """How often each key is kept: once, unless there are fewer key heads than ranks."""
-    return max(1.0, ranks / model.num_kv_heads)
+    return -(-ranks // model.shape.num_key_value_heads)

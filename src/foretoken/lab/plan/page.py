@@ -17,27 +17,20 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.plain import to_plain
-from foretoken.lab.plan.acceptance import AssumedAcceptance
-from foretoken.lab.plan.bits import find_quantization
+from foretoken.lab.plan.checks import PlanVerdict
 from foretoken.lab.plan.memory_plan import draft_load, plan_memory
-from foretoken.lab.plan.planner import (
-    InsteadOutlook,
-    OtherReading,
-    SpeculationPlan,
-    package_of,
-)
+from foretoken.lab.plan.planner import InsteadOutlook, SpeculationPlan, package_of
 from foretoken.lab.plan.predict import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
-    EAGER_STEP_S_PER_LAYER,
     LoadPrediction,
     PlannedSpeed,
     show_seconds,
 )
-from foretoken.lab.plan.setup import DRAWN_FROM, Setup
+from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.sizes import find_quantization
 from foretoken.lab.plan.speedup import NextStep
-from foretoken.lab.plan.verdict import WORDS, PlanVerdict
-from foretoken.lab.verdict import WORD_STYLES, Verdict
+from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, WORD_STYLES, Verdict
 
 _BETWEEN = 2
 
@@ -62,12 +55,17 @@ def tables(
     Cells are markup; none is broken into lines as long as its column alone has room.
     """
     widths = [
-        max(cell_len(Text.from_markup(cell).plain) for cell in column)
+        max(cell_len(Text.from_markup(cell).plain) for cell in column) + _BETWEEN
         for column in zip(header, *rows, strict=True)
     ]
-    for number, part in enumerate(_groups(widths, width)):
-        columns = [0, *part]
-        named = title if not number else f"{title} (more)"
+    last = len(widths)
+    for size in sorted({-(-(last - 1) // count) for count in range(1, last)}, reverse=True):
+        groups = [range(i, min(i + size, last)) for i in range(1, last, size)]
+        if all(widths[0] + sum(widths[i] for i in group) <= width for group in groups):
+            break
+    for number, group in enumerate(groups):
+        columns = [0, *group]
+        named = f"{title} (more)" if number else title
         table = make_table(named, *(header[i] for i in columns))
         table.min_width = min(table.min_width or 0, width)
         for column in table.columns:
@@ -75,21 +73,6 @@ def tables(
         for row in rows:
             table.add_row(*(row[i] for i in columns))
         yield table
-
-
-def _groups(widths: Sequence[int], width: int) -> list[range]:
-    """The columns after the first, in as few groups as fit, of about equal size."""
-    last = len(widths)
-    for count in range(1, last):
-        size = -(-(last - 1) // count)
-        groups = [range(i, min(i + size, last)) for i in range(1, last, size)]
-        if all(_wide(widths, group) <= width for group in groups):
-            return groups
-    return [range(i, i + 1) for i in range(1, last)]
-
-
-def _wide(widths: Sequence[int], columns: Sequence[int]) -> int:
-    return sum(widths[i] + _BETWEEN for i in (0, *columns))
 
 
 COUNTS = (1, 2, 4, 8)
@@ -111,14 +94,18 @@ class FittingRow:
 def what_fits(setup: Setup) -> Iterator[FittingRow]:
     """Rows for the asked quantization and the usual ones, on one GPU to eight; on CPUs as asked."""
     usual = _GGUF_WEIGHTS if setup.settings.engine == "llama.cpp" else _GPU_WEIGHTS
-    on_gpus = setup.device.kind == "gpu"
-    counts = sorted({*COUNTS, setup.tp}) if on_gpus else [setup.devices]
+    on_gpus, together = setup.device.kind == "gpu", setup.draft_tp == setup.tp
+    models = [setup.target]
+    if setup.draft_model is not None and together:
+        models.append(setup.draft_model)
     for name in dict.fromkeys((setup.quantization.name, *usual)):
-        for count in counts:
-            if on_gpus and not _divides(setup, count):
-                continue
-            other = replace(setup, quantization=find_quantization(name, "quantization"))
-            other = _on(other, count) if on_gpus else other
+        other = replace(setup, quantization=find_quantization(name, "quantization"))
+        for count in sorted({*COUNTS, setup.tp}) if on_gpus else [setup.devices]:
+            if on_gpus:
+                if any(model.shape.num_attention_heads % count for model in models):
+                    continue
+                ranks = count if together else min(setup.draft_tp, count)
+                other = replace(other, tp=count, draft_tp=ranks, devices=count)
             yield FittingRow(
                 quantization=name,
                 count=count,
@@ -127,83 +114,47 @@ def what_fits(setup: Setup) -> Iterator[FittingRow]:
             )
 
 
-def _on(setup: Setup, count: int) -> Setup:
-    draft = min(setup.draft_tp, count) if setup.draft_tp != setup.tp else count
-    return replace(setup, tp=count, draft_tp=draft, devices=count)
-
-
-def most_context(setup: Setup, tokens: int, lookahead: int) -> int:
-    """Tokens that each request may have when the usual number of them share so many."""
-    return max(0, tokens // setup.usual - lookahead)
-
-
-def _divides(setup: Setup, count: int) -> bool:
-    models = [setup.target]
-    if setup.drafts_with == "model" and setup.draft is not None and setup.draft_tp == setup.tp:
-        models.append(setup.draft)
-    return all(model.num_heads % count == 0 for model in models)
+def _most_context(plan: SpeculationPlan) -> dict[str, int]:
+    """Tokens that each request may have when the usual number of them share the memory."""
+    usual, memory = plan.setup.usual, plan.speculating
+    return {
+        "requests": usual,
+        "plain": plan.plain.tokens // usual,
+        "speculating": max(0, memory.tokens // usual - memory.lookahead),
+    }
 
 
 def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
     """Everything as JSON values; infinite becomes None."""
-    content = {
+    setup = plan.setup
+    return {
         "command": "foretoken lab plan",
         "assumptions": assumptions(plan),
         **to_plain(plan),
         "exit_code": plan.verdict.exit_code,
-        "verdict": {**asdict(plan.verdict), "verdict": WORDS[plan.verdict.word]},
-        "what_fits": _what_fits(plan),
-        "next_step": asdict(step) if step else None,
-    }
-    return content
-
-
-def _what_fits(plan: SpeculationPlan) -> dict[str, Any]:
-    """Requests at once on other numbers of devices and with other weights, and how long those that
-    are usually in flight may be as asked."""
-    setup, memory = plan.setup, plan.speculating
-    return {
-        "device": setup.device.name,
-        "context": setup.settings.context,
-        "rows": [asdict(row) for row in what_fits(setup)],
-        "most_context": {
-            "requests": setup.usual,
-            "plain": most_context(setup, plan.plain.tokens, 0),
-            "speculating": most_context(setup, memory.tokens, memory.lookahead),
+        "what_fits": {
+            "device": setup.device.name,
+            "context": setup.settings.context,
+            "rows": [asdict(row) for row in what_fits(setup)],
+            "most_context": _most_context(plan),
         },
+        "next_step": asdict(step) if step else None,
     }
 
 
 def assumptions(plan: SpeculationPlan) -> list[str]:
     """What the numbers rest on, one sentence each."""
-    setup = plan.setup
+    setup, device = plan.setup, plan.setup.device
     return [
-        f"device: {setup.device.name} ({setup.device.source})",
+        f"device: {device.name} ({device.source})",
         f"{BANDWIDTH_SHARE:.0%} of peak bandwidth and {COMPUTE_SHARE:.0%} of peak compute are "
-        f"reached; a step takes at least {setup.device.step_s_per_layer * 1e6:.0f} us per layer "
-        f"({EAGER_STEP_S_PER_LAYER * 1e6:.0f} without graphs), an exchange "
-        f"between ranks {setup.host.exchange_s * 1e6:.0f} us, {setup.host.exchanges} a layer",
+        f"reached; a step takes at least {device.step_s_per_layer * 1e6:.0f} us per layer, an "
+        f"exchange between ranks {setup.host.exchange_s * 1e6:.0f} us, {setup.host.exchanges} a "
+        "layer",
         f"overhead {plan.overhead_bytes / 1e9:.1f} GB per device"
         + (" (given)" if setup.settings.overhead_gb >= 0 else " (estimated)"),
         *(f"{setup.target.name}: {note}" for note in setup.target.approximations),
-        *filter(None, [drawn_drafts(plan)]),
     ]
-
-
-def drawn_drafts(plan: SpeculationPlan) -> str:
-    """How the emitted command draws its drafts, where the temperature has decided it; empty where
-    it makes no difference, or the engine decides by itself."""
-    setup, heat = plan.setup, plan.setup.settings.temperature
-    if setup.drafts_with != "model" or setup.settings.engine == "foretoken" or heat == 0.0:
-        return ""
-    drawn = heat > DRAWN_FROM
-    now, other = ("drawn", "greedy") if drawn else ("greedy", "drawn")
-    return (
-        f"Drafts are {now} in this command, as the temperature {heat:g} is "
-        f"{'above' if drawn else 'not above'} {DRAWN_FROM:g}; {other} ones "
-        f"({'without' if drawn else 'with'} draft_sample_method probabilistic) may be accepted "
-        "more often: measure both."
-    )
 
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"}
@@ -212,18 +163,18 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
     """Tables, findings, assumptions."""
     if plan.setup.method != "none":
-        yield _speed_table(plan)
-    yield _findings_table(plan)
+        yield _speed_table(plan.prediction)
+    table = make_table("Checks", "level", "check", "what", left=3)
+    for finding in plan.findings:
+        text = Text(finding.message)
+        if finding.remedy:
+            text.append(f"\n-> {finding.remedy}", style="italic")
+        table.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, text)
+    yield table
     yield Panel("\n".join(assumptions(plan)), title="assumed, not measured", title_align="left")
 
 
-def gigabytes(count: float) -> str:
-    """Bytes in gigabytes of 1e9, small ones with more digits."""
-    return f"{count / 1e9:.4f}" if 0 < count < 1e8 else f"{count / 1e9:,.1f}"
-
-
-def _speed_table(plan: SpeculationPlan) -> Table:
-    prediction = plan.prediction
+def _speed_table(prediction: PlannedSpeed) -> Table:
     table = make_table(
         f"Predicted speed-up of {prediction.method}, k = {prediction.k}",
         "in flight", "plain ms", "V", "c", "break-even rate", "low", "middle", "high", "best k",
@@ -245,16 +196,6 @@ def _speed_table(plan: SpeculationPlan) -> Table:
     return table
 
 
-def _findings_table(plan: SpeculationPlan) -> Table:
-    table = make_table("Checks", "level", "check", "what", left=3)
-    for finding in plan.findings:
-        text = Text(finding.message)
-        if finding.remedy:
-            text.append(f"\n-> {finding.remedy}", style="italic")
-        table.add_row(Text(finding.level, style=STYLES[finding.level]), finding.check, text)
-    return table
-
-
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_LOADS = 5
 _MOST_WARNINGS = 4
@@ -268,43 +209,46 @@ def print_plan(
     A terminal breaks sentences between words; in a file a sentence stays one line. A command stays
     as it has to be typed.
     """
+
+    def show(part: RenderableType) -> None:
+        console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
+
     for part in _parts(plan, step, console.width):
-        _print(console, part)
+        show(part)
     for command in _command(plan):
         console.print(command, soft_wrap=True)
     if everything:
         for part in details(plan):
-            _print(console, part)
+            show(part)
     else:
         console.print(Text("\nEvery check, cost and assumption: --details", style="dim"))
-    _print(console, Text(_last_line(plan), style="bold"))
-
-
-def _print(console: Console, part: RenderableType) -> None:
-    console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
+    show(Text(_last_line(plan), style="bold"))
 
 
 def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator[RenderableType]:
-    setup = plan.setup
+    setup, schedule = plan.setup, plan.schedule
     yield _answer(plan)
     yield Text(_asked(plan), style="dim")
-    if plan.other_reading is not None:
-        yield _other_reading(plan, plan.other_reading)
     if step is not None:
         yield Text(f"Next step by what was measured: {step.action}. {step.reason}", style="bold")
     if setup.method != "none":
         yield from _by_load(plan, width)
         yield Text(
-            f"{'Chosen' if plan.schedule.follows else 'Best'}, by requests in flight: "
-            f"{plan.schedule.words}. In brackets: what would have to be trained or found, or "
-            "cannot be used.",
+            f"{'Chosen' if schedule.follows else 'Best'}, by requests in flight: {schedule.words}. "
+            "In brackets: what would have to be trained or found, or cannot be used.",
             style="dim",
         )
         for one in plan.drafts:
             if one.problem:
                 yield Text(f"{one.draft}: {one.problem}", style="yellow")
         yield Text(_acceptance(plan), style="dim")
-        yield from _instead(plan)
+        if plan.instead is not None and _left_for_another(plan) is None:
+            name, needs = plan.instead.method, plan.instead.needs or "nothing new"
+            yield Text(
+                f"{name} is expected to gain more and needs {needs}: "
+                f"{plan.instead.verdict.reason} (--method {name}).",
+                style="bold",
+            )
     if setup.measured is None:
         yield from _by_workload(plan, width)
     yield _times(plan)
@@ -314,90 +258,57 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
 
 
 def _left_for_another(plan: SpeculationPlan) -> InsteadOutlook | None:
-    return plan.instead if plan.verdict.word == "leave_off" else None
-
-
-def _styled(verdict: PlanVerdict) -> tuple[str, str]:
-    word = WORDS[verdict.word]
-    return word, WORD_STYLES.get(word, "bold")
+    return plan.instead if plan.verdict.word == LEAVE_IT_OFF else None
 
 
 def _answer(plan: SpeculationPlan) -> Text:
-    verdict, other = plan.verdict, _left_for_another(plan)
-    word = _styled(verdict)
-    if other is None:
-        return Text.assemble(word, f": {verdict.reason}")
-    instead = _styled(other.verdict)
-    return Text.assemble(
-        word, f": {verdict.reason}. Another drafter, {_named(other)}: ", instead,
-        f": {other.verdict.reason}",
-    )  # fmt: skip
+    def said(verdict: PlanVerdict) -> Text:
+        style = WORD_STYLES.get(verdict.word, "bold")
+        return Text.assemble((verdict.word, style), f": {verdict.reason}")
+
+    if (other := _left_for_another(plan)) is None:
+        return said(plan.verdict)
+    needs = other.needs or "nothing new"
+    named = f". Another drafter, {other.method} (--method {other.method}; it needs {needs}): "
+    return Text.assemble(said(plan.verdict), named, said(other.verdict))
 
 
 def _last_line(plan: SpeculationPlan) -> str:
     """The verdict again, below everything, with what to type next."""
-    verdict, other = plan.verdict, _left_for_another(plan)
-    if verdict.word == "plain":
-        return f"{WORDS[verdict.word]}: {verdict.reason}."
-    measure = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
-    command = measure if verdict.word == "measure" else ""
+    verdict, other, command = plan.verdict, _left_for_another(plan), ""
+    if verdict.word == MEASURE_MORE:
+        command = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
     if other is not None:
         command = f"the same with --method {other.method}"
-    return Verdict(word=WORDS[verdict.word], reason=verdict.reason, command=command).sentence
-
-
-def _named(other: InsteadOutlook) -> str:
-    return f"{other.method} (--method {other.method}; it needs {other.needs or 'nothing new'})"
-
-
-def _other_reading(plan: SpeculationPlan, other: OtherReading) -> Text:
-    given, k = plan.setup.settings.acceptance, plan.setup.k
-    differs = other.verdict.word != plan.verdict.word
-    return Text(
-        f"{'Which is it? ' if differs else ''}--acceptance {given} is read as the chance that a "
-        f"draft is accepted given that all before it were; of all drafted tokens that is "
-        f"{other.rate:.0%} at k = {k}. If {given} is accepted over drafted tokens, as servers "
-        f"count it, say --rate {given}: the chance is {other.chance:.2f} then, and the answer "
-        f"{WORDS[other.verdict.word]}: {other.verdict.reason}.",
-        style="bold yellow" if differs else "dim",
-    )
+    return Verdict(word=verdict.word, reason=verdict.reason, command=command).sentence
 
 
 def _asked(plan: SpeculationPlan) -> str:
-    setup, settings = plan.setup, plan.setup.settings
-    with_model = setup.drafts_with == "model" and setup.draft is not None
-    draft = (
-        f" + {setup.draft.name} ({setup.draft_quantization.name})"
-        if with_model and setup.draft
-        else ""
-    )
+    setup, settings, draft = plan.setup, plan.setup.settings, plan.setup.draft_model
+    drafts = f" + {draft.name} ({setup.draft_quantization.name})" if draft is not None else ""
     return (
-        f"{setup.target.name} ({setup.quantization.name}){draft}, {setup.method}, on {setup.tp} x "
+        f"{setup.target.name} ({setup.quantization.name}){drafts}, {setup.method}, on {setup.tp} x "
         f"{setup.device.name} with {settings.engine}; {settings.workload} at temperature "
         f"{settings.temperature:g}, {settings.concurrency} in flight, {settings.peak_concurrency} "
         f"at the peak, {settings.context:,} tokens of which {settings.output_tokens:,} are written"
     )
 
 
-def _drafters(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
-    named = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
-    others = [
-        (one.method, one.prediction, one.available)
-        for one in plan.outlooks
-        if plan.setup.drafts_with != "model" or one.method != plan.setup.method
-    ]
-    asked = [one for one in others if one[0] == plan.setup.method]
-    return named + asked + [one for one in others if one not in asked]
-
-
 def _by_load(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    mark = {plan.setup.peak: " peak", plan.setup.usual: " usual"}
+    setup = plan.setup
+    drafters = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
+    drafters += [
+        (one.method, one.prediction, one.available)
+        for one in sorted(plan.outlooks, key=lambda one: one.method != setup.method)
+        if setup.draft_model is None or one.method != setup.method
+    ]
+    mark = {setup.peak: " peak", setup.usual: " usual"}
     most = plan.plain.requests or max(_SHOWN_LOADS)
-    shown = list(dict.fromkeys((*mark, *(load for load in _SHOWN_LOADS if load <= most))))
-    loads = sorted(shown[:_MOST_LOADS])
+    shown = dict.fromkeys((*mark, *(load for load in _SHOWN_LOADS if load <= most)))
+    loads = sorted(list(shown)[:_MOST_LOADS])
     rows = [
         [name if there else f"({name})", *(_cell(prediction.at(load)) for load in loads)]
-        for name, prediction, there in _drafters(plan)
+        for name, prediction, there in drafters
     ]
     header = ["", *(f"{load}{mark.get(load, '')}" for load in loads)]
     title = "Speed-up per token and drafts per step (k) by requests in flight"
@@ -417,13 +328,17 @@ def _acceptance(plan: SpeculationPlan) -> str:
     k = plan.schedule.told(usual.requests) or plan.setup.k
     gain = usual.gain(k)
     expected, limit = plan.prediction.rates(usual.requests, k)
+    even = f"it breaks even at {limit:.0%}" if limit <= 1.0 else "not even all would break even"
+    found = ""
+    if own.hits < 1.0:
+        found = f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
     if measured is not None:
         return (
             f"Measured at k = {measured.k} and taken for {usual.requests} in flight: V "
             f"{measured.verify_cost:.2f}, c {measured.draft_cost:.2f}, "
             f"{measured.acceptance_length:.2f} tokens per verification, so that a draft is "
-            f"accepted with {own.middle:.2f}{_found(own)}. At k = {k} that is {gain.middle:.2f}x, "
-            f"{expected:.0%} of the drafted tokens accepted, and {_breaks_even(limit)}. Other "
+            f"accepted with {own.middle:.2f}{found}. At k = {k} that is {gain.middle:.2f}x, "
+            f"{expected:.0%} of the drafted tokens accepted, and {even}. Other "
             "loads and drafters are predicted."
         )
     return (
@@ -431,39 +346,21 @@ def _acceptance(plan: SpeculationPlan) -> str:
         f"{' over all steps' if own.over_all_steps and own.hits < 1.0 else ''}, "
         f"{own.source}. At k = {k} that is {gain.middle:.2f}x, {gain.low:.2f} to {gain.high:.2f} "
         f"in 80 of 100 cases. Of the drafted tokens {expected:.0%} should then be accepted, and "
-        f"{_breaks_even(limit)}{_found(own)}."
+        f"{even}{found}."
     )
 
 
-def _breaks_even(limit: float) -> str:
-    return f"it breaks even at {limit:.0%}" if limit <= 1.0 else "not even all would break even"
-
-
-def _found(own: AssumedAcceptance) -> str:
-    if own.hits >= 1.0:
-        return ""
-    return f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
-
-
-def _instead(plan: SpeculationPlan) -> Iterator[Text]:
-    if plan.instead is not None and _left_for_another(plan) is None:
-        name, verdict = plan.instead.method, plan.instead.verdict
-        yield Text(
-            f"{name} is expected to gain more and needs {plan.instead.needs or 'nothing new'}: "
-            f"{verdict.reason} (--method {name}).",
-            style="bold",
-        )
-
-
 def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    requests = plan.setup.usual
-    rows = []
-    for row in plan.workloads:
-        cells = [_cell(load) for load in row.loads]
-        asked = row.workload == plan.setup.settings.workload
-        rows.append([f"[bold]{row.workload}[/]" if asked else row.workload, *cells])
+    asked = plan.setup.settings.workload
+    rows = [
+        [
+            f"[bold]{row.workload}[/]" if row.workload == asked else row.workload,
+            *map(_cell, row.loads),
+        ]
+        for row in plan.workloads
+    ]
     header = ["", *(outlook.method for outlook in plan.outlooks)]
-    return tables(f"By work, per token, {requests} in flight", header, rows, width)
+    return tables(f"By work, per token, {plan.setup.usual} in flight", header, rows, width)
 
 
 def _times(plan: SpeculationPlan) -> Table:
@@ -483,60 +380,43 @@ def _times(plan: SpeculationPlan) -> Table:
 
 
 def _fits(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    setup = plan.setup
-    rows = list(what_fits(setup))
-    counts = sorted({row.count for row in rows})
-    lines = []
-    for name in dict.fromkeys(row.quantization for row in rows):
-        found = {row.count: row for row in rows if row.quantization == name}
-        cells = [
-            _places(found[count].speculating, found[count].plain) if count in found else "-"
-            for count in counts
-        ]
-        lines.append([name, *cells])
-    title = f"What fits: requests of {setup.settings.context:,} tokens, with drafter (without)"
-    header = ["target", *(f"{count} x {setup.device.name}" for count in counts)]
-    return tables(title, header, lines, width)
-
-
-def _places(speculating: int, plain: int) -> str:
-    if not plain:
-        return "[red]none[/]"
-    return f"{speculating:,} ({plain:,})" if speculating else f"[red]none[/] ({plain:,})"
+    cells: dict[str, dict[int, str]] = {}
+    for row in what_fits(plan.setup):
+        with_drafter = f"{row.speculating:,}" if row.speculating else "[red]none[/]"
+        places = f"{with_drafter} ({row.plain:,})" if row.plain else "[red]none[/]"
+        cells.setdefault(row.quantization, {})[row.count] = places
+    counts = sorted({count for found in cells.values() for count in found})
+    rows = [[name, *(found.get(count, "-") for count in counts)] for name, found in cells.items()]
+    context, device = plan.setup.settings.context, plan.setup.device.name
+    title = f"What fits: requests of {context:,} tokens, with drafter (without)"
+    return tables(title, ["target", *(f"{count} x {device}" for count in counts)], rows, width)
 
 
 def _memory(plan: SpeculationPlan) -> str:
-    setup, memory = plan.setup, plan.speculating
-    longest = most_context(setup, memory.tokens, memory.lookahead)
-    plain = most_context(setup, plan.plain.tokens, 0)
+    def gigabytes(count: float) -> str:
+        return f"{count / 1e9:.4f}" if 0 < count < 1e8 else f"{count / 1e9:,.1f}"
+
+    memory, longest, ranks = plan.speculating, _most_context(plan), "1 rank"
+    usual = longest["requests"]
+    if plan.setup.tp > 1:
+        ends = (memory.emptiest_rank_bytes, memory.fullest_rank_bytes)
+        ranks = (
+            f"{plan.setup.tp} ranks ({' to '.join(dict.fromkeys(map(gigabytes, ends)))} GB on each)"
+        )
     return (
         f"Weights {gigabytes(plan.plain.weight_bytes)} GB + drafter "
         f"{gigabytes(memory.draft_weight_bytes)} GB of {gigabytes(memory.usable_bytes)} GB that "
-        f"may be used on {_ranks(plan)}; room for "
-        f"{memory.tokens:,} tokens ({plan.plain.tokens:,} without). "
-        f"{setup.usual} request{'s' if setup.usual > 1 else ''} may have {longest:,} tokens each "
-        f"({plain:,} without)."
+        f"may be used on {ranks}; room for {memory.tokens:,} tokens ({plan.plain.tokens:,} "
+        f"without). {usual} request{'s' if usual > 1 else ''} may have "
+        f"{longest['speculating']:,} tokens each ({longest['plain']:,} without)."
     )
-
-
-def _ranks(plan: SpeculationPlan) -> str:
-    count, memory = plan.setup.tp, plan.speculating
-    if count == 1:
-        return "1 rank"
-    least, most = gigabytes(memory.emptiest_rank_bytes), gigabytes(memory.fullest_rank_bytes)
-    return f"{count} ranks ({least if least == most else f'{least} to {most}'} GB on each)"
 
 
 def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
     """What may go wrong, the worst first; the verdict has its own reason already."""
-    found = sorted(
-        (
-            finding
-            for finding in plan.findings
-            if finding.level in ("error", "warning") and finding.message != plan.verdict.reason
-        ),
-        key=lambda finding: finding.level,
-    )
+    serious = [one for one in plan.findings if one.level in ("error", "warning")]
+    found = [one for one in serious if one.message != plan.verdict.reason]
+    found.sort(key=lambda finding: finding.level)
     for finding in found[:_MOST_WARNINGS]:
         text = Text(f"{finding.level}: ", style=STYLES[finding.level])
         text.append(finding.message, style="default")
@@ -547,38 +427,31 @@ def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
         yield Text(f"and {len(found) - _MOST_WARNINGS} more warnings: --details", style="dim")
 
 
-def _to_install(package: str) -> Iterator[Text]:
-    if package:
-        yield Text(f"It needs {package}.", style="yellow")
-
-
 def _command(plan: SpeculationPlan) -> Iterator[Text]:
-    engine, verdict = plan.setup.settings.engine, plan.verdict
+    engine, verdict, schedule = plan.setup.settings.engine, plan.verdict, plan.schedule
     other = _left_for_another(plan)
-    if other is not None:
-        yield Text(f"\nserve it with {other.method} ({engine}):", style="bold")
-        yield Text(other.commands[engine])
-        yield from _to_install(other.needs)
-        return
-    if not plan.plain.fits:
+    command = plan.commands[engine]
+    if other is None and not plan.plain.fits:
         yield Text("\nno command: the target does not fit without drafts either", style="bold")
         return
-    if plan.commands[engine].startswith("# ") and "\n" not in plan.commands[engine]:
-        yield Text(f"\nno command: {plan.commands[engine][2:]}", style="bold")
+    if other is None and command.startswith("# ") and "\n" not in command:
+        yield Text(f"\nno command: {command[2:]}", style="bold")
         return
-    title = "serve it with" if verdict.speculates else "serve it without speculation"
+    title, needs = "serve it without speculation", ""
+    if other is not None:
+        title, command, needs = f"serve it with {other.method}", other.commands[engine], other.needs
+    elif verdict.speculates:
+        title, needs = "serve it with", package_of(plan.setup)
     yield Text(f"\n{title} ({engine}):", style="bold")
-    yield Text(plan.commands[engine])
-    if verdict.speculates and not plan.schedule.follows:
+    yield Text(command)
+    if verdict.speculates and not schedule.follows:
         why = "takes one number for all loads"
-        if engine == "vllm" and not plan.schedule.falls:
+        if engine == "vllm" and not schedule.falls:
             why = "has a schedule that may not rise with the load"
         yield Text(
-            f"k = {plan.schedule.decided} throughout: {engine} {why}, and the best would be "
-            f"{plan.schedule.words}.",
+            f"k = {schedule.decided} throughout: {engine} {why}, and the best would be "
+            f"{schedule.words}.",
             style="yellow",
         )
-    if verdict.speculates:
-        yield from _to_install(package_of(plan.setup))
-    if verdict.speculates and (sampled := drawn_drafts(plan)):
-        yield Text(sampled, style="yellow")
+    if needs:
+        yield Text(f"It needs {needs}.", style="yellow")

@@ -1,50 +1,56 @@
-"""Puts a plan together: memory both ways, predictions, findings, commands.
+"""Puts a plan together: memory both ways, predictions, findings, and ready commands for Foretoken,
+vLLM and llama.cpp that start what was planned.
 
-The only module that knows all parts of planning.
+The only module that knows all parts of planning. Of commands it says what each is to be told; how
+that is written is the writer's of launches. `lint` accepts every command; a test checks it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks import DRAFT_CHECKS, LOAD_CHECKS, MEMORY_CHECKS, PlanContext
-from foretoken.lab.plan.memory_plan import (
-    MemoryPlan,
-    draft_load,
-    overhead_bytes,
-    plan_memory,
+from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
+from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.write import write_command
+from foretoken.lab.plan.checks import (
+    OF_SETTINGS,
+    STATIC_CHECKS,
+    PlanContext,
+    PlanVerdict,
+    findings_of,
+    judge,
 )
+from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.predict import (
     DraftSchedule,
+    MethodOutlook,
     PlannedLatency,
     PlannedSpeed,
+    WorkloadOutlook,
     draft_schedule,
     latency,
-    predict,
-)
-from foretoken.lab.plan.ranking import (
-    MethodOutlook,
-    WorkloadOutlook,
     method_outlooks,
+    predict,
     with_method,
     workload_outlook,
 )
-from foretoken.lab.plan.ready_commands import ready_commands
 from foretoken.lab.plan.setup import (
+    DRAWN_FROM,
+    ENGINES,
     WORKLOADS,
     PlanSettings,
     Setup,
     named_drafts,
     planned_methods,
     resolve_setup,
-    usual_drafts,
 )
+from foretoken.lab.plan.sizes import PlanModel, Quantization
 from foretoken.lab.plan.speedup import MeasuredCost
-from foretoken.lab.plan.verdict import CLEARLY, OF_SETTINGS, PlanVerdict, judge
 
-CHECKS = (*MEMORY_CHECKS, *DRAFT_CHECKS, *LOAD_CHECKS)
+CLEARLY = 1.05
+"""How much more another method has to gain to be named instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,40 +75,24 @@ class InsteadOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherReading:
-    """What comes of a number given as the chance of each draft, if it is the rate of all."""
-
-    chance: float
-    rate: float
-    verdict: PlanVerdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """The answer to one set of settings."""
+    """The answer to one set of settings; its first fields are those of the context."""
 
     setup: Setup
-    """With the best of the drafts that were named."""
-    verdict: PlanVerdict
+    plain: MemoryPlan
+    speculating: MemoryPlan
+    prediction: PlannedSpeed
+    outlooks: tuple[MethodOutlook, ...]
     schedule: DraftSchedule
+    verdict: PlanVerdict
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
     workloads: tuple[WorkloadOutlook, ...]
     overhead_bytes: float
-    plain: MemoryPlan
-    speculating: MemoryPlan
-    prediction: PlannedSpeed
-    outlooks: tuple[MethodOutlook, ...]
     instead: InsteadOutlook | None
-    other_reading: OtherReading | None
     findings: tuple[Finding, ...]
     commands: dict[str, str]
-
-    @property
-    def refusal(self) -> Finding | None:
-        """Why what was asked for does not start; None: nothing is known against it."""
-        return next((finding for finding in self.findings if finding.level == "error"), None)
 
 
 def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> SpeculationPlan:
@@ -126,20 +116,15 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
     context = contexts[_best(drafts, contexts[0].setup.usual)] if drafts else contexts[0]
     setup = context.setup
     findings, latencies, verdict = _judged(context)
+    known = {field.name: getattr(context, field.name) for field in fields(context)}
     return SpeculationPlan(
-        setup=setup,
+        **known,
         verdict=verdict,
-        schedule=context.schedule,
         latencies=latencies,
         drafts=drafts,
         workloads=tuple(workload_outlook(setup, workload) for workload in WORKLOADS),
         overhead_bytes=overhead_bytes(setup),
-        plain=context.plain,
-        speculating=context.speculating,
-        prediction=context.prediction,
-        outlooks=context.outlooks,
         instead=_instead(context, findings, verdict),
-        other_reading=_other_reading(context),
         findings=findings,
         commands=ready_commands(setup, context.schedule, speculates=verdict.speculates),
     )
@@ -147,7 +132,9 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
 
 def _context(setup: Setup) -> PlanContext:
     plain = plan_memory(setup, None)
-    setup = _as_fits(setup, plain)
+    if plain.fits:  # with no more requests in flight than fit at once without drafts
+        usual, peak = (min(asked, plain.requests) for asked in (setup.usual, setup.peak))
+        setup = replace(setup, usual=usual, peak=peak)
     prediction = predict(setup)
     return PlanContext(
         setup=setup,
@@ -159,20 +146,12 @@ def _context(setup: Setup) -> PlanContext:
     )
 
 
-def _as_fits(setup: Setup, plain: MemoryPlan) -> Setup:
-    """With no more requests in flight than fit at once without drafts: the rest waits."""
-    if not plain.fits:
-        return setup
-    usual, peak = (min(asked, plain.requests) for asked in (setup.usual, setup.peak))
-    return replace(setup, usual=usual, peak=peak)
-
-
 def _judged(
     context: PlanContext,
 ) -> tuple[tuple[Finding, ...], tuple[PlannedLatency, ...], PlanVerdict]:
     """What the checks find, times at the usual load and at the peak, and the verdict."""
     setup = context.setup
-    findings = tuple(finding for check in CHECKS for finding in check(context))
+    findings = tuple(findings_of(context))
     loads = map(context.prediction.at, (setup.usual, setup.peak))
     latencies = tuple(latency(setup, load, context.schedule.told(load.requests)) for load in loads)
     deciding = latencies[1 if setup.settings.slo == "throughput" else 0]
@@ -182,76 +161,47 @@ def _judged(
 def _instead(
     context: PlanContext, findings: tuple[Finding, ...], verdict: PlanVerdict
 ) -> InsteadOutlook | None:
-    usual = context.setup.usual
+    usual, asked = context.setup.usual, context.setup.method
+    refused = next((one for one in findings if one.level == "error"), None)
     k = context.schedule.told(usual) if verdict.speculates else 0
     now = context.prediction.at(usual).gain(k).middle
-    others = (
-        one for one in context.outlooks if one.available and one.method != context.setup.method
-    )
+    others = (one for one in context.outlooks if one.available and one.method != asked)
     best = max(others, key=lambda one: one.prediction.at(usual).best, default=None)
-    refused = next((one for one in findings if one.level == "error"), None)
-    if context.setup.method == "none" or best is None:
+    if (
+        asked == "none"
+        or best is None
+        or (refused is not None and refused.check in OF_SETTINGS)
+        or best.prediction.at(usual).best < CLEARLY * now
+    ):
         return None
-    if refused is not None and refused.check in OF_SETTINGS:
-        return None
-    if best.prediction.at(usual).best < CLEARLY * now:
-        return None
-    other = _with_method(context, best)
+    setup = with_method(context.setup, planned_methods()[best.method])
+    setup = replace(setup, draft=setup.draft_model)
+    other = replace(
+        context,
+        setup=setup,
+        speculating=plan_memory(setup, draft_load(setup)),
+        prediction=best.prediction,
+        schedule=draft_schedule(setup, best.prediction),
+    )
     found = _judged(other)[2]
     if not found.speculates:
         return None
-    return InsteadOutlook(
-        method=best.method,
-        verdict=found,
-        needs=package_of(other.setup),
-        commands=ready_commands(other.setup, other.schedule, speculates=True),
-    )
+    commands = ready_commands(setup, other.schedule, speculates=True)
+    needs = package_of(setup)
+    return InsteadOutlook(method=best.method, verdict=found, needs=needs, commands=commands)
 
 
 def package_of(setup: Setup) -> str:
     """What has to be installed beside the engine for the method, in words; empty: nothing."""
-    plan = setup.drafting.plan if setup.drafting else None
-    package = plan.package(setup.settings.engine) if plan else ""
+    package = setup.method_plan.package(setup.settings.engine) if setup.method_plan else ""
     return package and f"the package {package}, which {setup.settings.engine} imports for it"
-
-
-def _other_reading(context: PlanContext) -> OtherReading | None:
-    setup, settings = context.setup, context.setup.settings
-    if not settings.acceptance or setup.own_measured is not None or setup.k < 2:
-        return None
-    other = replace(setup, settings=replace(settings, acceptance="", rate=settings.acceptance))
-    prediction = predict(other)
-    schedule = draft_schedule(other, prediction)
-    read = replace(context, setup=other, prediction=prediction, schedule=schedule)
-    return OtherReading(
-        chance=prediction.acceptance.middle,
-        rate=ConstantAcceptance(context.prediction.acceptance.middle).rate(setup.k),
-        verdict=_judged(read)[2],
-    )
-
-
-def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
-    method = planned_methods()[other.method]
-    draft = context.setup.draft if method.drafts_with == "model" else None
-    setup = replace(with_method(context.setup, other.method, usual_drafts(method)), draft=draft)
-    return replace(
-        context,
-        setup=setup,
-        speculating=plan_memory(setup, draft_load(setup)),
-        prediction=other.prediction,
-        schedule=draft_schedule(setup, other.prediction),
-    )
 
 
 def _draft_outlook(context: PlanContext) -> DraftOutlook:
     draft = context.setup.draft
     assert draft is not None
-    errors = (
-        finding.message
-        for check in (*MEMORY_CHECKS, *DRAFT_CHECKS)
-        for finding in check(context)
-        if finding.level == "error"
-    )
+    found = findings_of(context, STATIC_CHECKS)
+    errors = (finding.message for finding in found if finding.level == "error")
     return DraftOutlook(
         draft=draft.name,
         params=draft.params,
@@ -264,3 +214,111 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
     order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
     return order.index(max(order))
+
+
+_FLOATS = ("bf16", "fp16", "fp32")
+_ONLINE = ("fp8", "int8")
+_MADE = ("int4", "mxfp4", "nvfp4")
+_TRAINED = "HEAD-TRAINED-FOR-THIS-TARGET"
+
+
+def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
+    """Engine -> command line, or a sentence that begins with `#` where there is none.
+
+    Args:
+        setup: what is served.
+        schedule: drafts by load; where there is no list, the number of the load that decides is
+            used.
+        speculates: whether to speculate at all.
+    """
+    if not speculates:
+        setup = replace(setup, method="none")
+    elif setup.method != "none" and not setup.settings.num_speculative_tokens:
+        setup = replace(setup, k=max(1, schedule.decided))
+    return {engine: _command(engine, setup, schedule) for engine in ENGINES}
+
+
+def _command(engine: str, setup: Setup, schedule: DraftSchedule) -> str:
+    if setup.drafting is not None and (why := refusal(engine, setup.drafting)):
+        return f"# {why}"
+    weights = setup.quantization.name
+    if engine == "foretoken" and weights in ("mxfp4", "nvfp4"):
+        return f"# Foretoken does not read {weights}"
+    settings = {"model": setup.target.name, **_settings(engine, setup)}
+    drafting = None if setup.drafting is None else _drafting(engine, setup, schedule)
+    written = write_command(engine, settings, drafting).commented
+    there = "quantization" in settings or weights in (setup.target.quantization, *_FLOATS)
+    if engine == "foretoken" and not there:
+        return f"# name a checkpoint of the target in {weights}\n{written}"
+    return written
+
+
+def _settings(engine: str, setup: Setup) -> dict[str, Any]:
+    weights, stored = setup.quantization.name, setup.target.quantization
+    found: dict[str, Any] = {}
+    if engine == "llama.cpp":
+        running = max(1, setup.settings.concurrency)
+        found = {"max_model_len": setup.settings.context, "max_num_seqs": running}
+        found |= {"device": "cuda"} if setup.device.kind != "cpu" else {}
+        return {"quantization": weights, **found}
+    if engine == "vllm":
+        share = f"{setup.utilization:g}"
+        found = {"tensor_parallel_size": setup.tp, "gpu_memory_utilization": share}
+        found["max_model_len"] = setup.settings.context
+        rounded = weights in _ONLINE and stored in ("bf16", "fp16")
+        if rounded or (weights in _MADE and weights != stored):  # which says what is needed
+            found["quantization"] = weights
+        found |= {"kv_cache_dtype": "fp8"} if setup.kv_bytes <= 1 else {}
+    else:
+        found = {"tensor_parallel_size": setup.tp} if setup.tp > 1 else {}
+        if _rounded_at_load(setup.quantization, setup.target):
+            found["quantization"] = weights
+        found |= {"kv_cache_dtype": "int8"} if setup.settings.kv_cache_dtype == "int8" else {}
+    if setup.drafting is not None:
+        found["per_request_spec_decode_metrics"] = "detailed"
+    return found
+
+
+def _rounded_at_load(wanted: Quantization, model: PlanModel) -> bool:
+    """Whether Foretoken rounds the floats of this checkpoint so."""
+    return wanted.name in ("int8", "int4") and model.quantization in _FLOATS
+
+
+def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSetup:
+    method = setup.drafting
+    assert method is not None, "something drafts"
+    model = setup.draft_model.name if setup.draft_model is not None else None
+    if method.drafts_with == "head" and method.own_file:
+        model = _TRAINED
+    ranges: Ranges = ()
+    count = setup.k
+    # A length of its own, such as a depth of suffixes, has no schedule.
+    listed = engine == "vllm" and method.default_drafts_key is None
+    if listed and len(schedule.steps) > 1 and schedule.falls:
+        drafts = [k for k, _ in schedule.steps]
+        lasts = [last or MOST_RUNNING for _, last in schedule.steps]
+        ranges = tuple(zip([1, *(last + 1 for last in lasts)], lasts, drafts, strict=False))
+        count = max(drafts)
+    return DraftingSetup(setup.method, model, _keys(engine, setup), num_drafts=count, ranges=ranges)
+
+
+def _keys(engine: str, setup: Setup) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    draft = setup.draft_model
+    said, weights = setup.settings.draft_tensor_parallel_size, setup.draft_quantization
+    if engine == "foretoken":
+        method = setup.drafting
+        assert method is not None, "something drafts"
+        if draft is not None and _rounded_at_load(weights, draft):
+            found["quantization"] = weights.name
+        kept = setup.head_quantization.name
+        if method.drafts_with == "head" and kept in method.quantizations:
+            found["quantization"] = kept
+        if method.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
+            found["kv_cache_dtype"] = "int8"
+    elif draft is not None:
+        found = {"quantization": weights.name} if engine == "llama.cpp" else {}
+        found |= {"draft_tensor_parallel_size": said or setup.tp} if engine == "vllm" else {}
+        if setup.settings.temperature > DRAWN_FROM:
+            found["draft_sample_method"] = "probabilistic"
+    return found

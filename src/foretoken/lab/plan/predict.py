@@ -1,15 +1,9 @@
-"""Predicted speed-up, times and drafts by load: the roofline's costs with the assumed acceptance.
-
-The ranges of acceptance are those of `foretoken.lab.plan.acceptance`; they travel with the
-prediction and are shown with it. Of each load stand the gain with one and the same number of
-drafts, and the number that gains most there. Crossover is the number of requests in flight beyond
-which speculation is slower than plain decoding.
-
+"""Predicted speed-up, times and drafts by load, of every way of drafting: the roofline's costs with
+the assumed acceptance, whose ranges travel with the prediction and are shown with it.
 
 Nothing here is measured, and every assumption of the roofline is a constant of this file;
 `foretoken.control.cost.RooflineCost` holds the formula. `lab decide --fit` replaces it with a
-server's own step times. Of times: waiting for a free place is not in them; where more requests are
-in flight than fit, the rest queues before.
+server's own step times. Of times: waiting for a free place is not in them.
 
 Engines take a schedule that may only fall as the load rises. A mixture of experts can want the
 opposite: few rows touch many experts anew, many rows share them. So can a small target whose
@@ -18,21 +12,21 @@ decides is used throughout, as with an engine that takes one number. Foretoken f
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from foretoken.config.methods import DraftingMethod
 from foretoken.control.cost import CostModel, RooflineCost, StepShape, speculative_step
+from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.acceptance import (
     EIGHTY,
     AcceptancePrior,
     AssumedAcceptance,
     assume_acceptance,
 )
-from foretoken.lab.plan.bits import Quantization
-from foretoken.lab.plan.devices import Device, EngineCost
 from foretoken.lab.plan.memory_plan import kv_per_token
-from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.sizes import PlanModel, head_of, stage_of
+from foretoken.lab.plan.setup import Setup, planned_methods
+from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
 
 BANDWIDTH_SHARE = 0.80
@@ -42,51 +36,44 @@ COMPUTE_SHARE = 0.60
 MOE_LAYER_S = 60e-6
 """Time per layer of a mixture below which a step does not go, for routing and many small products:
 from published paces without drafts, 2.5 to 3.1 ms for 36 to 48 layers."""
-EAGER_STEP_S_PER_LAYER = 90e-6
-"""Launch time per layer without captured graphs: an assumption."""
 WIDE = 2.0
 """Bytes per weight from which on nothing is unpacked."""
 _SLOW_LINK = 16e9
 """Bytes per second between devices without a link of their own: an assumption."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where a model runs, and how."""
+def roofline(
+    setup: Setup, model: PlanModel, stored: Quantization, ranks: int, kv_bytes: float, host_s: float
+) -> RooflineCost:
+    """The bound on the time of a step of `model` over so many ranks of `setup`.
 
-    device: Device
-    ranks: int = 1
-    devices: float = 1.0
-    """Those that they run on; a part of one for a process that has a part of its cores."""
-    kv_bytes: float = 2.0
-    host: EngineCost = field(default_factory=EngineCost)
-    drafts: bool = False
-    eager: bool = False
-
-
-def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> RooflineCost:
-    """The bound on the time of a step of `model`, whose weights are quantized so, at a place."""
-    per_weight, host = quantization.stored_bytes, place.host
-    head = model.head_params * (per_weight if quantization.tables_too else 2.0)
-    layer_s = host.layer_s or place.device.step_s_per_layer
-    floor = max(
-        layer_s,
-        EAGER_STEP_S_PER_LAYER if place.eager else 0.0,
-        MOE_LAYER_S if model.num_experts and place.device.kind == "gpu" else 0.0,
-    )
-    exchanges = host.exchanges * model.num_layers if place.ranks > 1 else 0
-    volume = 2.0 * model.hidden_size * 2
+    Args:
+        setup: the devices; a rank that has a part of one's cores has that part of its speed.
+        model: the target, or what drafts.
+        stored: how its weights are.
+        ranks: over which it is split.
+        kv_bytes: of one element of its keys and values.
+        host_s: seconds of the engine around each pass.
+    """
+    per_weight, host, device = stored.stored_bytes, setup.host, setup.device
+    head = model.head_params * (per_weight if stored.tables_too else 2.0)
+    experts = model.num_experts and device.kind == "gpu"
+    floor = max(host.layer_s or device.step_s_per_layer, MOE_LAYER_S if experts else 0.0)
+    exchanges = host.exchanges * model.shape.num_hidden_layers if ranks > 1 else 0
+    volume = 2.0 * model.shape.hidden_size * 2
+    devices = setup.devices * ranks / setup.tp
+    bandwidth = setup.settings.bandwidth_gb_s * 1e9 or device.bandwidth
     return RooflineCost(
         weight_bytes=head + model.dense_params * per_weight,
         expert_bytes=model.expert_params * per_weight,
         expert_share=model.expert_share,
-        kv_bytes=lambda context: kv_per_token(model, place.kv_bytes, max(1, round(context))),
+        kv_bytes=lambda context: kv_per_token(model, kv_bytes, max(1, round(context))),
         flops=model.flops_per_token,
-        bandwidth=place.device.bandwidth * BANDWIDTH_SHARE * place.devices,
-        flops_per_s=place.device.flops_for(quantization.compute) * COMPUTE_SHARE * place.devices,
-        floor_s=floor * model.num_layers,
-        exchange_s=exchanges * host.exchange_s + (host.draft_s if place.drafts else host.step_s),
-        exchange_row_s=exchanges * volume / (place.device.link or _SLOW_LINK),
+        bandwidth=bandwidth * BANDWIDTH_SHARE * devices,
+        flops_per_s=device.flops_for(stored.compute) * COMPUTE_SHARE * devices,
+        floor_s=floor * model.shape.num_hidden_layers,
+        exchange_s=exchanges * host.exchange_s + host_s,
+        exchange_row_s=exchanges * volume / (device.link or _SLOW_LINK),
         reread_share=host.reread_share if per_weight < WIDE else 0.0,
     )
 
@@ -131,17 +118,17 @@ class LoadPrediction:
     """The k with the highest speed-up at the middle of the acceptance, and its speed-up with
     the ends of its interval; 0 and 1 where no k pays."""
     costs: tuple[float, ...]
-    """Seconds of a step of k drafts over a plain one, by k from 0 to MOST_K; the mean of the steps
-    that find a draft and of those that find none."""
+    """Seconds of a step of k drafts over a plain one, by k from 0 to MOST_K, or to what was asked
+    for; the mean of the steps that find a draft and of those that find none."""
     gains: tuple[GainRange, ...]
 
     def gain(self, k: int) -> GainRange:
-        """The speed-up of k drafts, at most MOST_K."""
-        return self.gains[min(k, MOST_K)]
+        """The speed-up of k drafts, as many as were looked at."""
+        return self.gains[min(k, len(self.gains) - 1)]
 
     def cost(self, k: int) -> float:
-        """What a step of k drafts costs on average, in plain ones; k at most MOST_K."""
-        return self.costs[min(k, MOST_K)]
+        """What a step of k drafts costs on average, in plain ones."""
+        return self.costs[min(k, len(self.costs) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +139,14 @@ class PlannedSpeed:
     k: int
     acceptance: AssumedAcceptance
     loads: tuple[LoadPrediction, ...]
-    crossover_low: float
-    crossover: float
-    crossover_high: float
-    """Requests in flight at which the speed-up becomes 1, for the speed-up and its two ends;
-    infinite: beyond the largest load; 0: it never pays."""
-    crossover_qps: float
-    """Requests per second at `crossover`, from Little's law."""
 
     def at(self, requests: int) -> LoadPrediction:
         """The prediction at the load nearest to `requests`."""
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
     def rates(self, requests: int, k: int) -> tuple[float, float]:
-        """Accepted over drafted tokens with k drafts, at most MOST_K, at the load nearest to
-        `requests`: what is expected, and what breaks even."""
+        """Accepted over drafted tokens with k drafts at the load nearest to `requests`: what is
+        expected, and what breaks even."""
         own = self.acceptance
         expected = (own.length(own.middle, k) - 1.0) / (own.hits * k) if k else 0.0
         return min(1.0, expected), _break_even(own, self.at(requests).cost(k), k)
@@ -177,133 +157,82 @@ def predict(
 ) -> PlannedSpeed:
     """The speed-up of the method of `setup` by load, at `loads` too; `prior` as in
     `assume_acceptance`."""
-    own = assume_acceptance(setup, prior)
-    steps = step_costs(setup)
+    own, steps = assume_acceptance(setup, prior), StepCosts(setup)
     asked = sorted({*LOADS, setup.usual, setup.peak, *loads})
     found = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
-    crossings = [_crossing(asked, [getattr(load, name) for load in found]) for name in _BOUNDS]
-    return PlannedSpeed(
-        method=setup.method,
-        k=setup.k,
-        acceptance=own,
-        loads=found,
-        crossover_low=crossings[0],
-        crossover=crossings[1],
-        crossover_high=crossings[2],
-        crossover_qps=_arrivals(setup, steps.target, crossings[1]),
-    )
+    return PlannedSpeed(method=setup.method, k=setup.k, acceptance=own, loads=found)
 
 
-def predict_at(setup: Setup, requests: int) -> LoadPrediction:
-    """The speed-up of the method of `setup` at one load, as `predict` has it."""
-    return _at_load(setup.k, assume_acceptance(setup), step_costs(setup), requests)
-
-
-_BOUNDS = ("low", "middle", "high")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """What steps cost on a setup, in plain steps of the same load."""
+    """What steps cost on a setup while a typical request is decoded, in plain steps of the same
+    load. What was measured holds at the load that decides; elsewhere as much more or less as is
+    modelled."""
 
-    target: CostModel
-    drafter: CostModel | None
-    context: float
-    """Tokens that a request has on average while it is decoded."""
-    in_one_pass: bool = False
-    most_drafts: int = MOST_K
-    measured: MeasuredCost | None = None
-    """What steps cost at the load `measured_at`; elsewhere as much more or less as is modelled."""
-    own: bool = False
-    """Whether the drafting was measured too, and not that of another method."""
-    measured_at: int = 1
-    _known: dict[tuple[bool, int, int], float] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Seconds by model, rows and requests: each length of draft asks for the plain step again."""
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._target, self._drafter = step_models(setup)
+        settings = setup.settings
+        self._context = max(1.0, settings.context - settings.output_tokens / 2)
+        self._known: dict[tuple[bool, int, int], float] = {}
+        """Seconds by model, rows and requests: each length of draft asks for the plain step."""
 
     def plain_s(self, requests: int) -> float:
         """Seconds of a step without drafts."""
-        return self._seconds(self.target, requests, requests)
+        return self._seconds(self._target, requests, requests)
 
     def verify(self, requests: int, rows_each: int) -> float:
         """V: a step over so many rows per request."""
-        modelled = self._verify(requests, rows_each)
-        if self.measured is None:
+        modelled, measured = self._verify(requests, rows_each), self.setup.measured
+        if measured is None:
             return modelled
-        here = self._verify(self.measured_at, rows_each)
-        return max(1.0, self.measured.verify(rows_each) + modelled - here)
+        here = self._verify(self.setup.deciding, rows_each)
+        return max(1.0, measured.verify(rows_each) + modelled - here)
 
     def draft(self, requests: int, k: int) -> float:
         """c: one of k drafts for every request, as a mean over all steps."""
-        modelled = self._draft(requests, k)
-        if self.measured is None or not self.own:
+        modelled, own = self._draft(requests, k), self.setup.own_measured
+        if own is None:
             return modelled
-        own = self.measured.draft_share * self.measured.draft_cost
-        return max(0.0, own + modelled - self._draft(self.measured_at, k))
+        here = self._draft(self.setup.deciding, k)
+        return max(0.0, own.draft_share * own.draft_cost + modelled - here)
 
     def measured_here(self, requests: int) -> MeasuredCost | None:
         """What was measured of the method at this load."""
-        return self.measured if self.own and requests == self.measured_at else None
+        return self.setup.own_measured if requests == self.setup.deciding else None
 
     def _verify(self, requests: int, rows_each: int) -> float:
-        return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
+        return self._seconds(self._target, requests * rows_each, requests) / self.plain_s(requests)
 
     def _draft(self, requests: int, k: int) -> float:
-        if self.drafter is None:
+        if self._drafter is None:
             return LOOKUP_COST / max(1, k)
-        rows = max(1, k) if self.in_one_pass else 1
-        pass_s = self._seconds(self.drafter, requests * rows, requests)
+        rows = max(1, k) if self.setup.drafts_in_one_pass else 1
+        pass_s = self._seconds(self._drafter, requests * rows, requests)
         return pass_s / rows / self.plain_s(requests)
 
     def _seconds(self, model: CostModel, rows: int, requests: int) -> float:
-        key = model is self.target, rows, requests
+        key = model is self._target, rows, requests
         if key not in self._known:
-            shape = StepShape(rows, sequences=requests, context=self.context)
+            shape = StepShape(rows, sequences=requests, context=self._context)
             self._known[key] = model.seconds(shape).seconds
         return self._known[key]
 
 
-def step_costs(setup: Setup) -> StepCosts:
-    """What steps of this setup cost while a typical request is decoded."""
-    settings = setup.settings
-    target, drafter = step_models(setup)
-    return StepCosts(
-        target=target,
-        drafter=drafter,
-        context=max(1.0, settings.context - settings.output_tokens / 2),
-        in_one_pass=setup.drafts_in_one_pass,
-        most_drafts=setup.most_drafts,
-        measured=setup.measured,
-        own=setup.own_measured is not None,
-        measured_at=setup.deciding,
-    )
-
-
 def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
     """Step times of the target, and of whatever drafts (None: a look-up)."""
-    bandwidth = setup.settings.bandwidth_gb_s * 1e9 or setup.device.bandwidth
-    device = replace(setup.device, bandwidth=bandwidth)
-    place = Placement(
-        device=device, ranks=setup.tp, devices=setup.devices, kv_bytes=setup.kv_bytes,
-        host=setup.host,
-    )  # fmt: skip
-    target = roofline(setup.target, setup.quantization, place)
-    drafting = setup.drafting
-    part = setup.devices / setup.tp
-    if setup.drafts_with == "model" and setup.draft is not None:
-        place = replace(
-            place, ranks=setup.draft_tp, devices=part * setup.draft_tp, drafts=True,
-            kv_bytes=setup.draft_kv_bytes,
-            eager=setup.settings.eager_draft,
-        )  # fmt: skip
-        return target, roofline(setup.draft, setup.draft_quantization, place)
-    if drafting is not None and drafting.drafts_with == "head":
-        head = (head_of if drafting.own_kv else stage_of)(setup.target, drafting)
-        if setup.settings.engine == "foretoken":
-            place = replace(place, ranks=1, devices=part)
-        return target, roofline(head, setup.head_quantization, replace(place, drafts=True))
-    return target, None
+    drafting, host = setup.drafting, setup.host
+    target = roofline(
+        setup, setup.target, setup.quantization, setup.tp, setup.kv_bytes, host.step_s
+    )
+    if (draft := setup.draft_model) is not None:
+        bits, kv_bytes = setup.draft_quantization, setup.draft_kv_bytes
+        return target, roofline(setup, draft, bits, setup.draft_tp, kv_bytes, host.draft_s)
+    if drafting is None or drafting.drafts_with != "head":
+        return target, None
+    head = (head_of if drafting.own_kv else stage_of)(setup.target, drafting)
+    ranks = 1 if setup.settings.engine == "foretoken" else setup.tp
+    bits = setup.head_quantization
+    return target, roofline(setup, head, bits, ranks, setup.kv_bytes, host.draft_s)
 
 
 def mean_cost(own: AssumedAcceptance, verify: float, draft: float, k: int) -> float:
@@ -334,27 +263,24 @@ def _break_even(own: AssumedAcceptance, cost: float, k: int) -> float:
 
 
 def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
-    draft = [steps.draft(requests, n) for n in range(MOST_K + 1)]
-    verify = [1.0] + [steps.verify(requests, n + 1) for n in range(1, MOST_K + 1)]
-    costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in range(MOST_K + 1))
-    best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.most_drafts)
-    if best and (here := steps.measured_here(requests)) is not None:
+    ks, here = range(max(k, MOST_K) + 1), steps.measured_here(requests)
+    draft = [steps.draft(requests, n) for n in ks]
+    verify = [steps.verify(requests, n + 1) if n else 1.0 for n in ks]
+    costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in ks)
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.setup.most_drafts)
+    if best and here is not None:
         best = next_step(here).k  # which stays where another gains hardly more
-    asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
-    spread = COST_SPREAD if steps.measured_here(requests) is None else 0.0
-    gains = tuple(gain_range(own, n, costs[n], spread) for n in range(MOST_K + 1))
-    each = steps.draft(requests, k)
-    cost = mean_cost(own, asked, each, k)
-    given = gain_range(own, k, cost, spread)
+    spread = COST_SPREAD if here is None else 0.0
+    gains = tuple(gain_range(own, n, costs[n], spread) for n in ks)
     return LoadPrediction(
         requests=requests,
         plain_step_s=steps.plain_s(requests),
-        verify_cost=asked,
-        draft_cost=each,
-        break_even_rate=_break_even(own, cost, k),
-        low=given.low,
-        middle=given.middle,
-        high=given.high,
+        verify_cost=verify[k],
+        draft_cost=draft[k],
+        break_even_rate=_break_even(own, costs[k], k),
+        low=gains[k].low,
+        middle=gains[k].middle,
+        high=gains[k].high,
         best_k=best,
         best_low=gains[best].low,
         best=gains[best].middle,
@@ -362,28 +288,6 @@ def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) ->
         costs=costs,
         gains=gains,
     )
-
-
-def _crossing(loads: Sequence[int], gains: Sequence[float]) -> float:
-    """Requests in flight beyond which no load gains, between the loads on a logarithmic scale."""
-    last = max((i for i, gain in enumerate(gains) if gain > 1.0), default=-1)
-    if last < 0:
-        return 0.0
-    if last == len(gains) - 1:
-        return math.inf
-    share = (gains[last] - 1.0) / (gains[last] - gains[last + 1])
-    return float(loads[last] * (loads[last + 1] / loads[last]) ** share)
-
-
-def _arrivals(setup: Setup, target: CostModel, requests: float) -> float:
-    """Requests per second that keep `requests` in flight while decoding plainly."""
-    if requests == 0.0 or math.isinf(requests):
-        return requests
-    settings = setup.settings
-    running, prompt = max(1, round(requests)), max(1, settings.context - settings.output_tokens)
-    step = target.seconds(StepShape(running, sequences=running, context=settings.context))
-    prefill = target.seconds(StepShape(prompt, context=prompt / 2))
-    return requests / (settings.output_tokens * step.seconds + prefill.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,22 +318,22 @@ class PlannedLatency:
 
 def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     """What a typical request of `setup` waits for at a load, with k drafts or, if 0, none."""
-    settings = setup.settings
+    settings, drafting = setup.settings, setup.drafting
     prompt = max(1, settings.context - settings.output_tokens)
     target, drafter = step_models(setup)
     shape = StepShape(prompt, context=prompt / 2, prompt_rows=prompt)
     read_s = target.seconds(shape).seconds
     # A request that comes while others are decoded waits for half a step of theirs on average.
     wait_s = load.plain_step_s / 2 if load.requests > 1 else 0.0
-    plain_s = read_s + wait_s
-    tpot_plain_s = load.plain_step_s
-    if k == 0:
-        first_s, tpot_s, slow_s = plain_s, tpot_plain_s, tpot_plain_s
-    else:
-        # A drafter that keeps keys and values reads the prompt too, but for heads of blocks.
-        own_s = drafter.seconds(shape).seconds if drafter and _reads_prompts(setup) else 0.0
-        cost, gain = load.cost(k), load.gain(k)
-        first_s = read_s + own_s + wait_s * cost
+    plain_s, tpot_plain_s = read_s + wait_s, load.plain_step_s
+    first_s, tpot_s, slow_s = plain_s, tpot_plain_s, tpot_plain_s
+    if k:
+        # A drafter that keeps keys and values reads the prompt too, but for heads of whole blocks,
+        # which make theirs of the target's states directly.
+        reads = drafting is not None and drafting.own_kv and not drafting.in_one_pass
+        own_s = drafter.seconds(shape).seconds if drafter is not None and reads else 0.0
+        gain = load.gain(k)
+        first_s = read_s + own_s + wait_s * load.cost(k)
         tpot_s, slow_s = tpot_plain_s / gain.middle, tpot_plain_s / gain.low
     more = settings.output_tokens - 1
     return PlannedLatency(
@@ -450,13 +354,6 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _reads_prompts(setup: Setup) -> bool:
-    """Whether a prompt passes through all of a drafter's layers: with keys and values of its own
-    it does, but for heads of whole blocks, which make theirs of the target's states directly."""
-    drafting = setup.drafting
-    return drafting is not None and drafting.own_kv and not setup.drafts_in_one_pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSchedule:
     """What to draft at which load."""
@@ -471,12 +368,8 @@ class DraftSchedule:
     @property
     def falls(self) -> bool:
         """Whether more load never wants more drafts, so that an engine can be told."""
-        return _falling(self.steps)
-
-    @property
-    def most(self) -> int:
-        """The largest k of all loads."""
-        return max((k for k, _ in self.steps), default=0)
+        ks = [k for k, _ in self.steps]
+        return ks == sorted(ks, reverse=True)
 
     def at(self, requests: int) -> int:
         """k with so many requests in flight."""
@@ -491,12 +384,10 @@ class DraftSchedule:
         """The steps as a sentence."""
         parts, first = [], 1
         for k, last in self.steps:
-            where = f"{first} and more" if first > 1 else ""
+            where = f" at {first} and more" if first > 1 else " throughout"
             if last:
-                where = f"{first} to {last}" if last > first else f"{first}"
-            parts.append(
-                (f"k = {k}" if k else "off") + (f" at {where}" if where else " throughout")
-            )
+                where = f" at {first} to {last}" if last > first else f" at {first}"
+            parts.append((f"k = {k}" if k else "off") + where)
             first = last + 1
         return ", ".join(parts)
 
@@ -512,33 +403,88 @@ def chosen_k(setup: Setup, load: LoadPrediction) -> int:
 
 def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
     """What the prediction would choose by load."""
-    ks = [(chosen_k(setup, load), load.requests) for load in prediction.loads]
-    deciding = prediction.at(setup.deciding)
-    steps = _joined(ks)
-    return DraftSchedule(
-        steps=steps, decided=chosen_k(setup, deciding), follows=_can_follow(setup, steps)
-    )
-
-
-def _can_follow(setup: Setup, steps: tuple[tuple[int, int], ...]) -> bool:
+    steps: list[tuple[int, int]] = []
+    for load in prediction.loads:
+        k = chosen_k(setup, load)
+        if steps and steps[-1][0] == k:
+            steps.pop()
+        steps.append((k, load.requests))
+    steps[-1] = (steps[-1][0], 0)
+    decided = chosen_k(setup, prediction.at(setup.deciding))
+    found = DraftSchedule(steps=tuple(steps), decided=decided, follows=True)
     engine, drafting = setup.settings.engine, setup.drafting
     if len(steps) == 1 or drafting is None or engine == "foretoken":
-        return True
+        return found
     # A length of its own, such as a depth of suffixes, has no list.
-    return engine == "vllm" and _falling(steps) and drafting.default_drafts_key is None
+    listed = engine == "vllm" and found.falls and drafting.default_drafts_key is None
+    return replace(found, follows=listed)
 
 
-def _falling(steps: tuple[tuple[int, int], ...]) -> bool:
-    ks = [k for k, _ in steps]
-    return ks == sorted(ks, reverse=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOutlook:
+    """One method on this setup."""
+
+    method: str
+    available: bool
+    refused: str
+    """Why the engine does not draft so; empty if it does."""
+    needs: str
+    prediction: PlannedSpeed
 
 
-def _joined(ks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    steps: list[tuple[int, int]] = []
-    for k, requests in ks:
-        if steps and steps[-1][0] == k:
-            steps[-1] = (k, requests)
-        else:
-            steps.append((k, requests))
-    steps[-1] = (steps[-1][0], 0)
-    return tuple(steps)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOutlook:
+    """All methods on one kind of work."""
+
+    workload: str
+    loads: tuple[LoadPrediction, ...]
+    """Of each method at the usual load, in the order of `method_outlooks`."""
+
+
+def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
+    """Every method that makes sense for this target, the asked one with its own k."""
+    found = []
+    for method, own in _ways(setup):
+        assert method.plan is not None, method.name
+        refused = refusal(setup.settings.engine, method)
+        found.append(
+            MethodOutlook(
+                method=method.name,
+                available=not (refused or (method.drafts_with == "head" and method.own_file)),
+                refused=refused,
+                needs=method.plan.needs,
+                prediction=predict(own),
+            )
+        )
+    return tuple(found)
+
+
+def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
+    """The same methods with requests of another kind."""
+    other = replace(setup, settings=replace(setup.settings, workload=workload))
+    loads = tuple(
+        _at_load(own.k, assume_acceptance(own), StepCosts(own), setup.usual)
+        for _, own in _ways(other)
+    )
+    return WorkloadOutlook(workload=workload, loads=loads)
+
+
+def with_method(setup: Setup, method: DraftingMethod) -> Setup:
+    """The same models with another method, of which no acceptance was given."""
+    assert method.plan is not None, method.name
+    settings, k = replace(setup.settings, acceptance="", rate=""), method.plan.usual_drafts
+    return replace(setup, method=method.name, k=k, settings=settings)
+
+
+def _ways(setup: Setup) -> Iterator[tuple[DraftingMethod, Setup]]:
+    """Every method that makes sense, look-ups first, and the setup with it in place of the asked
+    one."""
+    order = ("text", "head", "model")
+    for method in sorted(
+        planned_methods().values(),
+        key=lambda method: (not method.own_file, order.index(method.drafts_with)),
+    ):
+        there = method.own_file or setup.target.mtp_layers > 0
+        if there and (method.drafts_with != "model" or setup.draft is not None):
+            asked = method.name == setup.method
+            yield method, setup if asked else with_method(setup, method)

@@ -8,19 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.methods import DraftingMethod, MethodPlan, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
-from foretoken.lab.plan.bits import (
+from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
+from foretoken.lab.plan.sizes import (
     QUANTIZATIONS,
+    PlanModel,
     Quantization,
     find_quantization,
     kv_element_bytes,
+    load_plan_model,
 )
-from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
-from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
 
@@ -95,8 +96,6 @@ class PlanSettings:
     """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
-    eager_draft: bool = False
-    """Whether the draft runs without captured graphs."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
@@ -168,9 +167,19 @@ class Setup:
         return planned_methods().get(self.method)
 
     @property
+    def method_plan(self) -> MethodPlan | None:
+        """What is assumed of the method."""
+        return self.drafting.plan if self.drafting else None
+
+    @property
     def drafts_with(self) -> str:
         """`text`, `model` or `head`; empty for `none`."""
         return self.drafting.drafts_with if self.drafting else ""
+
+    @property
+    def draft_model(self) -> PlanModel | None:
+        """The model that drafts; None where none does."""
+        return self.draft if self.drafts_with == "model" else None
 
     @property
     def in_processes(self) -> bool:
@@ -181,6 +190,13 @@ class Setup:
     def draft_ranks(self) -> int:
         """Ranks that keep a part of the drafter."""
         return min(self.draft_tp, self.tp)
+
+    @property
+    def borrows_head(self) -> bool:
+        """Whether a head makes logits with the target's output head, which rank 0 has all of then,
+        where ranks are Foretoken's."""
+        plan = self.method_plan
+        return self.drafts_with == "head" and plan is not None and not plan.head_vocabulary
 
     @property
     def has_weights(self) -> bool:
@@ -195,8 +211,7 @@ class Setup:
     @property
     def most_drafts(self) -> int:
         """Most drafts per step that are looked at: no more than a usual block, unless asked for."""
-        plan = self.drafting.plan if self.drafting else None
-        block = plan.block if plan else 0
+        block = self.method_plan.block if self.method_plan else 0
         return min(MOST_K, max(self.k, block)) if block else MOST_K
 
     @property
@@ -216,21 +231,15 @@ def named_drafts(settings: PlanSettings) -> tuple[str | None, ...]:
 
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
 """vLLM 0.33's default; llama.cpp has none."""
-
-
 DRAWN_FROM = 0.5
 """The temperature above which other engines are told to draw their drafts."""
-
-
-def usual_drafts(method: DraftingMethod | None) -> int:
-    """Where to start; `plan` then prints the best k per batch from the cost."""
-    return method.plan.usual_drafts if method is not None and method.plan else 0
 
 
 def first_drafts(settings: PlanSettings) -> int:
     """Drafts per verification that were asked for, else those of the method to start with."""
     own = planned_methods().get(_method(settings))
-    return settings.num_speculative_tokens or usual_drafts(own)
+    usual = own.plan.usual_drafts if own is not None and own.plan is not None else 0
+    return settings.num_speculative_tokens or usual
 
 
 def _method(settings: PlanSettings) -> str:
@@ -310,4 +319,4 @@ def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quan
         return kv_element_bytes(given, field)
     check_kv_cache(field, given)
     dtype_bytes = 4 if weights.name == "fp32" else 2
-    return formula.kv_element_bytes(dtype_bytes, given, model.head_dim)
+    return formula.kv_element_bytes(dtype_bytes, given, model.shape.head_dim)

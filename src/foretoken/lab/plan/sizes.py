@@ -22,7 +22,13 @@ from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
 from foretoken.config.methods import DraftingMethod
-from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, one_of
+from foretoken.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    one_of,
+)
 from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import family_alike, find_family
 from foretoken.shape.field_kinds import check_kinds
@@ -38,22 +44,15 @@ _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanModel:
-    """A model as the planner sees it. Counts of weights unless a name says bytes."""
+    """A model as the planner sees it: its shape, and what is beside or in place of that in a
+    mixture of experts or with latent attention. Counts of weights unless a name says bytes."""
 
+    shape: ModelShape
     name: str
     family: str
     tokenizer: str
     """Identifies the tokenizer; models with another one cannot share drafts."""
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
     context: int
-    table_params: int
     dense_params: int
     """Read in every step beside the head: attention, dense MLPs, routers, shared experts."""
     expert_params: int
@@ -62,7 +61,7 @@ class PlanModel:
     kv_elements: int
     """Keys and values of one token over all layers that keep the whole context."""
     window_elements: int
-    window: int
+    window_size: int
     full_layers: int
     window_layers: int
     query_width: int
@@ -77,6 +76,11 @@ class PlanModel:
     approximations: tuple[str, ...]
 
     @property
+    def table_params(self) -> int:
+        """The embedding, and the output head where it is not the same."""
+        return self.head_params * (1 if self.shape.tie_word_embeddings else 2)
+
+    @property
     def params(self) -> int:
         """All weights."""
         return self.table_params + self.dense_params + self.expert_params
@@ -84,7 +88,7 @@ class PlanModel:
     @property
     def head_params(self) -> int:
         """The output head, read in every step."""
-        return self.vocab_size * self.hidden_size
+        return self.shape.vocab_size * self.shape.hidden_size
 
     @property
     def active_params(self) -> int:
@@ -99,7 +103,7 @@ class PlanModel:
 
     def flops_per_token(self, context: float) -> float:
         """Operations of one row that attends to `context` tokens; a multiply-add counts two."""
-        seen = self.full_layers * context + self.window_layers * min(context, self.window)
+        seen = self.full_layers * context + self.window_layers * min(context, self.window_size)
         return token_flops(self.active_params, seen * self.query_width)
 
 
@@ -122,36 +126,29 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
     # Of one layer, its MLP aside.
     attention = shape.layer_parameters() - 3 * hidden * shape.intermediate_size
+    width_of_queries = shape.query_size
     if latent:
-        attention += _latent_params(config) - hidden * 2 * (shape.query_size + shape.kv_size)
+        weights, width_of_queries = _latent_params(config)
+        attention += weights - hidden * 2 * (shape.query_size + shape.kv_size)
     router = hidden * experts + _first(config, "n_shared_experts") * 3 * hidden * width
     mlps = dense_layers * 3 * hidden * shape.intermediate_size + (layers - dense_layers) * router
-    rows = shape.query_size + 2 * (shape.kv_size + hidden + shape.intermediate_size)
     return PlanModel(
+        shape=shape,
         name=name,
         family=family or shape.model_type,
         tokenizer=tokenizer,
-        model_type=shape.model_type,
-        vocab_size=shape.vocab_size,
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=shape.num_attention_heads,
-        num_kv_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate_size,
         context=_size(config, "max_position_embeddings", 4096),
-        table_params=shape.vocab_size * hidden * (1 if shape.tie_word_embeddings else 2),
         dense_params=layers * attention + mlps + hidden,
         expert_params=(layers - dense_layers) * experts * 3 * hidden * width,
         num_experts=experts,
         experts_per_token=_first(config, *_EXPERTS_USED),
         kv_elements=full * each,
         window_elements=windowed * each,
-        window=int(config.get("sliding_window") or 0) if windowed else 0,
+        window_size=int(config.get("sliding_window") or 0) if windowed else 0,
         full_layers=full,
         window_layers=windowed,
-        query_width=_latent_width(config) if latent else shape.query_size,
-        matrix_outputs=0 if experts or latent else layers * rows,
+        query_width=width_of_queries,
+        matrix_outputs=0 if experts or latent else shape.weight_counts().outputs,
         kv_is_shared=latent > 0,
         mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
         quantization=_stored_as(config),
@@ -224,19 +221,15 @@ def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
     return [kinds[i % len(kinds)] for i in range(layers)]
 
 
-def _latent_params(config: Mapping[str, Any]) -> int:
+def _latent_params(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of latent attention: its weights in a layer, and the mean width of queries and values."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     rope, nope = _size(config, "qk_rope_head_dim"), _size(config, "qk_nope_head_dim")
     value, rank = _size(config, "v_head_dim"), _first(config, "q_lora_rank")
     query = rank * (hidden + heads * (rope + nope)) if rank else hidden * heads * (rope + nope)
     latent = _size(config, "kv_lora_rank")
     keys = hidden * (latent + rope) + latent * heads * (nope + value)
-    return query + keys + heads * value * hidden
-
-
-def _latent_width(config: Mapping[str, Any]) -> int:
-    keys = _size(config, "qk_rope_head_dim") + _size(config, "qk_nope_head_dim")
-    return _size(config, "num_attention_heads") * (keys + _size(config, "v_head_dim")) // 2
+    return query + keys + heads * value * hidden, heads * (rope + nope + value) // 2
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:
@@ -289,14 +282,11 @@ def load_plan_model(name: str, field: str) -> PlanModel:
         return _from_file(name, file)
     for hub_id, row in known_models().items():
         if name.lower() in (hub_id.lower(), row["short"]):
-            return _from_row(hub_id, row)
+            tokenizer = row["tokenizer"]
+            return read_config(hub_id, row["config"], family=row["family"], tokenizer=tokenizer)
     if name in PACKAGED:
         return _from_file(name, find_model(name) / "config.json")
     return _from_hub(name, field)
-
-
-def _from_row(name: str, row: Mapping[str, Any]) -> PlanModel:
-    return read_config(name, row["config"], family=row["family"], tokenizer=row["tokenizer"])
 
 
 def _from_file(name: str, file: Path) -> PlanModel:
@@ -339,16 +329,17 @@ def head_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
         method: asserts that it drafts with a head that can be planned.
     """
     assert method.drafts_with == "head" and method.plan is not None, method.name
-    layers, count = target.num_layers, method.plan.layers
+    shape, layers, count = target.shape, target.shape.num_hidden_layers, method.plan.layers
     dense, experts = target.dense_params // layers, target.expert_params // layers
     if target.num_experts and method.own_file:
-        dense, experts = _dense_layer(target), 0
-    words = method.plan.head_vocabulary or target.vocab_size
+        # The target's attention, and an MLP as wide as its dense ones.
+        width = 2 * shape.query_size + 2 * shape.kv_size + 3 * shape.intermediate_size
+        dense, experts = shape.hidden_size * width, 0
+    words = min(method.plan.head_vocabulary or shape.vocab_size, shape.vocab_size)
     per_layer = (target.kv_elements + target.window_elements) // layers
     return replace(
         target,
-        vocab_size=min(words, target.vocab_size),
-        num_layers=count,
+        shape=replace(shape, vocab_size=words, num_hidden_layers=count, windows=()),
         dense_params=count * dense,
         expert_params=count * experts,
         num_experts=target.num_experts if experts else 0,
@@ -362,12 +353,84 @@ def head_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
 def stage_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
     """One stage of a head without keys and values: a square matrix and an output head."""
     return replace(
-        head_of(target, method), dense_params=target.hidden_size**2, expert_params=0,
+        head_of(target, method), dense_params=target.shape.hidden_size**2, expert_params=0,
         num_experts=0, full_layers=0,
     )  # fmt: skip
 
 
-def _dense_layer(target: PlanModel) -> int:
-    """Weights of a layer with the target's attention and an MLP as wide as its dense ones."""
-    queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
-    return target.hidden_size * (2 * queries + 2 * keys + 3 * target.intermediate_size)
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the weights of a model are stored: the nominal number of bytes is the one that people
+    multiply by, the stored one what is on the device."""
+
+    name: str
+    nominal_bytes: float
+    """Per weight, scales and zero points ignored."""
+    stored_bytes: float
+    """Per weight of a quantized matrix, scales and zero points included."""
+    compute: str
+    """Type of the operands of its matrix products."""
+    tables_too: bool = False
+    """Whether embedding and output head are quantized as well."""
+
+
+QUANTIZATIONS = {
+    row.name: row
+    for row in (
+        Quantization("fp32", 4, 4, "bf16", tables_too=True),
+        Quantization("bf16", 2, 2, "bf16", tables_too=True),
+        Quantization("fp16", 2, 2, "bf16", tables_too=True),
+        Quantization("fp8", 1, 1, "fp8"),
+        Quantization("int8", 1, 1, "int8"),
+        # 4 bits, and per 128 weights a 16-bit scale and a 4-bit zero point
+        Quantization("int4", 0.5, 0.5 + 20 / 8 / 128, "bf16"),
+        Quantization("mxfp4", 0.5, 0.5 + 1 / 32, "fp4"),
+        Quantization("nvfp4", 0.5, 0.5 + 1 / 16, "fp4"),
+        # GGUF: average bits per weight of the mix that llama.cpp writes for Llama-like models
+        Quantization("q8_0", 1, 8.5 / 8, "int8", tables_too=True),
+        Quantization("q6_k", 0.75, 6.5625 / 8, "int8", tables_too=True),
+        Quantization("q5_k_m", 0.625, 5.69 / 8, "int8", tables_too=True),
+        Quantization("q4_k_m", 0.5, 4.85 / 8, "int8", tables_too=True),
+        Quantization("q4_0", 0.5, 4.5 / 8, "int8", tables_too=True),
+    )
+}
+_ALIASES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    **dict.fromkeys(("fp8_e4m3", "w8a8_fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt"), "fp8"),
+    **dict.fromkeys(("w8a8", "w8a8_int8", "experts_int8"), "int8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "w4a16", "moe_wna16"), "int4"),
+    **dict.fromkeys(("bitsandbytes", "bnb", "auto_round", "auto_awq", "hqq"), "int4"),
+    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), "nvfp4"),
+}
+"""What engines and people call them; of schemes that have several widths, the usual one."""
+KV_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "q8_0": 8.5 / 8}
+"""Bytes of one key or value element; `auto` is 16 bit."""
+
+
+def find_quantization(name: str, field: str) -> Quantization:
+    """The quantization that people call `name`.
+
+    Raises:
+        ConfigError: nothing of that name.
+    """
+    known = name.lower().replace("-", "_").split("_per_")[0]  # as in `fp8_per_tensor`
+    known = _ALIASES.get(known, known)
+    if known not in QUANTIZATIONS:
+        raise ConfigError(field, name, one_of(name, (*QUANTIZATIONS, *_ALIASES)))
+    return QUANTIZATIONS[known]
+
+
+def kv_element_bytes(name: str, field: str) -> float:
+    """Bytes of one key or value element, in any engine but Foretoken.
+
+    Raises:
+        ConfigError: nothing of that name.
+    """
+    known = _ALIASES.get(name.lower(), name.lower())
+    if known not in KV_BYTES:
+        only = "; int8 with --engine foretoken" if known == "int8" else ""
+        raise ConfigError(field, name, one_of(name, KV_BYTES) + only)
+    return KV_BYTES[known]

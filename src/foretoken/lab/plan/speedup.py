@@ -22,11 +22,6 @@ def speed_up(length: float, verify_cost: float, draft_cost: float, k: int) -> fl
     return length / speculative_step(verify_cost, draft_cost, k)
 
 
-def break_even_rate(verify_cost: float, draft_cost: float, k: int, wanted: float = 1.0) -> float:
-    """Acceptance rate at which the speed-up is `wanted`; may be above 1: out of reach."""
-    return (wanted * speculative_step(verify_cost, draft_cost, k) - 1.0) / k if k else 0.0
-
-
 def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
     """The k from 1 to `bound` that gains most; 0 if none pays.
 
@@ -77,52 +72,36 @@ class NextStep:
     speed_up: float
     expected: float
     """Speed-up at the proposed setting, if acceptance is independent of position: an estimate."""
-    break_even_rate: float
-    rate: float
     reason: str
 
 
 def next_step(cost: MeasuredCost) -> NextStep:
-    """Name the next tuning step.
-
-    V at another k is interpolated linearly from V at the measured one.
-    """
-    now = cost.gain(cost.k)
-    best = best_k(cost.gain) or max(range(1, MOST_K + 1), key=cost.gain)
-    action, reason = _decide(cost, cost.acceptance.alpha, now, (best, cost.gain(best)))
-    return NextStep(
-        action=action,
-        k=best if action in ("raise_k", "lower_k") else cost.k,
-        speed_up=now,
-        expected=cost.gain(best),
-        break_even_rate=break_even_rate(cost.verify_cost, cost.draft_cost, cost.k),
-        rate=cost.acceptance.rate(cost.k),
-        reason=reason,
-    )
-
-
-def _decide(
-    cost: MeasuredCost, alpha: float, now: float, best: tuple[int, float]
-) -> tuple[str, str]:
-    k, gain = best
-    if gain < 1.0:
-        if cost.k * cost.draft_cost > cost.verify_cost - 1.0 and alpha > 0.5:
-            return "cheaper_draft", (
-                f"no k pays: drafting costs {cost.k * cost.draft_cost:.2f} plain steps per "
-                f"verification although {alpha:.0%} of drafts in reach are accepted"
-            )
-        return "leave_off", (
+    """Name the next tuning step; V at another k is on the line through the measured one."""
+    now, alpha, drafting = cost.gain(cost.k), cost.acceptance.alpha, cost.k * cost.draft_cost
+    k = best_k(cost.gain) or max(range(1, MOST_K + 1), key=cost.gain)
+    gain, other = cost.gain(k), cost.k
+    if gain < 1.0 and drafting > cost.verify_cost - 1.0 and alpha > 0.5:
+        action = "cheaper_draft"
+        reason = (
+            f"no k pays: drafting costs {drafting:.2f} plain steps per verification although "
+            f"{alpha:.0%} of drafts in reach are accepted"
+        )
+    elif gain < 1.0:
+        action = "leave_off"
+        reason = (
             f"no k pays at this load: the best, k = {k}, is {gain:.2f}x, and at alpha "
             f"{alpha:.2f} no cost could be below one step"
         )
-    if (gain > now * 1.03 or now <= 1.0 < gain) and k != cost.k:
-        word = "raise_k" if k > cost.k else "lower_k"
-        return word, f"k = {k} should give {gain:.2f}x instead of {now:.2f}x"
-    if gain < WORTH_IT and cost.k * cost.draft_cost > 0.5:
-        return "cheaper_draft", (
-            f"{now:.2f}x, and {cost.k * cost.draft_cost:.2f} plain steps of each verification go "
-            "into drafting"
-        )
-    if gain < WORTH_IT:
-        return "better_draft", f"{now:.2f}x, and another k gives no more than {gain:.2f}x"
-    return "keep", f"{now:.2f}x; no other k promises more than {gain:.2f}x"
+    elif (gain > now * 1.03 or now <= 1.0 < gain) and k != cost.k:
+        action, other = "raise_k" if k > cost.k else "lower_k", k
+        reason = f"k = {k} should give {gain:.2f}x instead of {now:.2f}x"
+    elif gain < WORTH_IT and drafting > 0.5:
+        action = "cheaper_draft"
+        reason = f"{now:.2f}x, and {drafting:.2f} plain steps of each verification go into drafting"
+    elif gain < WORTH_IT:
+        action = "better_draft"
+        reason = f"{now:.2f}x, and another k gives no more than {gain:.2f}x"
+    else:
+        action = "keep"
+        reason = f"{now:.2f}x; no other k promises more than {gain:.2f}x"
+    return NextStep(action=action, k=other, speed_up=now, expected=gain, reason=reason)

@@ -1,4 +1,1 @@
-"""What a run leaves behind, as values and as files, and what is recorded of live traffic.
-
-Also reads the results of other load generators. Measures nothing and judges nothing.
-"""
+"""What a run leaves behind, as values and as files, and the proxy that records live traffic."""

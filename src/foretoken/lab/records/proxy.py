@@ -25,12 +25,11 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
-from foretoken.lab.http.read_answer import ReadingOptions, read_answer
+from foretoken.lab.http.read_answer import read_answer
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError, now
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.records.run_files import LineWriter
-from foretoken.lab.records.secrets import redact_secrets
+from foretoken.lab.records.run_files import LineWriter, redact_secrets
 
 Prompts = Literal["keep", "hash", "none"]
 PROMPTS = get_args(Prompts)
@@ -47,12 +46,10 @@ _GENERATING = ("/v1/completions", "/v1/chat/completions")
 _FINISHED = re.compile(rb'"finish_reason":\s*"')
 _END_OF_EVENT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _TIMEOUT_S = 3600.0
-LEFT = "left"
-"""Kind of the error of a request whose client went before its answer ended."""
 logger = logging.getLogger("foretoken")
 
 
-class RecordingProxy:
+class RecordingProxy(Starlette):
     """The ASGI application."""
 
     def __init__(self, upstream: str, writer: LineWriter, prompts: Prompts = "hash") -> None:
@@ -60,11 +57,7 @@ class RecordingProxy:
         self._pool, self._writer, self._prompts = HttpPool(upstream), writer, prompts
         self._start_s = now()
         self.recorded = self.lost = 0
-        self._app = Starlette(routes=[Mount("/", app=self._serve)], lifespan=self._lifespan)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await self._app(scope, receive, send)
+        super().__init__(routes=[Mount("/", app=self._serve)], lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -73,10 +66,16 @@ class RecordingProxy:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, arrived_s = Request(scope, receive), now()
-        raw = await request.body()
-        asked = _parse(raw) if request.url.path in _GENERATING else None
-        body, strip = _ask_for_usage(asked, raw)
-        incoming, broken = Incoming(), TransportError(LEFT, "the client has gone")
+        body = await request.body()
+        asked = _parse(body) if request.url.path in _GENERATING else None
+        strip = False
+        if asked is not None and asked.get("stream") is True:
+            options = asked.get("stream_options") or {}
+            strip = isinstance(options, dict) and not options.get("include_usage")
+            if strip:
+                changed = {**asked, "stream_options": {**options, "include_usage": True}}
+                body = json.dumps(changed).encode()
+        incoming, broken = Incoming(), TransportError("left", "the client has gone")
         asking = asyncio.create_task(self._ask(request, body, incoming))
         try:
             if await _begins(incoming, asking, receive):
@@ -89,7 +88,7 @@ class RecordingProxy:
             cut = asking.cancel() or asking.cancelled() or asking.exception() is not None
             answer = incoming.cut_off(broken, arrived_s) if cut else asking.result()
             if asked is not None:
-                self._record(request, asked, answer, arrived_s)
+                self._record(request, asked, answer, arrived_s - self._start_s)
 
     async def _ask(self, request: Request, body: bytes, incoming: Incoming) -> Answer:
         headers = {name: value for name, value in request.headers.items() if name not in _HOP}
@@ -100,10 +99,10 @@ class RecordingProxy:
         )
 
     def _record(
-        self, request: Request, asked: Mapping[str, Any], answer: Answer, arrived_s: float
+        self, request: Request, asked: Mapping[str, Any], answer: Answer, arrival_s: float
     ) -> None:
         try:
-            self._writer.write(self._line(request, asked, answer, arrived_s - self._start_s))
+            self._writer.write(self._line(request, asked, answer, arrival_s))
             self.recorded += 1
         except (OSError, ValueError, TypeError) as error:
             if self.lost == 0:
@@ -114,7 +113,7 @@ class RecordingProxy:
         self, request: Request, asked: Mapping[str, Any], answer: Answer, arrival_s: float
     ) -> dict[str, Any]:
         record = RequestRecord(index=0, scheduled_s=arrival_s)
-        record = read_answer(record, answer, ReadingOptions(start_s=self._start_s))
+        record = read_answer(record, answer, self._start_s)
         tags = {
             name[2:].replace("-", "_"): redact_secrets(request.headers[name])
             for name in _TAGS
@@ -153,19 +152,19 @@ async def _begins(incoming: Incoming, asking: "asyncio.Task[Answer]", receive: R
     Raises:
         TransportError: there is no answer.
     """
-    head = asyncio.create_task(incoming.head.wait())
-    gone = asyncio.create_task(_wait_for_end(receive))
-    await asyncio.wait({head, asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-    head.cancel()
-    gone.cancel()
-    if asking.done() and not incoming.started:
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    waiting = [asyncio.create_task(incoming.head.wait()), asyncio.create_task(gone())]
+    await asyncio.wait({*waiting, asking}, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    started = incoming.head.is_set()
+    if asking.done() and not started:
         await asking
-    return incoming.started
-
-
-async def _wait_for_end(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    return started
 
 
 def _response(incoming: Incoming, asking: "asyncio.Task[Answer]", strip: bool) -> StreamingResponse:
@@ -215,17 +214,6 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _ask_for_usage(asked: dict[str, Any] | None, raw: bytes) -> tuple[bytes, bool]:
-    """The body to send, and whether the usage chunk has to be taken out of the answer."""
-    if asked is None or asked.get("stream") is not True:
-        return raw, False
-    options = asked.get("stream_options") or {}
-    if not isinstance(options, dict) or options.get("include_usage"):
-        return raw, False
-    changed = {**asked, "stream_options": {**options, "include_usage": True}}
-    return json.dumps(changed).encode(), True
 
 
 async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

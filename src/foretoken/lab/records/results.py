@@ -1,7 +1,7 @@
 """What a measured run and an A/B leave behind: the values that every report and verdict reads.
 
 Plain data, no arithmetic beyond ratios of two fields. Times are seconds; those of a request count
-from the start of its run on the client's monotonic clock. How they lie on disk is in `files`.
+from the start of its run on the client's monotonic clock. How they lie on disk is in `run_files`.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import Any
 
 from foretoken.lab.stats.intervals import Interval
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,6 @@ class RequestRecord:
     text: str | None = None
     text_hash: str | None = None
     acceptance: RequestAcceptance | None = None
-    server: dict[str, float] = field(default_factory=dict)
-    """What the server says about this request's time: queue_s, prefill_s, decode_s, ttft_s."""
 
     @property
     def ok(self) -> bool:
@@ -108,17 +106,6 @@ class RequestRecord:
         if self.last_s is None or self.first_s is None or not after:
             return float("nan")
         return (self.last_s - self.first_s) / after
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrape:
-    """The server's metrics at one moment: sums over engines and labels."""
-
-    time_s: float
-    arm: str = ""
-    block: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-    """Value by current vLLM name without `_total`; per position `name{position="0"}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +195,7 @@ class ArmSummary:
     counters: dict[str, float] = field(default_factory=dict)
     """Growth of the server's counters over the run, sums over restarts."""
     gauges: dict[str, float] = field(default_factory=dict)
-    """Largest seen: vllm:kv_cache_usage_perc, vllm:num_requests_waiting, ..."""
+    """Largest seen: vllm:kv_cache_usage_perc."""
     parameters_seen: dict[str, int] = field(default_factory=dict)
     """Requests per sampling parameter that was set."""
     steady: bool = True
@@ -251,8 +238,6 @@ class Equality:
     num_compared: int
     num_equal: int
     share: Interval | None
-    first_differences: tuple[int, ...] = ()
-    """Workload indices, the first few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,20 +262,8 @@ class ClassGains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """`summary.json` of one arm's run."""
-
-    kind: str = "run"
-    schema: int = SCHEMA
-    complete: bool = True
-    config: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    arm: ArmSummary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AbSummary:
-    """`summary.json` of an A/B: what `decide` and `report` read beside requests.jsonl."""
+    """`summary.json` of a run: of an A/B, or of one server, which is then both sides."""
 
     kind: str = "ab"
     schema: int = SCHEMA
@@ -301,7 +274,7 @@ class AbSummary:
     baseline: str
     candidate: str
     arms: tuple[ArmSummary, ...]
-    gains: tuple[ArmGain, ...]
+    gains: tuple[ArmGain, ...] = ()
     equality: Equality | None = None
     cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
     classes: tuple[ClassGains, ...] = ()
@@ -311,6 +284,11 @@ class AbSummary:
     look: int = 1
     """How many times this experiment has been judged, for the correction of repeated looks."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are two arms."""
+        return len(self.arms) == 2
 
     def arm(self, name: str) -> ArmSummary:
         """The summary of one arm."""

@@ -1,32 +1,38 @@
 """Files of a run's folder: requests.jsonl while it goes, summary.json at its end.
 
-A folder has `requests.jsonl` (one RequestRecord per line, in order of ending), `scrapes.jsonl` (one
-Scrape per line) and `summary.json` (a RunSummary or an AbSummary, with its `kind`). Lines are
-written whole and flushed, so that a run that dies leaves a file that can be read and resumed. Also
-what a measured number must be read with (`describe_client`): versions, machine, time, command line.
+A folder has `requests.jsonl` (one RequestRecord per line, in order of ending) and `summary.json`
+(an AbSummary). Lines are written whole and flushed, so that a run that dies leaves a file that can
+be read and resumed. Also what a measured number must be read with (`describe_client`): versions,
+machine, time, command line. Keys, tokens and passwords are taken out of what is written down.
 """
 
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import foretoken
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord, RunSummary
-from foretoken.lab.records.secrets import redact_word
+from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord
 
 REQUESTS = "requests.jsonl"
-SCRAPES = "scrapes.jsonl"
 SUMMARY = "summary.json"
 GRID = "grid.json"
+_SECRETS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[abp]-[\w-]{10,})"
+    r"|(?i:\bbearer\s+[\w.~+/-]{16,}=*)"
+    r"|(?i:\b(?:password|passwd|api[_-]?key|secret|token)\b\s*[:=]\s*)\S{6,}"
+)
+_SECRET_PREFIXES = ("sk-", "hf_", "bearer ")
+_SECRET_OPTIONS = ("api-key=", "api_key=", "token=", "password=")
+_REDACTED = "[redacted]"
 
 
 class LineWriter:
@@ -37,7 +43,8 @@ class LineWriter:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
-            _drop_broken_end(path)
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
         # Without a buffer of ours, a line that did not fit is not tried again at the next.
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
@@ -60,22 +67,9 @@ class LineWriter:
         """The writer itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self.close()
-
-
-def _drop_broken_end(path: Path) -> None:
-    with path.open("rb+") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            file.truncate(whole)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -133,7 +127,7 @@ def write_json(path: Path, value: Any) -> None:
         raise ConfigError("--out", str(path), f"a place to write to ({error})") from error
 
 
-def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
+def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
     """The summary of a run's folder; errors call the folder `field`.
 
     Raises:
@@ -141,7 +135,12 @@ def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
     """
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
-        raise ConfigError(field, str(folder), _no_summary(folder))
+        allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
+        if (folder / REQUESTS).is_file():
+            allowed = (
+                f"a finished run; this has no {SUMMARY} yet: measure it to its end with --resume"
+            )
+        raise ConfigError(field, str(folder), allowed)
     again = "`foretoken lab ab` with the settings of that run, --out and --resume writes it anew"
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -153,19 +152,11 @@ def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
         given = f"{path} of schema {value.get('schema')}"
         allowed = f"schema {SCHEMA}, of this version of Foretoken; measure again"
         raise ConfigError(field, given, allowed)
-    kind: type[AbSummary | RunSummary] = AbSummary if value["kind"] == "ab" else RunSummary
     try:
-        return from_plain(kind, value, str(path))
+        return from_plain(AbSummary, value, str(path))
     except ConfigError as error:
         allowed = f"{error.allowed} (is it of another version of Foretoken? Then measure again)"
         raise ConfigError(error.field, error.given, allowed) from error
-
-
-def _no_summary(folder: Path) -> str:
-    """What to do about a folder without a summary."""
-    if (folder / REQUESTS).is_file():
-        return f"a finished run; this has no {SUMMARY} yet: measure it to its end with --resume"
-    return f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
 
 
 def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
@@ -175,7 +166,7 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
         ConfigError: there is none, or it is a run of one arm.
     """
     found = read_summary(folder, field)
-    if not isinstance(found, AbSummary):
+    if not found.compared:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
         raise ConfigError(field, str(folder), allowed)
     return found
@@ -215,7 +206,7 @@ def finished_ab(folder: Path) -> AbSummary | None:
     if not (folder / SUMMARY).is_file():
         return None
     found = read_summary(folder)
-    return found if isinstance(found, AbSummary) and found.complete else None
+    return found if found.compared and found.complete else None
 
 
 def describe_client() -> dict[str, Any]:
@@ -230,3 +221,19 @@ def describe_client() -> dict[str, Any]:
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command_line": [redact_word(word) for word in sys.argv],
     }
+
+
+def redact_secrets(text: str) -> str:
+    """A text of any length without what looks like a key or a password."""
+    return _SECRETS.sub(_REDACTED, text)
+
+
+def redact_word(word: str) -> str:
+    """A word of a command line; where an option or a prefix says secret, however short it is."""
+    lowered = word.lower()
+    if lowered.startswith(_SECRET_PREFIXES):
+        return _REDACTED
+    for name in _SECRET_OPTIONS:
+        if name in lowered:
+            return word[: lowered.index(name) + len(name)] + _REDACTED
+    return redact_secrets(word)

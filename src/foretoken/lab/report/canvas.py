@@ -1,8 +1,7 @@
-"""Figures in the house style, as SVG.
+"""Figures in the house style, as SVG: colours, fonts and sizes, and how a gain is drawn.
 
-Owns colours, fonts and sizes, and how a gain is drawn. In a page every colour is a CSS variable, so
-that a figure follows what is around it; in a file of its own there are a ground and rules for dark
-schemes. Fixed salts make the output the same for the same data.
+In a page every colour is a CSS variable, so that a figure follows what is around it. Fixed salts
+make the output the same for the same data.
 """
 
 import io
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,7 +18,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.lab.records.results import ArmGain
-from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import WORTH_IT
 
 PALETTE = {
@@ -31,27 +28,13 @@ PALETTE = {
     "bad": ("#b93131", "#ff7b7b"),
     "warn": ("#a8650f", "#f0b357"),
     "baseline": ("#8a94a6", "#93a0b4"),
-    "series-1": ("#0061c6", "#5c9ff5"),
-    "series-2": ("#d77400", "#f0a63a"),
-    "series-3": ("#129e71", "#1fd6a0"),
-    "series-4": ("#c2559b", "#f3a6d6"),
-    "series-5": ("#8e2a00", "#d9613a"),
-    "series-6": ("#259bbf", "#8fe0ff"),
-    "series-7": ("#3d1e55", "#6f5bd6"),
+    "candidate": ("#0061c6", "#5c9ff5"),
 }
 """Every colour on a light and on a dark ground, by its name in the page. Figures are drawn in the
-light ones. The series are told apart without seeing red or green, too."""
-INK, FAINT, GRID, GOOD, BAD, WARN, BASELINE = [
-    PALETTE[name][0] for name in ("ink", "faint", "grid", "good", "bad", "warn", "baseline")
-]
-SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
-CANDIDATE = SERIES[0]
-_GROUNDS = ("#ffffff", "#18202b")
-"""Of a file of its own, light and dark."""
+light ones."""
+INK, FAINT, GRID, GOOD, BAD, WARN, BASELINE, CANDIDATE = (light for light, _ in PALETTE.values())
 WIDTH = 4.8
-"""Inches of a picture in the documents: on a phone its words are as large as they are drawn."""
-_PIXELS = 1.4
-"""Of a file of its own, for each unit: so wide it is shown where there is room."""
+"""Inches of a picture: on a phone its words are as large as they are drawn."""
 _SIDE = 0.1
 """Inches left free at each side: fonts of a browser may be wider than those that were measured."""
 _IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
@@ -99,9 +82,9 @@ def empty_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=_SIDE))
 
 
-def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
+def new_figure(height: float = 3.4) -> tuple[Figure, Axes]:
     """A figure with one set of axes; inches."""
-    figure = empty_figure(width, height)
+    figure = empty_figure(WIDTH, height)
     return figure, figure.subplots()
 
 
@@ -121,49 +104,30 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def band(axes: Axes, values: Sequence[float], ratios: Sequence[Interval], colour: str) -> None:
-    """The intervals along a line, where all are known."""
-    ends = np.array([[ratio.low, ratio.high] for ratio in ratios])
-    if np.isfinite(ends).all():
-        axes.fill_between(values, ends[:, 0], ends[:, 1], color=colour, alpha=0.14, linewidth=0)
+def gain_rows(rows: Sequence[tuple[str, ArmGain]], label: str) -> Figure:
+    """Named gains with their intervals, the first on top; `label` is the axis's.
 
-
-def draw_gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
-    """A row of a gain; an interval that goes on beyond `right` is cut there, with an arrow."""
-    ratio = gain.ratio
-    if not ratio.known or not gain.enough:
-        axes.plot(ratio.estimate, row, "o", mfc="none", color=FAINT)
-        axes.annotate(f"{ratio.estimate:.2f}x?", (ratio.estimate, row), xytext=(8, 0),
-                      textcoords="offset points", va="center", fontsize=9,
-                      color=FAINT)  # fmt: skip
-        return
-    colour = GOOD if ratio.low >= 1 else (BAD if ratio.high < 1 else WARN)
-    end = min(ratio.high, right)
-    if end < ratio.high:
-        axes.plot(end, row, ">", color=colour, markersize=5)
-    axes.plot([ratio.low, end], [row, row], color=colour, linewidth=2.4,
-              solid_capstyle="round")  # fmt: skip
-    axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
-    axes.annotate(f"{ratio.estimate:.2f}x", (end, row), xytext=(7, 0),
-                  textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-
-
-def gain_rows(
-    rows: Sequence[tuple[str, ArmGain]], height: float, label: str, right: float | None = None
-) -> Figure:
-    """Named gains with their intervals, the first on top.
-
-    Args:
-        rows: name and gain of each row.
-        height: of the figure, in inches.
-        label: what the axis says.
-        right: where intervals are cut; None: a little beyond the largest gain.
+    An interval that goes on far beyond the largest gain is cut, with an arrow. Hollow: too few
+    requests for an interval.
     """
-    figure, axes = new_figure(height=height)
-    if right is None:
-        right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
+    figure, axes = new_figure(0.9 + 0.32 * len(rows))
+    right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
     for row, (_, gain) in enumerate(reversed(rows)):
-        draw_gain(axes, row, gain, right)
+        ratio = gain.ratio
+        known = ratio.known and gain.enough
+        colour = GOOD if ratio.low >= 1 else (BAD if ratio.high < 1 else WARN)
+        end = min(ratio.high, right) if known else ratio.estimate
+        if known:
+            axes.plot([ratio.low, end], [row, row], color=colour, linewidth=2.4,
+                      solid_capstyle="round")  # fmt: skip
+            axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
+        else:
+            axes.plot(ratio.estimate, row, "o", mfc="none", color=FAINT)
+        if known and end < ratio.high:
+            axes.plot(end, row, ">", color=colour, markersize=5)
+        axes.annotate(f"{ratio.estimate:.2f}x{'' if known else '?'}", (end, row), xytext=(8, 0),
+                      textcoords="offset points", va="center", fontsize=9,
+                      color=INK if known else FAINT)  # fmt: skip
     name_rows(axes, [name for name, _ in rows])
     limit_lines(axes, ((1.0, BAD, "1.0x"), (WORTH_IT, GOOD, f"{WORTH_IT:.1f}x")))
     axes.set_xlabel(label)
@@ -178,13 +142,6 @@ def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a line by its number, from 0: no two have all three alike."""
-    turn = number // len(SERIES)
-    dashes = ("-", (0, (4, 2)), (0, (1, 2)))[turn % 3]
-    return {"color": SERIES[number % len(SERIES)], "marker": "osD^v"[turn % 5], "linestyle": dashes}
-
-
 def variables(*, dark: bool) -> str:
     """The palette as declarations of CSS variables."""
     return " ".join(f"--{name}: {both[dark]};" for name, both in PALETTE.items())
@@ -193,34 +150,14 @@ def variables(*, dark: bool) -> str:
 def as_svg(figure: Figure, name: str) -> str:
     """The `<svg>` element, to be put into a page that declares `variables`; `name` keeps its ids
     apart from others'."""
-    text = _transparent(figure, name)
+    text = bare_svg(figure, name)
     for variable, (light, _) in PALETTE.items():
         text = text.replace(light, f"var(--{variable})")
     return text
 
 
-def as_image(figure: Figure, name: str) -> str:
-    """The `<svg>` element as a file of its own, on a ground that goes with its colours: light, or
-    dark in a dark scheme. A page whose scheme is not the reader's cannot make it unreadable."""
-    text = _transparent(figure, name).replace("</style>", f"{_in_the_dark()}</style>", 1)
-    width, height = (_PIXELS * 72 * inches for inches in figure.get_size_inches())
-    opened = f'<svg width="{width:.0f}" height="{height:.0f}" '
-    ground = f'<rect class="ground" width="100%" height="100%" fill="{_GROUNDS[0]}"/>'
-    return re.sub(r"^<svg ([^>]*>)", lambda tag: f"{opened}{tag[1]}\n {ground}", text, count=1)
-
-
-def _in_the_dark() -> str:
-    rules = [
-        f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
-        for light, dark in PALETTE.values()
-        for what in ("fill", "stroke")
-    ]
-    rules.append(f".ground {{ fill: {_GROUNDS[1]} }}")
-    return "\n@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
-
-
-def _transparent(figure: Figure, name: str) -> str:
-    """The `<svg>` element in the light colours, as wide as there is room."""
+def bare_svg(figure: Figure, name: str) -> str:
+    """The `<svg>` element in the light colours, on no ground, as wide as there is room."""
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -2,27 +2,27 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
+import foretoken
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
-from foretoken.lab.decide.decision import Decision
 from foretoken.lab.decide.evidence import requests_to_support, show_break_even, show_part
 from foretoken.lab.decide.overall import Overall
 from foretoken.lab.plain import to_plain
-from foretoken.lab.records.results import ArmSummary, Quantiles
+from foretoken.lab.records.results import Quantiles
 from foretoken.lab.report.canvas import variables
-from foretoken.lab.report.plots import Plot, first_screen, plots_together, run_plots
+from foretoken.lab.report.plots import draw_plots
 from foretoken.lab.report.runs import ReportRun, write_text
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """A number at the top of the page."""
 
     label: str
@@ -30,81 +30,41 @@ class Tile:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RunView:
-    """What the page shows of one run."""
-
-    name: str
-    places: tuple[str, ...]
-    """What differs between the runs, here."""
-    decision: Decision
-    tiles: tuple[Tile, ...]
-    plots: tuple[Plot, ...]
-    """Of the run that decides; a page of another run alone has that one's."""
-    arms: tuple[dict[str, str], ...]
-    notes: tuple[str, ...]
-    details: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What the page says about itself."""
-
-    version: str
-    when: str
-    policy: str
-    title: str = "Should this server speculate?"
-
-
-def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, stamp: Stamp) -> None:
-    """Write one self-contained page.
+def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: str) -> None:
+    """Write one self-contained page; `policy` is the name of that which judged.
 
     Raises:
         ConfigError: `file` cannot be written.
     """
-    views = [_view(run, overall, index) for index, run in enumerate(runs)]
-    own = next(view for view in views if view.decision is overall.best)
-    together = plots_together(runs, overall)
-    first = first_screen(own.plots, together, own.name)
-    shown = {plot.name for plot in first}
-    places = zip(overall.dimensions, own.places, strict=True)
-    names = " against ".join(arm["name"] for arm in reversed(own.arms))
+    best = next(run for run in runs if run.decision is overall.best)
     template = resources.files("foretoken.lab.report").joinpath("page.html").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template).render(
-        best=own,
+        best=best,
         overall=overall,
-        runs=views,
+        runs=runs,
         tones={USE_IT: "good", LEAVE_IT_OFF: "stop"},
-        place=", ".join(f"{dimension.name} {value}" for dimension, value in places),
-        first=first,
-        shown=shown,
-        together=[plot for plot in together if plot.name not in shown],
-        subtitle=f"{names}, {own.decision.num_blocks} blocks, look {own.decision.look}",
-        stamp=stamp,
+        tiles=tiles,
+        milliseconds=_milliseconds,
+        details=_details,
+        plots=draw_plots(runs, overall),
+        version=foretoken.__version__,
+        when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        policy=policy,
         light=variables(dark=False),
         dark=variables(dark=True),
     )
     write_text(file, page, "--html")
 
 
-def _view(run: ReportRun, overall: Overall, index: int) -> _RunView:
+def _details(run: ReportRun) -> str:
     summary = run.summary
     details = {"config": summary.config, "environment": summary.environment,
-               "servers": [to_plain(arm.server) for arm in summary.arms]}  # fmt: skip
-    return _RunView(
-        name=run.name,
-        places=tuple(d.show(index) for d in overall.dimensions),
-        decision=run.decision,
-        tiles=tiles(run),
-        plots=run_plots(run) if run.decision is overall.best else (),
-        arms=tuple(_arm(arm) for arm in summary.arms),
-        notes=(*summary.notes, *(note for arm in summary.arms for note in arm.notes)),
-        details=json.dumps(to_plain(details), indent=2),
-    )
+               "servers": [arm.server for arm in summary.arms]}  # fmt: skip
+    return json.dumps(to_plain(details), indent=2)
 
 
-def tiles(run: ReportRun) -> tuple[Tile, ...]:
+def tiles(run: ReportRun) -> list[Tile]:
     """Speed-up, tail, first token, acceptance, break-even, equality; each with its n."""
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99"),
@@ -113,7 +73,20 @@ def tiles(run: ReportRun) -> tuple[Tile, ...]:
     if same is not None and same.num_compared:
         value = f"{same.num_equal:,} of {same.num_compared:,}"
         found.append(Tile("equal answers", value, "greedy and seeded requests"))
-    return tuple(found)
+    return found
+
+
+def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
+    gain = run.summary.gain(metric)
+    if gain is None:
+        return Tile(name, "unknown", "not measured")
+    value = f"{gain.ratio.estimate:.2f}x"
+    if not gain.enough:
+        needed = requests_to_support(gain)
+        few = f"too few to tell: {gain.num_pairs:,} of {needed:,} requests an arm"
+        return Tile(name, f"{value}?", few)
+    counted = f"{gain.num_pairs:,} requests an arm, {gain.num_blocks} starts"
+    return Tile(name, value, f"{_ends(gain.ratio)}; {counted}")
 
 
 def _acceptance_tiles(run: ReportRun) -> list[Tile]:
@@ -139,33 +112,6 @@ def _ends(interval: Interval, factor: float = 1, unit: str = "") -> str:
     digits = 0 if unit else 2
     low, high = (f"{factor * end:.{digits}f}{unit}" for end in (interval.low, interval.high))
     return f"[{low}, {high}]"
-
-
-def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
-    gain = run.summary.gain(metric)
-    if gain is None:
-        return Tile(name, "unknown", "not measured")
-    value = f"{gain.ratio.estimate:.2f}x"
-    if not gain.enough:
-        needed = requests_to_support(gain)
-        few = f"too few to tell: {gain.num_pairs:,} of {needed:,} requests an arm"
-        return Tile(name, f"{value}?", few)
-    counted = f"{gain.num_pairs:,} requests an arm, {gain.num_blocks} starts"
-    return Tile(name, value, f"{_ends(gain.ratio)}; {counted}")
-
-
-def _arm(arm: ArmSummary) -> dict[str, str]:
-    server = " ".join(filter(None, (arm.server.engine, arm.server.version, arm.server.model)))
-    return {
-        "name": arm.arm,
-        "server": f"{server} at {arm.server.url}",
-        "command": arm.server.command or "",
-        "requests": f"{arm.num_requests:,}",
-        "errors": f"{arm.num_errors:,}",
-        "tokens": f"{arm.tokens_per_s.estimate:,.1f}",
-        "tpot": _milliseconds(arm.tpot),
-        "ttft": _milliseconds(arm.ttft),
-    }
 
 
 def _milliseconds(found: Quantiles | None) -> str:

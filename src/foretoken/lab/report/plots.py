@@ -1,27 +1,21 @@
-"""Which plots the page has, in which order, and how each is drawn, with what it shows and from how
-many. A plot without data is left out.
+"""The plots of the page: latency, acceptance by position, the gain over several runs, and classes.
 
-Four of them are the answer's pictures: latency, acceptance by position, load, classes. The others
-are for whoever asks why. Several runs are drawn along the first number in their traffic that
-differs, those only that are alike in everything else to the run that decides; where what differs is
-no number, the gain of every run is a row.
+Each says what it shows and from how many; one without data is left out. Several runs are drawn
+along the first number in their traffic that differs, those only that are alike in everything else
+to the run that decides; where what differs is no number, the gain of every run is a row.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from foretoken.lab.analysis.crossover import spans_widely
-from foretoken.lab.analysis.dimensions import show_value
-from foretoken.lab.analysis.fit import StepTimes, least_steps, step_times, without_prompts
+from foretoken.lab.analysis.dimensions import Dimension, show_value
 from foretoken.lab.decide.evidence import requests_to_support
 from foretoken.lab.decide.overall import Overall
-from foretoken.lab.records.results import AcceptanceBucket, ArmSummary
+from foretoken.lab.records.results import AcceptanceBucket
 from foretoken.lab.report.canvas import (
     BAD,
     BASELINE,
@@ -30,7 +24,6 @@ from foretoken.lab.report.canvas import (
     GOOD,
     WARN,
     as_svg,
-    band,
     gain_rows,
     house_style,
     limit_lines,
@@ -39,19 +32,12 @@ from foretoken.lab.report.canvas import (
     plain_log,
 )
 from foretoken.lab.report.runs import ReportRun
-from foretoken.lab.stats.intervals import Floats, Interval
 from foretoken.lab.verdict import WORTH_IT
 
-COLOURS = (BASELINE, CANDIDATE)
-WIDEST = 1.3
-"""Times the largest gain, where the intervals of a tail that few requests know are cut."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class Plot(NamedTuple):
     """A drawn plot."""
 
-    name: str
     title: str
     says: str
     """What is to be seen, and n."""
@@ -69,7 +55,7 @@ def latencies(run: ReportRun) -> Figure | None:
     ]
     if not rows:
         return None
-    figure, axes = new_figure(height=0.9 + 0.31 * len(rows))
+    figure, axes = new_figure(0.9 + 0.31 * len(rows))
     for row, (_, (before, after)) in enumerate(reversed(rows)):
         colour = GOOD if after.estimate <= before.estimate else BAD
         ends = [1e3 * before.estimate, 1e3 * after.estimate]
@@ -86,7 +72,7 @@ def latencies(run: ReportRun) -> Figure | None:
                       annotation_clip=False)  # fmt: skip
     plain_log(axes.xaxis, subs=(1,))
     name_rows(axes, [name for name, _ in rows])
-    axes.set_xlabel("ms (grey: without, blue: with speculation; bands: 95 %)")
+    axes.set_xlabel("ms (grey: without, blue: with speculation)")
     return figure
 
 
@@ -101,10 +87,10 @@ def by_position(run: ReportRun) -> Figure | None:
     reached = steps_j[::-1].cumsum()[::-1] / steps_j.sum()
     given = np.divide(reached[1:], reached[:-1], out=np.zeros_like(reached[1:]),
                       where=reached[:-1] > 0)  # fmt: skip
-    figure, axes = new_figure(height=3.0)
+    figure, axes = new_figure(3.0)
     positions = np.arange(1, steps_j.size)
     axes.bar(positions, 100 * reached[1:], color=CANDIDATE, width=0.62, label="accepted")
-    label = "accepted, given all before were"
+    label = "given all before were"
     axes.plot(positions, 100 * given, "o-", color=WARN, markersize=5, label=label)
     axes.set_xticks(positions)
     axes.set_ylim(0, 105)
@@ -113,40 +99,6 @@ def by_position(run: ReportRun) -> Figure | None:
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper right")
     return figure
-
-
-def step_cost(run: ReportRun) -> Figure | None:
-    """Mean step times, the middle half, and the means' ratio where both arms have enough."""
-    arms = without_prompts(*(step_times(run.of_arm(arm.arm)) for arm in run.arms))
-    sizes = [[int(b) for b in np.unique(own.batch_N)
-              if own.at(int(b)).seconds_N.size >= least_steps(own)] for own in arms]  # fmt: skip
-    common = sorted(set(sizes[0]) & set(sizes[1]))
-    if not common:
-        return None
-    figure, axes = new_figure(height=3.0)
-    found = [np.array([_quartiles_and_mean(own, b) for b in common]) for own in arms]
-    for own_B3, arm, colour in zip(found, run.arms, COLOURS, strict=True):
-        low, middle, high = 1e3 * own_B3.T
-        axes.vlines(common, low, high, color=colour, alpha=0.35, linewidth=5)
-        axes.plot(common, middle, "o-", color=colour, label=arm.arm)
-    for batch, plain, verifying in zip(common, found[0][:, 1], found[1][:, 1], strict=True):
-        axes.annotate(f"{verifying / plain:.2f}x", (batch, 1e3 * verifying), xytext=(12, 6),
-                      textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
-    axes.set_xticks(common)
-    axes.set_xlim(common[0] - 0.6, common[-1] + 0.6)
-    axes.set_ylim(0, 1.4e3 * max(float(own_B3.max()) for own_B3 in found))
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel("requests that decode at once")
-    axes.set_ylabel("step, ms")
-    axes.legend(ncols=2, loc="upper left")
-    return figure
-
-
-def _quartiles_and_mean(steps: StepTimes, batch: int) -> Floats:
-    """Mean between the quartiles: the median of steps of which few draft is a plain step."""
-    seconds_N = steps.at(batch).seconds_N
-    low, high = np.quantile(seconds_N, (0.25, 0.75))
-    return np.array([low, seconds_N.mean(), high])
 
 
 def class_gains(run: ReportRun) -> Figure | None:
@@ -164,7 +116,7 @@ def class_gains(run: ReportRun) -> Figure | None:
     if not rows:
         return None
     label = "gain of TPOT, 95 % interval (hollow: too few)"
-    return gain_rows(rows, 0.9 + 0.3 * len(rows), label)
+    return gain_rows(rows, label)
 
 
 def rates(run: ReportRun) -> Figure | None:
@@ -174,7 +126,7 @@ def rates(run: ReportRun) -> Figure | None:
              for b in arm.buckets(by) if b.num_drafted]  # fmt: skip
     if not found:
         return None
-    figure, axes = new_figure(height=0.9 + 0.34 * len(found))
+    figure, axes = new_figure(0.9 + 0.34 * len(found))
     for row, bucket in enumerate(reversed(found)):
         ends = [100 * bucket.p10.estimate, 100 * bucket.p90.estimate]
         if np.isfinite(ends).all():
@@ -188,7 +140,7 @@ def rates(run: ReportRun) -> Figure | None:
         limit_lines(axes, ((100 * limit, BAD, "breaks even"),))
     name_rows(axes, [f"{_label(b)}, n={b.num_requests}" for b in found])
     axes.set_xlim(0, 100)
-    axes.set_xlabel("acceptance rate, % (line: P10 to P90 of requests, noise taken out)")
+    axes.set_xlabel("acceptance rate, %")
     return figure
 
 
@@ -200,136 +152,38 @@ def _label(bucket: AcceptanceBucket) -> str:
     return "all requests" if bucket.by == "all" else bucket.value or bucket.by
 
 
-def gains(run: ReportRun) -> Figure | None:
-    """Every gain with its interval, and the lines of the limits."""
-    found = [g for g in run.summary.gains if np.isfinite(g.ratio.estimate)]
-    if not found:
-        return None
-    # One interval of a tail that few requests know would squeeze all others together.
-    most = WIDEST * max(g.ratio.estimate for g in found)
-    right = min(most, max([WORTH_IT, *(g.ratio.high for g in found if g.ratio.known)]))
-    below = "gain with 95 % interval (right is better; hollow: too few requests)"
-    rows = [(label(g.metric), g) for g in found]
-    return gain_rows(rows, 0.75 + 0.33 * len(rows), below, right)
-
-
-def label(metric: str) -> str:
-    """`TPOT P50` for `tpot_p50`."""
-    if metric.endswith("_per_s"):
-        return metric.replace("_per_s", "/s")
-    head, _, tail = metric.partition("_")
-    names = {"e2e": "whole answer", "cost": "cost", "goodput": "goodput"}
-    quantile = tail if tail in ("mean", "total") else tail.upper()
-    return f"{names.get(head, head.upper())} {quantile}".strip()
-
-
-def blocks(run: ReportRun) -> Figure | None:
-    """The gain of each block: what restarts alone do."""
-    gain = run.summary.gain("tpot_p50")
-    if gain is None or len(gain.ratio_by_block) < 2:
-        return None
-    figure, axes = new_figure(height=2.8)
-    values = np.asarray(gain.ratio_by_block)
-    places = range(1, values.size + 1)
-    axes.vlines(places, gain.ratio.estimate, values, color=BASELINE, linewidth=1.2)
-    axes.plot(places, values, "o", color=CANDIDATE)
-    axes.axhline(gain.ratio.estimate, color=CANDIDATE, linewidth=1.2)
-    if gain.ratio.known:
-        axes.axhspan(gain.ratio.low, gain.ratio.high, color=CANDIDATE, alpha=0.12, linewidth=0)
-    axes.axhline(WORTH_IT, color=GOOD, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("block (one start of each server)")
-    axes.set_ylabel("gain of TPOT P50")
-    return figure
-
-
-def _requests(run: ReportRun) -> str:
-    gain = run.summary.gain("tpot_p50")
-    if gain is None:
-        return f"n = {run.arms[1].num_requests:,} requests"
-    return f"n = {gain.num_pairs:,} requests an arm, {gain.num_blocks} starts of each server"
-
-
-def _verifications(run: ReportRun) -> str:
-    bucket = run.drafts
-    if bucket is None:
-        return ""
-    drafted = f"{bucket.num_drafted:,} drafted tokens"
-    steps = f"{bucket.num_steps:,} verifications" if bucket.num_steps else drafted
-    return f"n = {steps} of {bucket.num_requests:,} requests"
-
-
-_Row = tuple[str, str, str, Callable[[ReportRun], str], Callable[[ReportRun], Figure | None]]
-ONE_RUN: tuple[_Row, ...] = (
-    ("latency", "Latency", "How long requests took, without and with speculation; hollow: too few "
-     "for an interval.", _requests, latencies),
-    ("position", "Acceptance by position", "Bars fall by nature; the line tells whether later "
-     "guesses are worse.", _verifications, by_position),
-    ("steps", "What a step costs by load", "Mean step by requests that decode at once; the "
-     "factor is a step of the candidate, drafts or not, over a plain one.", _requests, step_cost),
-    ("classes", "Gain by class", "Requests of one class against the same requests without "
-     "speculation.", _requests, class_gains),
-    ("acceptance", "Acceptance by class", "Circle: share of drafted tokens that were accepted. "
-     "Tick: P10 as measured, noise included.", _verifications, rates),
-    ("gains", "Every gain", "Baseline over candidate for times, the other way round for rates. "
-     "Green excludes 1, red is a loss, orange is open.", _requests, gains),
-    ("blocks", "Block by block", "How much two starts of the same servers differ. The band is the "
-     "interval of the whole.", _requests, blocks),
-)  # fmt: skip
-_FIRST = (("latency", "gains"), ("position",), ("gain", "steps"), ("classes", "acceptance"))
-"""The pictures of the first screen, each with what takes its place where there is no data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlotAxis:
-    """A number that differs, and the runs in its order."""
-
-    name: str
-    values: tuple[float, ...]
-    runs: tuple[ReportRun, ...]
-
-    def draw(self, axes: Axes, y_label: str) -> None:
-        """Label the axes; a wide range is logarithmic, as loads are."""
-        axes.set_ylabel(y_label)
-        axes.set_xlabel(self.name)
-        if spans_widely(self.values[0], self.values[-1]):
-            plain_log(axes.xaxis)
-            axes.set_xticks(self.values, [show_value(value) for value in self.values])
-        else:
-            axes.set_xticks(self.values)
-
-
-def find_axis(runs: Sequence[ReportRun], overall: Overall) -> PlotAxis | None:
-    """The number to draw along; None if there is none with two runs."""
+def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
+    """The number to draw along, and the runs in its order; None if there is none with two runs."""
     decides = next((i for i, run in enumerate(runs) if run.decision is overall.best), 0)
     for dimension in (d for d in overall.dimensions if d.is_traffic and d.is_number):
         rest = [d for d in overall.dimensions if d is not dimension]
         own = [i for i in range(len(runs)) if all(d.values[i] == d.values[decides] for d in rest)]
-        own.sort(key=lambda i: float(dimension.values[i]))
-        values = tuple(float(dimension.values[i]) for i in own)
-        if len(set(values)) > 1:
-            return PlotAxis(name=dimension.name, values=values, runs=tuple(runs[i] for i in own))
+        if len({dimension.values[i] for i in own}) > 1:
+            return dimension, sorted(own, key=lambda i: float(dimension.values[i]))
     return None
 
 
-def gain_along(axis: PlotAxis, overall: Overall) -> Figure | None:
+def gain_along(
+    runs: Sequence[ReportRun], overall: Overall, dimension: Dimension, order: Sequence[int]
+) -> Figure | None:
     """The gain of TPOT P50 with its interval and requests, and where it passes the limits."""
-    seen = zip(axis.values, (run.summary.gain("tpot_p50") for run in axis.runs), strict=True)
-    points = [(x, g) for x, g in seen if g is not None]
+    seen = ((float(dimension.values[i]), runs[i].summary.gain("tpot_p50")) for i in order)
+    points = [(x, gain) for x, gain in seen if gain is not None]
     if len(points) < 2:
         return None
     figure, axes = new_figure()
     values = [x for x, _ in points]
-    axes.plot(values, [g.ratio.estimate for _, g in points], "o-", color=CANDIDATE)
-    band(axes, values, [g.ratio for _, g in points], CANDIDATE)
+    axes.plot(values, [gain.ratio.estimate for _, gain in points], "o-", color=CANDIDATE)
+    low, high = np.array([(gain.ratio.low, gain.ratio.high) for _, gain in points]).T
+    if np.isfinite([low, high]).all():
+        axes.fill_between(values, low, high, color=CANDIDATE, alpha=0.14, linewidth=0)
     for x, gain in points:
         axes.annotate(f"n={gain.num_pairs}", (x, gain.ratio.estimate), xytext=(0, -15),
                       textcoords="offset points", fontsize=8, color=FAINT, ha="center")  # fmt: skip
     for limit, colour in ((1.0, BAD), (WORTH_IT, GOOD)):
         axes.axhline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
-    for named in overall.crossings:
-        found = named.crossing
-        if named.dimension != axis.name or not values[0] <= found.at.estimate <= values[-1]:
+    for found in overall.crossings:
+        if found.dimension != dimension.name or not values[0] <= found.at.estimate <= values[-1]:
             continue
         colour = BAD if found.limit == 1.0 else GOOD
         ends = np.clip([found.at.low, found.at.high], values[0], values[-1])
@@ -339,7 +193,11 @@ def gain_along(axis: PlotAxis, overall: Overall) -> Figure | None:
         axes.annotate(f"{found.limit:.1f}x at {found.at.estimate:.3g}",
                       (found.at.estimate, found.limit), xytext=(8, 7),
                       textcoords="offset points", fontsize=9, color=colour)  # fmt: skip
-    axis.draw(axes, "gain of TPOT P50")
+    axes.set_ylabel("gain of TPOT P50")
+    axes.set_xlabel(dimension.name)
+    if spans_widely(values[0], values[-1]):
+        plain_log(axes.xaxis)
+    axes.set_xticks(values, [show_value(value) for value in values])
     axes.margins(y=0.15)
     return figure
 
@@ -354,113 +212,41 @@ def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
     ]
     if len(rows) < 2:
         return None
-    return gain_rows(rows, 0.9 + 0.36 * len(rows), "gain of TPOT P50 with 95 % interval")
+    return gain_rows(rows, "gain of TPOT P50 with 95 % interval")
 
 
-_Value = Callable[[ArmSummary], Interval | None]
-
-
-def _quantile(name: str, quantile: str) -> _Value:
-    """Milliseconds of a latency."""
-
-    def value(arm: ArmSummary) -> Interval | None:
-        found = getattr(arm, name)
-        return None if found is None else getattr(found, quantile).scaled(1e3)
-
-    return value
-
-
-def both_along(axis: PlotAxis, y_label: str, values: dict[str, _Value]) -> Figure | None:
-    """Numbers of both arms; the second of two is dashed."""
-    figure, axes = new_figure()
-    for name, value in values.items():
-        for arm in (0, 1):
-            seen = zip(axis.values, (value(run.arms[arm]) for run in axis.runs), strict=True)
-            known = [(x, found) for x, found in seen if found is not None]
-            if len(known) < 2:
-                return None
-            said = f"{axis.runs[0].arms[arm].arm} {name}".strip()
-            style = "--" if name == "P99" else "-"
-            axes.plot([x for x, _ in known], [v.estimate for _, v in known], style, marker="o",
-                      markersize=4, color=COLOURS[arm], label=said)  # fmt: skip
-            band(axes, [x for x, _ in known], [v for _, v in known], COLOURS[arm])
-    if len(values) > 1:
-        plain_log(axes.yaxis)
-    axis.draw(axes, y_label)
-    axes.legend(ncols=2)
-    return figure
-
-
-def frontier(axis: PlotAxis) -> Figure | None:
-    """Tokens per second of the server against tokens per second of a user, both arms."""
-    figure, axes = new_figure()
-    for arm in (0, 1):
-        own = [run.arms[arm] for run in axis.runs]
-        points = [
-            (1 / found.tpot.p50.estimate, found.tokens_per_s.estimate)
-            for found in own
-            if found.tpot is not None and found.tpot.p50.estimate > 0
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[arm], label=own[0].arm)
-    axes.set_xlabel("tokens per second of one user (1 / TPOT P50)")
-    axes.set_ylabel("tokens per second of the server")
-    axes.legend()
-    return figure
-
-
-def run_plots(run: ReportRun) -> tuple[Plot, ...]:
-    """The plots of one run for which there is data."""
-    return _drawn(
-        [
-            (f"{run.name}-{name}", title, f"{says} {count(run)}", partial(make, run))
-            for name, title, says, count, make in ONE_RUN
-        ]
-    )
-
-
-def plots_together(runs: Sequence[ReportRun], overall: Overall) -> tuple[Plot, ...]:
-    """The plots over several runs, the gain first; none for a single one."""
-    axis = find_axis(runs, overall)
-    if axis is None:
-        says = "TPOT P50, a row per run. Green excludes 1, red is a loss, orange is open."
-        return _drawn([("gain", "Gain by run", says, partial(gain_by_run, runs, overall))])
-    by, bands = f"by {axis.name}", "P50 solid, P99 dashed, 95 % bands."
-    says = f"Diamonds and their bars: where it passes {WORTH_IT} and 1, with a 95 % interval."
-    tpot, ttft = ({q.upper(): _quantile(name, q) for q in ("p50", "p99")} for name in _LATENCIES)
-    good: dict[str, _Value] = {"": lambda arm: arm.goodput_per_s}
-    return _drawn(
-        [
-            ("gain", f"Gain {by}", says, partial(gain_along, axis, overall)),
-            ("tpot_along", f"Time per output token {by}", bands,
-             partial(both_along, axis, "TPOT, ms", tpot)),
-            ("ttft_along", f"Time to first token {by}", bands,
-             partial(both_along, axis, "TTFT, ms", ttft)),
-            ("goodput_along", f"Goodput {by}", "Requests within their service levels.",
-             partial(both_along, axis, "good requests per second", good)),
-            ("frontier", "Throughput against interactivity", "Up and right is better.",
-             partial(frontier, axis)),
-        ]
-    )  # fmt: skip
-
-
-_LATENCIES = ("tpot", "ttft")
-
-
-def first_screen(own: Sequence[Plot], together: Sequence[Plot], name: str) -> tuple[Plot, ...]:
-    """The four pictures of the answer; `own` are those of the run called `name`."""
-    by_name = {plot.name.removeprefix(f"{name}-"): plot for plot in own}
-    by_name |= {plot.name: plot for plot in together}
-    wanted = (next((n for n in choices if n in by_name), None) for choices in _FIRST)
-    return tuple(by_name[found] for found in wanted if found is not None)
-
-
-def _drawn(rows: Sequence[tuple[str, str, str, Callable[[], Figure | None]]]) -> tuple[Plot, ...]:
-    """Name, title, what is seen, and how it is made."""
+def draw_plots(runs: Sequence[ReportRun], overall: Overall) -> list[Plot]:
+    """The plots for which there is data, those of one run about the run that decides."""
+    best = next(run for run in runs if run.decision is overall.best)
+    gain, bucket, axis = best.summary.gain("tpot_p50"), best.drafts, _axis(runs, overall)
+    requests = f"n = {best.arms[1].num_requests:,} requests."
+    if gain is not None:
+        starts = f"{gain.num_blocks} starts of each server"
+        requests = f"n = {gain.num_pairs:,} requests an arm, {starts}."
+    drafts = ""
+    if bucket is not None:
+        steps = f"{bucket.num_steps:,} verifications" if bucket.num_steps else ""
+        counted = steps or f"{bucket.num_drafted:,} drafted tokens"
+        drafts = f"n = {counted} of {bucket.num_requests:,} requests."
+    along = "Green excludes 1, red is a loss, orange is open."
+    if axis is not None:
+        along = f"Diamonds and their bars: where it passes {WORTH_IT} and 1, with its interval."
     with house_style():
-        made = [(name, title, says, make()) for name, title, says, make in rows]
-        return tuple(
-            Plot(name=name, title=title, says=says, svg=as_svg(figure, name))
-            for name, title, says, figure in made
+        drawn = (
+            ("latency", "Latency", latencies(best),
+             f"Bands: 95 % intervals; hollow: too few for one. {requests}"),
+            ("position", "Acceptance by position", by_position(best),
+             f"Bars fall by nature; the line tells whether later guesses are worse. {drafts}"),
+            ("gain", f"Gain by {axis[0].name if axis else 'run'}",
+             gain_along(runs, overall, *axis) if axis else gain_by_run(runs, overall), along),
+            ("classes", "Gain by class", class_gains(best),
+             f"Requests of one class against the same without speculation. {requests}"),
+            ("acceptance", "Acceptance by class", rates(best),
+             "Circle: share of drafted tokens that were accepted. Line: P10 to P90 of requests, "
+             f"noise taken out; tick: P10 with it. {drafts}"),
+        )  # fmt: skip
+        return [
+            Plot(title, says, as_svg(figure, name))
+            for name, title, figure, says in drawn
             if figure is not None
-        )
+        ]

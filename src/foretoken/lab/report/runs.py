@@ -26,10 +26,6 @@ class ReportRun:
     """Those of a slow start are marked as warm-up, as in the summary; empty if only that is there.
     """
 
-    def of_arm(self, arm: str) -> list[RequestRecord]:
-        """Whole answers of one arm, warm-up left out."""
-        return [r for r in self.requests if r.arm == arm and r.ok and not r.warm_up]
-
     @property
     def arms(self) -> tuple[ArmSummary, ArmSummary]:
         """Baseline and candidate."""
@@ -54,16 +50,11 @@ def read_runs(
     found = []
     for folder, name in zip(folders, names, strict=True):
         summary = read_ab(folder)
-        has_requests = folder.is_dir() and (folder / REQUESTS).is_file()
+        decision = decide(summary, policy, run=str(folder), reference=reference)
+        there = folder.is_dir() and (folder / REQUESTS).is_file()
+        records = without_start(read_requests(folder)).records if there else ()
         found.append(
-            ReportRun(
-                name=name,
-                summary=summary,
-                decision=decide(summary, policy, run=str(folder), reference=reference),
-                requests=tuple(without_start(read_requests(folder)).records)
-                if has_requests
-                else (),
-            )
+            ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
         )
     return tuple(found)
 
@@ -71,7 +62,7 @@ def read_runs(
 def names_of(folders: Sequence[Path]) -> list[str]:
     """A name per run, each different: as much of the end of its path as that takes."""
     parts = [folder.resolve().parts[1:] for folder in folders]
-    for length in range(1, max(map(len, parts), default=1) + 1):
+    for length in range(1, max([1, *map(len, parts)]) + 1):
         names = ["-".join(own[-length:]) for own in parts]
         if len(set(names)) == len(names):
             return names

@@ -45,9 +45,8 @@ def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
     return Interval(estimate, -math.inf, math.inf, level)
 
 
-def normal_quantile(p: float) -> float:
-    """Quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(p)
+normal_quantile = NormalDist().inv_cdf
+"""Quantile of the standard normal distribution."""
 
 
 def student_cdf(t: float, dof: int) -> float:
@@ -105,7 +104,7 @@ def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interva
     """Distribution-free interval of a quantile from order statistics of independent values.
 
     Its coverage is at least `level` for any distribution; an end is infinite while the sample is
-    too small to have it (see `samples_for_quantile`).
+    too small to have it.
     """
     n = values.size
     estimate = quantile(values, q)
@@ -119,12 +118,6 @@ def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interva
     low = float(ordered[below - 1]) if below >= 1 else -math.inf
     high = float(ordered[above - 1]) if above <= n else math.inf
     return Interval(estimate, low, high, level)
-
-
-def samples_for_quantile(q: float, level: float = LEVEL) -> int:
-    """Independent values needed before a quantile's interval has both ends."""
-    tail = (1 - level) / 2
-    return math.ceil(math.log(tail) / math.log(max(q, 1 - q)))
 
 
 def share_interval(successes: int, n: int, level: float = LEVEL) -> Interval:

@@ -14,11 +14,6 @@ from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quant
 from foretoken.lab.stats.ratios import Ints
 
 
-def left_out_weights(num_blocks: int) -> Floats:
-    """Weights of blocks, one row per block that is left out: (C, C)."""
-    return np.ones((num_blocks, num_blocks)) - np.eye(num_blocks)
-
-
 def jackknife_covariance(left_out_CP: Floats, strata_C: Ints) -> Floats:
     """Covariance of estimates, from those with one block left out each: (P, P)."""
     size = left_out_CP.shape[1]

@@ -104,11 +104,6 @@ def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Int
     return low_R
 
 
-def weighted_quantile(q: float) -> WeightedQuantile:
-    """The statistic "quantile q"."""
-    return WeightedQuantile(q)
-
-
 def weighted_mean(values_N: Floats, weights_RN: Floats) -> Floats:
     """The statistic "mean"."""
     means_R: Floats = weights_RN @ values_N / weights_RN.sum(axis=1)
@@ -122,9 +117,8 @@ def of_blocks(statistic: Statistic, sample: Sample, weights_RC: Floats) -> Float
     if statistic is weighted_mean:
         size = weights_RC.shape[1]
         sums_C = np.bincount(sample.blocks_N, sample.values_N, size)
-        means_R: Floats = (
-            weights_RC @ sums_C / (weights_RC @ np.bincount(sample.blocks_N, None, size))
-        )
+        counts_C = np.bincount(sample.blocks_N, None, size)
+        means_R: Floats = weights_RC @ sums_C / (weights_RC @ counts_C)
         return means_R
     return statistic(sample.values_N, weights_RC[:, sample.blocks_N])
 
@@ -152,10 +146,8 @@ def paired_ratio(
     """
     top, bottom = top.known(), bottom.known()
     common = np.intersect1d(top.blocks_N, bottom.blocks_N)
-    if common.size == 0:
-        return unknown(level=level)
     pair = [_on_blocks(sample, common) for sample in (top, bottom)]
-    points = [whole(statistic, s) for s in pair]
+    points = [whole(statistic, sample) if common.size else 0.0 for sample in pair]
     if min(points) <= 0:
         return unknown(level=level)
     if common.size < FEWEST_BLOCKS:
@@ -206,8 +198,7 @@ def log_interval(
 ) -> Interval:
     """Interval of exp(center), whose standard error was estimated from so many blocks."""
     half = _half(error, num_blocks, level, unseen_sd)
-    estimate = math.exp(center)
-    low, high = math.exp(center - half), math.exp(center + half)
+    estimate, low, high = (math.exp(x) for x in (center, center - half, center + half))
     return Interval(estimate, low, high, level, unseen_sd)
 
 
@@ -262,10 +253,8 @@ def supports_quantile(sample: Sample, q: float) -> bool:
 
 def supports_blocks(sample: Sample, q: float) -> bool:
     """Whether `q` is a tail that every block has values enough for."""
-    fewest = (
-        int(np.unique(sample.blocks_N, return_counts=True)[1].min()) if sample.blocks_N.size else 0
-    )
-    return q >= 0.9 and fewest * (1 - q) >= TAIL_OF_BLOCK
+    counts = np.unique(sample.blocks_N, return_counts=True)[1]
+    return q >= 0.9 and min(counts.tolist(), default=0) * (1 - q) >= TAIL_OF_BLOCK
 
 
 def blocks_for_width(interval: Interval, num_blocks: int, relative: float) -> int | None:

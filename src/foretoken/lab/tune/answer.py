@@ -6,7 +6,7 @@ is to leave speculation off.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -17,21 +17,17 @@ from foretoken.lab.tune.search import (
     MOST_PAIRS,
     Search,
     SearchState,
-    best_setting,
     checked_gain,
     pair_differences,
     spent_s,
     stand,
     visit_s,
 )
-from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.settings import OFF, Question, Setting, Visit
 from foretoken.lab.verdict import FASTER, LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
 
 RESTLESS = 0.1
 """Starts that differ by so much are a machine's doing more than a server's."""
-WORTH_SAYING = 0.03
-"""Gains that an engine's schedule gives away are told from here on."""
 
 
 @final
@@ -44,15 +40,6 @@ class LoadGain:
     """Drafts per step; None: the server decides."""
     gain: float
     """As the final A/B had it; NaN without one."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindGain:
-    """What the chosen setting does for one class of requests, in the mix."""
-
-    kind: str
-    gain: Interval
 
 
 @final
@@ -84,7 +71,6 @@ class TunedAnswer:
     """Of the candidate by the final A/B: time of an answer without over with."""
     pairs: int
     loads: tuple[LoadGain, ...]
-    kinds: tuple[KindGain, ...]
     advice: tuple[str, ...]
     settings: tuple[SettingSeen, ...]
     start_spread: float
@@ -98,45 +84,35 @@ def make_answer(
 ) -> TunedAnswer:
     """The answer that the visits support; `line` writes commands."""
     now = stand(search, [visit for visit in visits if not visit.check])
-    loads = search.question.loads
+    chosen, asked = now.chosen, search.question
     gain = checked_gain(visits, search, now)
-    pairs = len(pair_differences(visits, loads))
+    pairs = len(pair_differences(visits, asked.loads))
     word, reason = _untried(search, visits) or _judged(
-        search, now, gain, pairs, {visit.setting.name for visit in visits}
+        asked, now, gain, pairs, {visit.setting for visit in visits}
     )
-    command = line(now.chosen if word == USE_IT else OFF)
+    command = line(chosen if word == USE_IT else OFF)
     told = "" if word == MEASURE_MORE else command
-    kinds = tuple(
-        KindGain(kind=kind, gain=checked_gain(visits, search, now, kind)) for kind in _kinds(visits)
-    )
+    loads = []
+    for place, load in enumerate(asked.loads):
+        logs = pair_differences(visits, (load,))
+        length = None if chosen.decides_itself else chosen.length(place)
+        at_load = math.exp(sum(logs) / len(logs)) if logs else math.nan
+        loads.append(LoadGain(load=load, length=length, gain=at_load))
     return TunedAnswer(
         verdict=word,
         sentence=Verdict(word=word, reason=reason, command=told).sentence,
         command=command,
-        setting=now.chosen.name if word == USE_IT else OFF.name,
-        candidate=now.chosen.name,
+        setting=chosen.name if word == USE_IT else OFF.name,
+        candidate=chosen.name,
         gain=gain,
         pairs=pairs,
-        loads=tuple(_at_load(now.chosen, visits, place, n) for place, n in enumerate(loads)),
-        kinds=kinds,
-        advice=(*_cut(visits), *_advice(search.question, now, kinds)),
-        settings=_seen(search.question, now, visits),
+        loads=tuple(loads),
+        advice=tuple(_advice(asked, now, visits)),
+        settings=tuple(_seen(setting, now, visits) for setting in asked.settings),
         start_spread=now.beliefs.spreads.start,
         visits=len(visits),
         minutes=spent_s(visits) / 60.0,
     )
-
-
-def _at_load(chosen: Setting, visits: Sequence[Visit], place: int, load: int) -> LoadGain:
-    logs = pair_differences(visits, (load,))
-    gain = math.exp(sum(logs) / len(logs)) if logs else math.nan
-    length = None if chosen.decides_itself else chosen.length(place)
-    return LoadGain(load=load, length=length, gain=gain)
-
-
-def _kinds(visits: Sequence[Visit]) -> list[str]:
-    found = {kind for visit in visits if visit.check for seen in visit.loads for kind in seen.kinds}
-    return sorted(found) if len(found) > 1 else []
 
 
 def _untried(search: Search, visits: Sequence[Visit]) -> tuple[str, str] | None:
@@ -153,18 +129,19 @@ def _untried(search: Search, visits: Sequence[Visit]) -> tuple[str, str] | None:
 
 
 def _judged(
-    search: Search, now: SearchState, gain: Interval, pairs: int, tried: Collection[str]
+    asked: Question, now: SearchState, gain: Interval, pairs: int, tried: Collection[Setting]
 ) -> tuple[str, str]:
     """The word and its reason."""
-    chosen = now.chosen
-    if chosen.is_off:
-        nearest = _nearest(now, tried)
-        found = f"; the nearest, {nearest[0]}, is {nearest[1]:.2f}x" if nearest else ""
-        count = len(search.question.settings)
-        known = sum(setting.name in tried for setting in search.question.settings)
-        of_all = f" of the {known} that were tried, out of {count}," if 0 < known < count else ""
-        return LEAVE_IT_OFF, f"no setting{of_all} makes answers sooner{found}"
-    name = _words(search.question, chosen)
+    if now.chosen.is_off:
+        known = [setting for setting in asked.settings if setting in tried]
+        few = len(known) < len(asked.settings)
+        of_all = f" of the {len(known)} that were tried, out of {len(asked.settings)},"
+        means = zip(now.beliefs.question.settings, now.beliefs.mean_SL.mean(axis=1), strict=True)
+        value, nearest = max(((mean, s.name) for s, mean in means if s in tried), default=(0.0, ""))
+        found = f"; the nearest, {nearest}, is {math.exp(value):.2f}x" if nearest else ""
+        reason = f"no setting{of_all if known and few else ''} makes answers sooner{found}"
+        return LEAVE_IT_OFF, reason
+    name = _words(asked, now.chosen)
     if not pairs:
         return MEASURE_MORE, (
             f"{name} looks best ({math.exp(now.value):.2f}x expected), but there was no time to "
@@ -182,86 +159,45 @@ def _judged(
     return MEASURE_MORE, f"{seen}: that is no proof; give more --minutes and --resume"
 
 
-def _words(question: Question, chosen: Setting) -> str:
+def _words(asked: Question, chosen: Setting) -> str:
     """A setting for a sentence."""
     if chosen.decides_itself:
         return "the server's own control"
     if len(chosen.lengths) == 1:
         return f"{chosen.drafter} with {chosen.lengths[0]} drafts"
-    by_load = ", ".join(
-        f"{length} at {load}" for length, load in zip(chosen.lengths, question.loads, strict=True)
-    )
+    pairs = zip(chosen.lengths, asked.loads, strict=True)
+    by_load = ", ".join(f"{length} at {load}" for length, load in pairs)
     return f"{chosen.drafter} with drafts by requests in flight ({by_load})"
 
 
-def _nearest(now: SearchState, tried: Collection[str]) -> tuple[str, float] | None:
-    """Of the settings that were tried the one that is expected to lose least."""
-    values_S = now.beliefs.mean_SL.mean(axis=1).tolist()
-    pairs = zip(now.beliefs.question.settings, values_S, strict=True)
-    found = [(value, setting.name) for setting, value in pairs if setting.name in tried]
-    if not found:
-        return None
-    value, name = max(found)
-    return name, math.exp(value)
-
-
-def _cut(visits: Sequence[Visit]) -> tuple[str, ...]:
-    """What is said where answers were shorter than the workload has them."""
-    most = max((visit.most_tokens for visit in visits), default=0)
-    if not most:
-        return ()
-    return (
-        f"Answers were cut at {most} tokens to fit the time, so prompts weigh more than they do in "
-        "whole answers. More --minutes with another --out lets them be longer.",
-    )
-
-
-def _advice(question: Question, now: SearchState, kinds: Sequence[KindGain]) -> tuple[str, ...]:
-    """What the engine cannot be told, and what its operator can do."""
-    said = [
-        f"{one.kind} loses in this mix: {one.gain.estimate:.2f}x ({one.gain.low:.2f} to "
-        f"{one.gain.high:.2f}). Send it to a server without speculation, or tune the two apart."
-        for one in kinds
-        if one.gain.high < 1.0
-    ]
-    beliefs = now.beliefs
-    if beliefs.spreads.start >= RESTLESS:
+def _advice(asked: Question, now: SearchState, visits: Sequence[Visit]) -> list[str]:
+    """What spoils the answer, and what may be better than it."""
+    said = []
+    if most := max((visit.most_tokens for visit in visits), default=0):
         said.append(
-            f"Starts of one setting differ by {beliefs.spreads.start:.0%}: is something else using "
-            "this machine? A quiet one needs less time and shows smaller gains."
+            f"Answers were cut at {most} tokens to fit the time, so prompts weigh more than they "
+            "do in whole answers. More --minutes with another --out lets them be longer."
         )
-    longest = max((setting.length(0) for setting in question.settings), default=0)
+    start = now.beliefs.spreads.start
+    if start >= RESTLESS:
+        said.append(
+            f"Starts of one setting differ by {start:.0%}: is something else using this machine? "
+            "A quiet one needs less time and shows smaller gains."
+        )
+    longest = max((setting.length(0) for setting in asked.settings), default=0)
     if now.chosen.lengths and max(now.chosen.lengths) == longest:
         longer = sorted({longest, longest + 4, longest * 2})
         said.append(
             f"{longest} drafts is the longest that was tried; -k {','.join(map(str, longer))} "
             "with another --out would try more."
         )
-    possible = replace(beliefs.question, schedule="any")
-    if now.chosen.is_off or now.chosen.decides_itself or not possible.settings:
-        return tuple(said)
-    free = best_setting(possible, beliefs.mean_SL)
-    if free.value > now.value + WORTH_SAYING and free.setting != now.chosen:
-        told = "one length" if question.schedule == "one" else "lengths that do not rise with load"
-        said.append(
-            f"{_words(question, free.setting)} would be {math.exp(free.value - now.value):.2f}x as "
-            f"fast as that, but this engine can only be told {told}. Give each load a server of "
-            "its own, where that is worth it."
-        )
-    return tuple(said)
+    return said
 
 
-def _seen(question: Question, now: SearchState, visits: Sequence[Visit]) -> tuple[SettingSeen, ...]:
-    beliefs = now.beliefs
-    rows = []
-    for setting in question.settings:
-        own = [visit for visit in visits if visit.setting == setting and not visit.check]
-        problem = next((visit.problem for visit in own if visit.problem), "")
-        gains: tuple[float, ...] = ()
-        if setting in beliefs.question.settings:
-            place = beliefs.question.settings.index(setting)
-            gains = tuple(float(gain) for gain in np.exp(beliefs.mean_SL[place]))
-        rows.append(
-            SettingSeen(setting=setting.name, starts=len(own), gains=gains, problem=problem)
-        )
-    return tuple(rows)
+def _seen(setting: Setting, now: SearchState, visits: Sequence[Visit]) -> SettingSeen:
+    own = [visit for visit in visits if visit.setting == setting and not visit.check]
+    able, gains = now.beliefs.question.settings, ()
+    if setting in able:
+        gains = tuple(np.exp(now.beliefs.mean_SL[able.index(setting)]).tolist())
+    problem = next((visit.problem for visit in own if visit.problem), "")
+    return SettingSeen(setting=setting.name, starts=len(own), gains=gains, problem=problem)

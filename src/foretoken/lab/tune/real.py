@@ -1,37 +1,45 @@
-"""A server under test that is started from its command and asked over HTTP.
+"""A server under test that is started from its command and asked over HTTP, and its visits on disk.
 
 One start answers at all loads, since starting is what takes time. Requests of one turn and load are
 the same for every setting. On a server so slow that whole answers would leave no time to compare,
 the first visit finds where to cut them, for all visits alike. A setting with which the server does
-not start, or fails requests, is told as a problem; plain decoding has to work.
+not start, or fails requests, is told as a problem; plain decoding has to work. A visit is a line of
+`visits.jsonl`, written whole when it has ended: a search that was killed goes on after the last.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Any, NamedTuple, final
 
-from foretoken.errors import EndpointError
+from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.driving import LoadRun, drive
+from foretoken.lab.measure.driving import LoadRun, drive, run_to_end
 from foretoken.lab.measure.experiment import ArmConfig
-from foretoken.lab.measure.loops import run_to_end
+from foretoken.lab.measure.segments import CONFIG, TAKEN, require_same_settings
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.records.run_files import REQUESTS, LineWriter
-from foretoken.lab.tune.settings import Setting
-from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
+from foretoken.lab.records.run_files import REQUESTS, LineWriter, read_lines, write_json
+from foretoken.lab.tune.settings import (
+    Answered,
+    LoadSeen,
+    NextVisit,
+    Setting,
+    Visit,
+    summarize_load,
+)
 
+VISITS = "visits.jsonl"
+ANSWER = "answer.json"
 MOST_FAILED = 0.05
 WARM_UP = 4
-ALONE = 3
-"""Short requests one after the other that a search begins with, of which one may stand still."""
 LONG = 4.0
-"""Prompts are told apart by length where the longest tenth are so many times the shortest."""
-
+"""Prompts are told apart by length in powers of it."""
 WANTED_VISITS = 16
 """Of a search: one turn, and the fewest pairs that can prove anything."""
 ASKING_SHARE = 1 / 40
@@ -39,72 +47,77 @@ ASKING_SHARE = 1 / 40
 LEAST_TOKENS = 16
 """Answers are cut no shorter; also the length of those that find out how fast a server is."""
 
-Line = Callable[[Setting], str]
-
 
 @final
 class StartedServer:
-    """A ServerUnderTest with a process of its own for each visit."""
+    """A server with a process of its own for each visit."""
 
     def __init__(
         self,
-        line: Line,
+        line: Callable[[Setting], str],
         items: Sequence[Item],
         out: Path,
         *,
         budget_s: float = math.inf,
         most_tokens: int | None = None,
     ) -> None:
-        """Visits write their requests and the server's log below `out`.
+        """Visits write their requests and the server's log below `out`; `line` writes commands.
 
         `most_tokens` is where earlier visits cut answers (0: nowhere); None: to be found out, so
         that visits enough fit into `budget_s`.
         """
         self._line, self._items, self._out = line, list(items), out
         self._budget_s, self._most_tokens = budget_s, most_tokens
-        self._kinds = kinds_of(items)
-        self.watch: Callable[[int, int, int], None] = lambda load, done, requests: None
-        """Told of the requests that have ended at a load."""
+        self._kinds = [kind_of(item) for item in items]
 
-    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
-        """Start the server, ask, and stop it.
+    def visit(self, wanted: NextVisit) -> Visit:
+        """Start the server, ask, and stop it. A setting that it cannot run with comes back with
+        the problem.
 
         Raises:
             EndpointError: plain decoding does not start, or does not answer.
         """
         began = now()
         try:
-            visit = run_to_end(self._visit(setting, turn, sizes))
+            visit = run_to_end(self._visit(wanted))
         except EndpointError as error:
-            if setting.is_off:
+            if wanted.setting.is_off:
                 raise
-            visit = Visit(setting=setting, turn=turn, problem=str(error))
-        return replace(visit, seconds=now() - began)
+            visit = Visit(setting=wanted.setting, turn=wanted.turn, problem=str(error))
+        return replace(visit, check=wanted.check, seconds=now() - began)
 
-    async def _visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
-        began = now()
+    async def _visit(self, wanted: NextVisit) -> Visit:
+        began, setting = now(), wanted.setting
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in setting.name)
         arm = ArmConfig(name=setting.name, command=self._line(setting))
-        seen: list[LoadSeen] = []
         with LineWriter(self._out / REQUESTS) as writer:
             async with serving(arm, self._out / "logs" / f"{name}.log") as client:
-                warm = await self._ask(client, (setting, turn, WARM_UP, WARM_UP), began, None)
+                asking = _Asking(client, wanted, began)
+                warm = await self._ask(asking, WARM_UP, WARM_UP)
                 if self._most_tokens is None:
                     left_s = time_to_ask(self._budget_s, now() - began)
-                    alone = await self._ask(client, (setting, turn, 1, ALONE), began, None)
+                    again = await self._ask(asking, WARM_UP, WARM_UP)
                     longest = max(item.max_tokens for item in self._items)
-                    self._most_tokens = fitting(left_s, longest, sizes, (alone, warm))
+                    paces_s = (warm.pace_s, again.pace_s)
+                    self._most_tokens = fitting(left_s, longest, wanted.sizes, paces_s)
                 start_s = now() - began
                 # Whatever comes first finds a colder server: loads change places by turn.
-                for load, requests in sizes if turn % 2 else sizes[::-1]:
-                    asked = (setting, turn, load, requests)
-                    seen.append(await self._ask(client, asked, began, writer))
-        problem = next((self._failed(one) for one in seen if self._failed(one)), "")
+                order = wanted.sizes if wanted.turn % 2 else wanted.sizes[::-1]
+                seen = [await self._ask(asking, *size, writer) for size in order]
+        problem = next(
+            (
+                f"{one.failed} of {one.requests + one.failed} requests failed with {one.load} in "
+                "flight"
+                for one in seen
+                if one.failed > MOST_FAILED * (one.requests + one.failed)
+            ),
+            "",
+        )
         if problem and setting.is_off:
             raise EndpointError(f"without speculation {problem}")
         return Visit(
             setting=setting,
-            turn=turn,
+            turn=wanted.turn,
             loads=tuple(sorted(seen, key=lambda one: one.load)),
             start_s=start_s,
             problem=problem,
@@ -112,54 +125,49 @@ class StartedServer:
         )
 
     async def _ask(
-        self,
-        client: Client,
-        asked: tuple[Setting, int, int, int],
-        began: float,
-        writer: LineWriter | None,
+        self, asking: "_Asking", load: int, requests: int, writer: LineWriter | None = None
     ) -> LoadSeen:
-        setting, turn, load, requests = asked
-        records: list[RequestRecord] = []
-        warm_up = writer is None
-        first = len(self._items) - requests if warm_up else turn * requests
-        items = take(self._items, requests, max(first, 0))
+        """`requests` with `load` in flight: those of the turn, or, without a writer, the last ones
+        to warm up."""
+        first = asking.wanted.turn * requests
+        if writer is None:
+            first = max(len(self._items) - requests, 0)
+        items = take(self._items, requests, first)
         most = LEAST_TOKENS if self._most_tokens is None else self._most_tokens
         if most:
             items = [replace(item, max_tokens=min(item.max_tokens, most)) for item in items]
+        records: list[RequestRecord] = []
 
         def done(record: RequestRecord) -> None:
             records.append(record)
             if writer is not None:
                 writer.write(record)
-                self.watch(load, len(records), requests)
 
         run = LoadRun(
-            arm=setting.name,
-            block=turn,
+            arm=asking.wanted.setting.name,
+            block=asking.wanted.turn,
             load=Load(concurrency=load),
-            warm_up=warm_up,
-            start_s=began,
+            warm_up=writer is None,
+            start_s=asking.began,
         )
-        seconds = await drive(client, items, run, done)
+        seconds = await drive(asking.client, items, run, done)
         answers = [
-            Answered(self._kind(record), record.e2e_s, record.output_tokens or 0)
-            for record in records
-            if record.ok
+            Answered(self._kinds[one.index % len(self._items)], one.e2e_s, one.output_tokens or 0)
+            for one in records
+            if one.ok
         ]
         failed = [record for record in records if not record.ok]
-        if failed and warm_up and len(failed) == len(records):
+        if writer is None and not answers:
             raise EndpointError(f"no request was answered: {failed[0].error}")
         return summarize_load(load, answers, failed=len(failed), seconds=seconds)
 
-    def _kind(self, record: RequestRecord) -> str:
-        return self._kinds.get(record.index % len(self._items), "")
 
-    @staticmethod
-    def _failed(seen: LoadSeen) -> str:
-        asked = seen.requests + seen.failed
-        if seen.failed <= MOST_FAILED * asked:
-            return ""
-        return f"{seen.failed} of {asked} requests failed with {seen.load} in flight"
+class _Asking(NamedTuple):
+    """A started server that is asked for a visit."""
+
+    client: Client
+    wanted: NextVisit
+    began: float
 
 
 def time_to_ask(budget_s: float, start_s: float) -> float:
@@ -168,44 +176,68 @@ def time_to_ask(budget_s: float, start_s: float) -> float:
 
 
 def fitting(
-    left_s: float,
-    longest: int,
-    sizes: Sequence[tuple[int, int]],
-    seen: tuple[LoadSeen, LoadSeen],
+    left_s: float, longest: int, sizes: Sequence[tuple[int, int]], paces_s: Sequence[float]
 ) -> int:
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
 
-    `seen` is how fast the server answered one request alone, and several at once; more at once
-    are taken to be answered no faster in all. Several are no slower in all than one: where they
-    were, the machine stood still.
+    `paces_s` are seconds per token with WARM_UP in flight, of which the least counts: at the others
+    the machine may have stood still. More at once are taken to be answered no faster in all, fewer
+    as fast each.
     """
-    rates = [one.load / one.pace_s for one in seen if one.pace_s > 0.0]
-    if not rates:
+    pace_s = min((one for one in paces_s if one > 0.0), default=0.0)
+    token_s = pace_s * sum(requests / min(load, WARM_UP) for load, requests in sizes)
+    if not token_s or left_s / token_s >= longest or longest <= LEAST_TOKENS:
         return 0
-    most, more = max(one.load for one in seen), max(rates) - rates[0]
-    each_s = sum(
-        requests / (rates[0] + more * (min(load, most) - 1) / max(most - 1, 1))
-        for load, requests in sizes
-    )
-    fit = left_s / each_s
-    return 0 if fit >= longest or longest <= LEAST_TOKENS else max(int(fit), LEAST_TOKENS)
+    return max(int(left_s / token_s), LEAST_TOKENS)
 
 
-def kinds_of(items: Sequence[Item]) -> Mapping[int, str]:
-    """Class and context of each item, in words; empty where all are alike."""
-    lengths = [_length(item) for item in items]
-    ordered = sorted(lengths)
-    tenth = len(ordered) // 10
-    differ = ordered[-1 - tenth] > LONG * max(ordered[tenth], 1)
-    border = (ordered[tenth] * ordered[-1 - tenth]) ** 0.5
-    kinds = {}
-    for place, (item, length) in enumerate(zip(items, lengths, strict=True)):
-        words = [item.category] if item.category else []
-        if differ:
-            words.append("long prompts" if length > border else "short prompts")
-        kinds[place] = ", ".join(words)
-    return kinds if len(set(kinds.values())) > 1 else dict.fromkeys(kinds, "")
+def kind_of(item: Item) -> str:
+    """Requests alike: their class, and how long the prompt is, roughly."""
+    length = len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)
+    return f"{item.category} {int(math.log(length + 1, LONG))}"
 
 
-def _length(item: Item) -> int:
-    return len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)
+@final
+class Journal:
+    """The visits of a search, on disk as they end."""
+
+    def __init__(self, folder: Path, settings: Any, *, resume: bool) -> None:
+        """Begin, or with `resume` go on with what is there.
+
+        Raises:
+            ConfigError: there is a search already and `resume` is not set, or its settings
+                were others.
+        """
+        self.folder = folder
+        path = folder / VISITS
+        self.visits = [
+            from_plain(Visit, value, f"{path}:{number}") for number, value in read_lines(path)
+        ]
+        if self.visits and not resume:
+            raise ConfigError("--out", str(folder), TAKEN)
+        if self.visits:
+            before = json.loads((folder / CONFIG).read_text("utf-8"))
+            # More time is a reason to go on; everything else would change what was measured.
+            require_same_settings(before, to_plain(settings), but=("budget_s",))
+        write_json(folder / CONFIG, settings)
+        try:
+            self._file = LineWriter(path)
+        except OSError as error:
+            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
+
+    def add(self, visit: Visit) -> None:
+        """Keep a visit that has ended.
+
+        Raises:
+            ConfigError: the disk is full.
+        """
+        try:
+            self._file.write(visit)
+        except OSError as error:
+            allowed = f"a disk with room ({error}); --resume goes on from here"
+            raise ConfigError("--out", str(self.folder), allowed) from error
+        self.visits.append(visit)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -6,13 +6,19 @@ themselves whether it is used. Since the next visit follows from the visits so f
 was cut short goes on from what is on disk. Invariant: no visit begins that is not expected to end
 within the budget.
 
-Which setting is best under gains that may be true follows from tables of gains: the value of a
-setting is the mean logarithm of its gain over loads, within what the engine can be told.
+What all visits say about every setting, the ones hardly measured included, is a Gaussian model of
+the logarithm of seconds per token (Rasmussen and Williams 2006, chapter 2). What is unknown: the
+gain of each setting at each load, alike for neighbouring lengths and loads; the pace of plain
+decoding; what a turn's prompts and the machine at that time add for all alike; what one start adds;
+noise. Measuring few settings so says something about the others, and a lucky start is drawn towards
+what its neighbours say. Which setting is best follows from gains that may be true: its value is the
+mean logarithm of its gain over loads, within what the engine can be told.
 """
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median_low
 from typing import NamedTuple, final
@@ -20,13 +26,198 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
+from foretoken.lab.stats.intervals import Floats, Interval, student_quantile, unknown
 from foretoken.lab.stats.repeats import in_turn
-from foretoken.lab.tune.beliefs import Beliefs, believe
-from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import OUTLIER, Visit
+from foretoken.lab.tune.settings import OFF, OUTLIER, NextVisit, Question, Setting, Visit
 
 Bools = NDArray[np.bool_]
+
+GAIN_SD = 0.5
+"""Of the logarithm of a gain, before anything is measured."""
+LENGTH_SCALE, LOAD_SCALE = 1.5, 3.0
+"""Doublings of (length + 1), and of the load, after which settings have little in common."""
+OWN_SD = 0.015
+"""What a setting may differ by from what its neighbours say."""
+TURN_SD, PROMPTS_SD = 0.03, 0.1
+"""Of a turn at all loads, and of its prompts at one load, for all settings alike."""
+SUITS_BOTH = 0.5
+"""Correlation at two loads of how well a turn's prompts suit a drafter."""
+PLAIN_SD = 10.0
+"""Of the pace of plain decoding: nothing is known of it."""
+START_SDS, NOISE_SDS = (0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.2), (0.01, 0.02, 0.04, 0.08, 0.2)
+SUITS_SDS = (0.1, 0.2, 0.4)
+USUAL_START_SD, USUAL_NOISE_SD, USUAL_SUITS_SD = 0.04, 0.03, 0.25
+"""Before anything is measured; starts of one build differ by so much."""
+KNOWN = 0.7
+"""Spread of the logarithm of what spreads usually are."""
+TAILS = 3.0
+"""Degrees of freedom of the noise of one load: now and then a request stands still, and a load of
+few requests looks twice as slow. What no neighbour and no other start confirms counts for less."""
+_ROUNDS = 2
+"""Of finding the spreads, and what stood still under them."""
+_USUAL_DEPTH = 5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spreads:
+    """How much measurements differ that should be equal, as shares."""
+
+    start: float = USUAL_START_SD
+    """From one start to the next, at all loads alike."""
+    noise: float = USUAL_NOISE_SD
+    """Of one load beyond that."""
+    suits: float = USUAL_SUITS_SD
+    """From one request to the next, of what a drafter gains on it: a turn of few requests may suit
+    one drafter and not another, whatever the length."""
+
+    def of_pair(self, requests: Sequence[int]) -> float:
+        """Standard deviation of the mean logarithm of a gain, from one start of each side.
+
+        `requests` is how many were asked at each load. Both sides are asked the same, so what suits
+        the drafter differs from pair to pair.
+        """
+        few_L = 1.0 / np.sqrt(np.array(requests, np.float64))
+        alike = np.where(np.eye(few_L.size), 1.0, SUITS_BOTH)
+        suits = self.suits**2 * float(few_L @ alike @ few_L) / few_L.size**2
+        return math.sqrt(2.0 * (self.start**2 + self.noise**2 / few_L.size) + suits)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Gains of all settings at all loads: what is likely, and together with what."""
+
+    question: Question
+    mean_SL: Floats
+    """Logarithms of gains over plain decoding, by setting and load."""
+    covariance: Floats
+    """(S x L, S x L), settings first."""
+    spreads: Spreads
+
+    def draw(self, count: int, seed: int = 0) -> Floats:
+        """Gains that may be true: (count, S, L)."""
+        normal = np.random.default_rng(seed).standard_normal((count, self.mean_SL.size))
+        values, vectors = np.linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        drawn: Floats = (normal @ root.T).reshape(count, *self.mean_SL.shape) + self.mean_SL
+        return drawn
+
+
+def believe(question: Question, visits: Sequence[Visit], spreads: Spreads | None = None) -> Beliefs:
+    """What the visits say; without `spreads`, those that explain the visits best."""
+    model = _Model(question, [visit for visit in visits if not visit.problem])
+    return model.beliefs(spreads or model.likeliest())
+
+
+@final
+class _Model:
+    """The visits as one vector, and what its entries have in common."""
+
+    def __init__(self, question: Question, visits: Sequence[Visit]) -> None:
+        self._question = question
+        self._prior = _prior(question)
+        rows = [
+            (number, visit, question.loads.index(seen.load), seen)
+            for number, visit in enumerate(visits)
+            for seen in visit.loads
+            if seen.pace_s > 0.0
+        ]
+        paces = [seen.pace_s for *_, seen in rows]
+        center = math.log(mean(paces)) if rows else 0.0
+        self._logs_N: Floats = np.log(np.array(paces, np.float64)) - center
+        visit_N = np.array([number for number, *_ in rows], np.int64)
+        turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
+        load_N = np.array([place for *_, place, _ in rows], np.int64)
+        names = ("", *question.drafters)
+        drafter_N = np.array(
+            [names.index(visit.setting.drafter) for _, visit, *_ in rows], np.int64
+        )
+        few_N = np.array([max(seen.requests, 1) for *_, seen in rows], np.float64) ** -0.5
+        # A gain makes answers sooner: it is taken off the logarithm of the pace.
+        self._design = np.zeros((len(rows), len(self._prior)))
+        for row, (_, visit, place, _) in enumerate(rows):
+            if (own := question.index_at(visit.setting, place)) is not None:
+                self._design[row, own * len(question.loads) + place] = -1.0
+        load, turn = load_N[:, None] == load_N, turn_N[:, None] == turn_N
+        drafts = (drafter_N[:, None] == drafter_N) & (drafter_N > 0)
+        shared = PLAIN_SD**2 * load + TURN_SD**2 * turn + PROMPTS_SD**2 * (load & turn)
+        self._common = self._design @ self._prior @ self._design.T + shared
+        self._start = visit_N[:, None] == visit_N
+        self._suits = np.outer(few_N, few_N) * np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
+        self._times_N: Floats = np.ones(len(rows))
+
+    def _covariance(self, spreads: Spreads) -> Floats:
+        noise = spreads.noise**2 * np.diag(self._times_N)
+        varies = spreads.start**2 * self._start + spreads.suits**2 * self._suits
+        whole: Floats = self._common + varies + noise
+        return whole
+
+    def likeliest(self) -> Spreads:
+        """Of a few spreads those that explain the visits best, usual ones preferred."""
+        found = Spreads()
+        if self._logs_N.size < 3 * len(self._question.loads):
+            return found
+        for _ in range(_ROUNDS):
+            pairs = itertools.product(START_SDS, NOISE_SDS)
+            found = max((Spreads(start=start, noise=n) for start, n in pairs), key=self._evidence)
+            found = max((replace(found, suits=one) for one in SUITS_SDS), key=self._evidence)
+            # Times the usual variance that the noise of each measurement has, under Student's t: a
+            # step of expectation and maximization (Lange, Little and Taylor 1989).
+            noise_N = found.noise**2 * self._times_N
+            inverse = np.linalg.inv(self._covariance(found))
+            seen_N = noise_N * (inverse @ self._logs_N)
+            squares_N = seen_N**2 + noise_N - noise_N**2 * np.diag(inverse)
+            self._times_N = (TAILS + squares_N / found.noise**2) / (TAILS + 1.0)
+        return found
+
+    def _evidence(self, spreads: Spreads) -> float:
+        root = np.linalg.cholesky(self._covariance(spreads))
+        left = np.linalg.solve(root, self._logs_N)
+        usual = (
+            math.log(spreads.start / USUAL_START_SD) ** 2
+            + math.log(spreads.noise / USUAL_NOISE_SD) ** 2
+            + math.log(spreads.suits / USUAL_SUITS_SD) ** 2
+        ) / (2.0 * KNOWN**2)
+        return float(-0.5 * left @ left - np.log(np.diag(root)).sum() - usual)
+
+    def beliefs(self, spreads: Spreads) -> Beliefs:
+        """The gains given the visits."""
+        gains, covariance = np.zeros(len(self._prior)), self._prior
+        if self._logs_N.size:
+            cross = self._prior @ self._design.T
+            weights = np.linalg.solve(self._covariance(spreads), cross.T).T
+            gains = weights @ self._logs_N
+            covariance = covariance - weights @ cross.T
+        question = self._question
+        shape = (len(question.settings), len(question.loads))
+        return Beliefs(
+            question=question,
+            mean_SL=gains.reshape(shape),
+            covariance=(covariance + covariance.T) / 2.0,
+            spreads=spreads,
+        )
+
+
+def _prior(question: Question) -> Floats:
+    """Covariance of the logarithms of all gains before anything is measured; their mean is 0."""
+    points = [(setting, load) for setting in question.settings for load in question.loads]
+    names = np.array([question.drafters.index(setting.drafter) for setting, _ in points])
+    # Of a server that decides itself, a usual length.
+    depths = [setting.length(0) if setting.lengths else _USUAL_DEPTH for setting, _ in points]
+    lengths = np.log2(np.array(depths, np.float64) + 1.0)
+    loads = np.log2([float(load) for _, load in points])
+    # No drafts gain nothing: gains are pinned there, whoever drafts.
+    at_none = _near(lengths, np.zeros(1), LENGTH_SCALE)
+    pinned = _near(lengths, lengths, LENGTH_SCALE) - np.outer(at_none, at_none)
+    alike = np.where(names[:, None] == names, pinned, 0.0) * _near(loads, loads, LOAD_SCALE)
+    covariance: Floats = GAIN_SD**2 * alike + OWN_SD**2 * np.eye(len(points))
+    return covariance
+
+
+def _near(one: Floats, other: Floats, scale: float) -> Floats:
+    near: Floats = np.exp(-0.5 * ((one[:, None] - other[None, :]) / scale) ** 2)
+    return near
 
 
 class Best(NamedTuple):
@@ -38,28 +229,19 @@ class Best(NamedTuple):
 
 def best_setting(question: Question, gains_SL: Floats, kept: Bools | None = None) -> Best:
     """The best that the engine can be told, made of the settings that are `kept`."""
-    kept = np.ones(len(question.settings), np.bool_) if kept is None else kept
     found = Best(OFF, 0.0)
-    for drafter in question.drafters:
-        places = _places(question, drafter, kept)
-        if not places:
-            continue
-        value, lengths = _best_lengths(question, gains_SL[None], places)
-        if value[0] > found.value:
-            chosen = tuple(int(length) for length in lengths[0])
-            own = question.settings[places[0]].decides_itself
-            setting = Setting(drafter, () if own else chosen)
-            found = Best(question.alike(setting), float(value[0]))
+    for one, value_D, lengths_DL in _schedules(question, gains_SL[None], kept):
+        if value_D[0] > found.value:
+            lengths = () if one.decides_itself else tuple(map(int, lengths_DL[0]))
+            found = Best(Setting(one.drafter, lengths).shortest(), float(value_D[0]))
     return found
 
 
-def best_values(question: Question, gains_DSL: Floats, kept: Bools) -> Floats:
+def best_values(question: Question, gains_DSL: Floats, kept: Bools | None = None) -> Floats:
     """The value of the best setting under each draw of gains."""
-    best = np.zeros(len(gains_DSL))
-    for drafter in question.drafters:
-        places = _places(question, drafter, kept)
-        if places:
-            best = np.maximum(best, _best_lengths(question, gains_DSL, places)[0])
+    best: Floats = np.zeros(len(gains_DSL))
+    for _, value_D, _ in _schedules(question, gains_DSL, kept):
+        best = np.maximum(best, value_D)
     return best
 
 
@@ -67,11 +249,8 @@ def value_of(question: Question, gains_DSL: Floats, setting: Setting) -> Floats:
     """The value of one setting under each draw of gains."""
     total = np.zeros(len(gains_DSL))
     for place in range(len(question.loads)):
-        length = setting.length(place)
-        if setting.is_off or (setting.lengths and not length):
-            continue
-        wanted = Setting(setting.drafter, (length,) if setting.lengths else ())
-        total += gains_DSL[:, question.settings.index(wanted), place]
+        if (own := question.index_at(setting, place)) is not None:
+            total += gains_DSL[:, own, place]
     value: Floats = total / len(question.loads)
     return value
 
@@ -85,7 +264,7 @@ def worth_measuring(
     stays.
     """
     kept = np.ones(len(question.settings), np.bool_)
-    whole = float(best_values(question, gains_DSL, kept).mean())
+    whole = float(best_values(question, gains_DSL).mean())
     while kept.any():
         losses = {}
         for place in np.flatnonzero(kept):
@@ -99,28 +278,32 @@ def worth_measuring(
     return kept
 
 
-def _places(question: Question, drafter: str, kept: Bools) -> list[int]:
-    found = [i for i, one in enumerate(question.settings) if one.drafter == drafter and kept[i]]
-    return sorted(found, key=lambda i: question.settings[i].length(0))
-
-
-def _best_lengths(
-    question: Question, gains_DSL: Floats, places: Collection[int]
-) -> tuple[Floats, NDArray[np.int64]]:
-    """Value and lengths by load of a drafter's best schedule under each draw: (D), (D, L)."""
-    order = list(places)
-    own = gains_DSL[:, order]
-    draws, _, loads = own.shape
-    table = np.concatenate([np.zeros((draws, 1, loads)), own], axis=1)
-    lengths = np.array([0, *(question.settings[i].length(0) for i in order)])
-    if question.schedule == "one" or question.settings[order[0]].decides_itself:
-        picks = np.repeat(table.mean(axis=2).argmax(axis=1)[:, None], loads, axis=1)
-    elif question.schedule == "any":
-        picks = table.argmax(axis=1)
-    else:
-        picks = _falling(table)
-    value = np.take_along_axis(table, picks[:, None, :], axis=1)[:, 0].mean(axis=1)
-    return value, lengths[picks]
+def _schedules(
+    question: Question, gains_DSL: Floats, kept: Bools | None
+) -> Iterator[tuple[Setting, Floats, NDArray[np.int64]]]:
+    """Of each drafter one of its settings, and of its best schedule under each draw the value (D)
+    and the lengths by load (D, L)."""
+    for drafter in question.drafters:
+        own = [
+            i
+            for i, one in enumerate(question.settings)
+            if one.drafter == drafter and (kept is None or kept[i])
+        ]
+        if not own:
+            continue
+        own.sort(key=lambda i: question.settings[i].length(0))
+        first = question.settings[own[0]]
+        draws, _, loads = gains_DSL.shape
+        table = np.concatenate([np.zeros((draws, 1, loads)), gains_DSL[:, own]], axis=1)
+        lengths = np.array([0, *(question.settings[i].length(0) for i in own)])
+        if question.schedule == "one" or first.decides_itself:
+            picks = np.repeat(table.mean(axis=2).argmax(axis=1)[:, None], loads, axis=1)
+        elif question.schedule == "any":
+            picks = table.argmax(axis=1)
+        else:
+            picks = _falling(table)
+        value = np.take_along_axis(table, picks[:, None, :], axis=1)[:, 0].mean(axis=1)
+        yield first, value, lengths[picks]
 
 
 def _falling(table_DKL: Floats) -> NDArray[np.int64]:
@@ -174,15 +357,6 @@ class Search:
     budget_s: float
 
 
-class NextVisit(NamedTuple):
-    """What to start, and what to ask of it."""
-
-    setting: Setting
-    turn: int
-    sizes: tuple[tuple[int, int], ...]
-    check: bool = False
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchState:
@@ -210,36 +384,28 @@ def next_visit(search: Search, visits: Sequence[Visit]) -> NextVisit | None:
     checks = [visit for visit in visits if visit.check]
     found = [visit for visit in visits if not visit.check]
     now = stand(search, found)
-    if not checks and not is_over_time(search, found, now):
-        wanted = _next_of_turn(search, found, now)
-        if wanted is not None:
-            return wanted
-    return _next_check(search, found, checks, now)
+    wanted = None if checks else _next_of_turn(search, found, now)
+    return wanted or _next_check(search, found, checks, now)
 
 
 def stand(search: Search, found: Sequence[Visit]) -> SearchState:
     """What the search's visits say, the final A/B aside."""
-    question = _possible(search.question, found)
+    broken = {visit.setting for visit in found if visit.problem}
+    able = tuple(setting for setting in search.question.settings if setting not in broken)
+    question = replace(search.question, settings=able)
     beliefs = believe(question, found)
     draws = beliefs.draw(DRAWS, seed=len(found))
     chosen = _choose(question, beliefs, draws, {visit.setting for visit in found})
-    everything = np.ones(len(question.settings), np.bool_)
-    own = value_of(question, draws, chosen)
-    missing = float((best_values(question, draws, everything) - own).mean())
+    missing = best_values(question, draws) - value_of(question, draws, chosen)
     visits_left = (search.budget_s - spent_s(found)) / max(visit_s(search, found), 1e-9)
     kept = worth_measuring(question, draws, GOOD_ENOUGH, at_most=max(int(visits_left / 3), 2))
     return SearchState(
         chosen=chosen,
         value=float(value_of(question, beliefs.mean_SL[None], chosen)[0]),
-        missing=missing,
-        kept=tuple(one for one, stays in zip(question.settings, kept, strict=True) if stays),
+        missing=float(missing.mean()),
+        kept=tuple(one for one, stays in zip(able, kept, strict=True) if stays),
         beliefs=beliefs,
     )
-
-
-def _possible(question: Question, visits: Sequence[Visit]) -> Question:
-    broken = {visit.setting for visit in visits if visit.problem}
-    return replace(question, settings=tuple(s for s in question.settings if s not in broken))
 
 
 def _choose(
@@ -261,17 +427,6 @@ def _choose(
     return best
 
 
-def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bool:
-    """Whether another visit of the search would take the time that the final A/B needs.
-
-    One visit alone may have stood still; a second tells, so it only has to fit.
-    """
-    visit = LATE * visit_s(search, found)
-    pairs = wanted_pairs(search, found, now) if not now.chosen.is_off else FEWEST_PAIRS
-    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
-    return spent_s(found) + visit + reserve > search.budget_s
-
-
 def visit_s(search: Search, visits: Sequence[Visit]) -> float:
     """Seconds that a visit is expected to take; one that stood still says nothing about that."""
     first, last = visits[0], visits[-1]
@@ -289,7 +444,14 @@ def visit_s(search: Search, visits: Sequence[Visit]) -> float:
 
 
 def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> NextVisit | None:
-    """The next setting of this turn, or the first of another; None where enough is known."""
+    """The next setting of this turn, or the first of another; None where enough is known, or it
+    would take the time that the final A/B needs."""
+    each_s = LATE * visit_s(search, found)
+    pairs = FEWEST_PAIRS if now.chosen.is_off else wanted_pairs(search, found, now)
+    # One visit alone may have stood still; a second tells, so it only has to fit.
+    reserve_s = min(2 * pairs * each_s, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
+    if spent_s(found) + each_s + reserve_s > search.budget_s:
+        return None
     unsure = _hardly_seen(now, found)
     if now.missing < GOOD_ENOUGH and len(found) > 2 and not unsure:
         return None
@@ -367,14 +529,14 @@ def _next_check(
     visit = check_visit_s(search, [*found, *checks], now)
     for number in range(MOST_PAIRS):
         seen = {visit.setting for visit in checks if visit.turn == first + number}
-        for setting in in_turn((OFF, now.chosen), number):
-            if setting not in seen:
-                # Half a pair is worth nothing.
-                takes = LATE * visit if seen else (1.0 + LATE) * visit
-                if spent_s([*found, *checks]) + takes > search.budget_s:
-                    return None
-                size = sizes(search, found, first)
-                return NextVisit(setting, first + number, size, check=True)
+        left = [setting for setting in in_turn((OFF, now.chosen), number) if setting not in seen]
+        if left:
+            # Half a pair is worth nothing.
+            takes_s = (LATE + len(left) - 1.0) * visit
+            if spent_s([*found, *checks]) + takes_s > search.budget_s:
+                return None
+            asked = sizes(search, found, first)
+            return NextVisit(left[0], first + number, asked, check=True)
     return None
 
 
@@ -392,7 +554,9 @@ def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
     so where that is close to the end there is only the last.
     """
     first = wanted_pairs(search, found, now)
-    return first if affordable_pairs(search, found, now) > FAR_APART * first else 0
+    pair_s = 2.0 * max(check_visit_s(search, found, now), 1e-9)
+    affordable = min(max(int((search.budget_s - spent_s(found)) / pair_s), 1), MOST_PAIRS)
+    return first if affordable > FAR_APART * first else 0
 
 
 def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
@@ -404,45 +568,30 @@ def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> in
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 
 
-def affordable_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs of the final A/B for which there is time."""
-    left = search.budget_s - spent_s(found)
-    pairs = int(left / (2.0 * max(check_visit_s(search, found, now), 1e-9)))
-    return min(max(pairs, 1), MOST_PAIRS)
-
-
-def checked_gain(
-    visits: Sequence[Visit], search: Search, now: SearchState, kind: str = "", load: int = 0
-) -> Interval:
-    """Gain of the final A/B over its loads, in all or of one class of requests, or at one load.
+def checked_gain(visits: Sequence[Visit], search: Search, now: SearchState) -> Interval:
+    """Gain of the final A/B over its loads.
 
     Student's interval over pairs, at the level of their look. The spread of pairs is what they show
     and what the search's visits showed, each counted by how much it knows.
     """
-    loads = (load,) if load else search.question.loads
-    differences = np.array(pair_differences(visits, loads, kind))
+    differences = np.array(pair_differences(visits, search.question.loads))
     if not differences.size:
-        return Interval(math.nan, -math.inf, math.inf, SURE)
+        return unknown(level=SURE)
     found = [visit for visit in visits if not visit.check]
     known = min(max(len(found) // 2, 2), 12)
     middle, pairs = float(differences.mean()), differences.size
-    level = level_after(pairs, early_look(search, found, now))
+    level, early = SURE, early_look(search, found, now)
+    if early:  # an early look's, or what that leaves
+        level = SURE_EARLY if pairs == early else SURE + (1.0 - SURE_EARLY)
     squares = float(((differences - middle) ** 2).sum())
     asked = sizes(search, found, found[-1].turn + 1)
-    before = now.beliefs.spreads.of_pair([n for load, n in asked if load in loads]) ** 2
+    before = now.beliefs.spreads.of_pair([requests for _, requests in asked]) ** 2
     spread = math.sqrt((known * before + squares) / (known + pairs - 1))
     half = student_quantile((1 + level) / 2, known + pairs - 1) * spread / math.sqrt(pairs)
     return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), level)
 
 
-def level_after(pairs: int, early: int) -> float:
-    """Level of the interval after so many pairs: an early look's, or what that leaves."""
-    if not early:
-        return SURE
-    return SURE_EARLY if pairs == early else SURE + (1.0 - SURE_EARLY)
-
-
-def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = "") -> list[float]:
+def pair_differences(visits: Sequence[Visit], loads: Sequence[int]) -> list[float]:
     """For each whole pair of the final A/B the mean logarithm of the gain over the loads."""
     found = []
     for turn in sorted({visit.turn for visit in visits if visit.check}):
@@ -450,9 +599,7 @@ def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = 
         sides = {visit.setting.is_off: visit for visit in pair if not visit.problem}
         if len(sides) < 2:
             continue
-        logs = [
-            math.log(sides[True].pace(load, kind) / sides[False].pace(load, kind)) for load in loads
-        ]
+        logs = [math.log(sides[True].pace(load) / sides[False].pace(load)) for load in loads]
         known = [value for value in logs if math.isfinite(value)]
         if known:
             found.append(sum(known) / len(known))

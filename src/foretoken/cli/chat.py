@@ -8,35 +8,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, final
 
 import typer
 
-from foretoken.cli.options import (
-    DtypeOption,
-    IgnoreEosOption,
-    InvariantOption,
-    KVCacheOption,
-    SeedOption,
-    SpeculativeOption,
-    StopOption,
-    TemperatureOption,
-)
-from foretoken.cli.writing.answer import (
+from foretoken.cli.options import with_parameters
+from foretoken.cli.writing import (
+    WRITING,
     Screen,
     TimedText,
     describe_acceptance,
     describe_speed,
-    write_plain,
-)
-from foretoken.cli.writing.loading import (
-    DraftOption,
-    MinPOption,
-    PenaltyOption,
-    TopKOption,
-    TopPOption,
     loaded,
     sampling_of,
+    write_plain,
 )
 from foretoken.errors import (
     CapacityError,
@@ -62,6 +47,7 @@ _COMMAND = re.compile(r"/\w+")
 _FULL = "/clear begins a new conversation"
 
 
+@with_parameters(WRITING)
 def chat(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A GGUF file, folder, packaged name or hub id.")
@@ -69,8 +55,6 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="Instructions before the conversation.", show_default=False)
     ] = None,
-    speculative_config: SpeculativeOption = None,
-    draft: DraftOption = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of an answer.", show_default="what fits")
     ] = None,
@@ -78,17 +62,7 @@ def chat(
         int | None,
         typer.Option(help="Most tokens of the conversation.", show_default="the model's context"),
     ] = None,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    repetition_penalty: PenaltyOption = 1.0,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    ignore_eos: IgnoreEosOption = False,
-    dtype: DtypeOption = "auto",
-    kv_cache_dtype: KVCacheOption = "auto",
-    batch_invariant: InvariantOption = "auto",
+    **others: Any,
 ) -> None:
     """Talk to a model, through its own chat template.
 
@@ -99,9 +73,8 @@ def chat(
 
     It speculates unless told otherwise, with whatever there is for the model.
     """
-    options = dict(locals())
-    params = sampling_of(options)
-    with loaded(model, options) as (llm, seconds):
+    params = sampling_of({"max_tokens": max_tokens, **others})
+    with loaded(model, {"max_model_len": max_model_len, **others}) as (llm, seconds):
         if not llm.get_tokenizer().has_chat_template:
             allowed = "a model with a chat template; `foretoken generate` continues texts without"
             raise ConfigError("MODEL", model, allowed)
@@ -242,15 +215,15 @@ class Terminal:
             self._screen.say("\n".join(lines))
 
     def _answer(self, text: str) -> None:
+        def show(outputs: Iterator[Output]) -> None:
+            with suppress(KeyboardInterrupt):
+                self._screen.show(outputs)
+
         try:
-            answer = self._talk.ask(text, self._show)
+            answer = self._talk.ask(text, show)
         except EngineLostError:
             raise
         except ForetokenError as error:
             self._screen.say(f"foretoken: {error}\n")
         else:
             self._screen.say(f"\n{self._talk.describe(answer)}\n")
-
-    def _show(self, outputs: Iterator[Output]) -> None:
-        with suppress(KeyboardInterrupt):
-            self._screen.show(outputs)

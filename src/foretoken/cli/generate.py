@@ -2,41 +2,25 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from foretoken.cli.options import (
-    DtypeOption,
-    IgnoreEosOption,
-    InvariantOption,
-    KVCacheOption,
-    MaxTokensOption,
-    SeedOption,
-    SpeculativeOption,
-    StopOption,
-    TemperatureOption,
-    read_text,
-)
-from foretoken.cli.writing.answer import (
+from foretoken.cli.options import MaxTokensOption, read_text, with_parameters
+from foretoken.cli.writing import (
+    WRITING,
     Screen,
     TimedText,
     describe_acceptance,
     describe_speed,
-    write_plain,
-)
-from foretoken.cli.writing.loading import (
-    DraftOption,
-    MinPOption,
-    PenaltyOption,
-    TopKOption,
-    TopPOption,
     loaded,
     sampling_of,
+    write_plain,
 )
 from foretoken.errors import ConfigError
 
 
+@with_parameters(WRITING)
 def generate(
     model: Annotated[
         str | None,
@@ -59,20 +43,8 @@ def generate(
             "--model", "-m", help="The same as MODEL, beside a prompt.", show_default="demo"
         ),
     ] = None,
-    speculative_config: SpeculativeOption = None,
-    draft: DraftOption = None,
     max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    repetition_penalty: PenaltyOption = 1.0,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    ignore_eos: IgnoreEosOption = False,
-    dtype: DtypeOption = "auto",
-    kv_cache_dtype: KVCacheOption = "auto",
-    batch_invariant: InvariantOption = "auto",
+    **others: Any,
 ) -> None:
     """Continue a prompt.
 
@@ -84,9 +56,10 @@ def generate(
 
     It speculates unless told otherwise, with whatever there is for the model.
     """
-    words, options = _words(model, prompt, named_model), dict(locals())
-    text, params = _read_prompt(words, file), sampling_of(options)
-    with loaded(words.model or "demo", options) as (llm, seconds):
+    words = _words(model, prompt, named_model)
+    text = _read_prompt(words, file)
+    params = sampling_of({"max_tokens": max_tokens, **others})
+    with loaded(words.model or "demo", others) as (llm, seconds):
         if not sys.stdout.isatty():
             write_plain(TimedText().follow(llm.stream(text, params)))
             return
@@ -107,11 +80,7 @@ class _Words(NamedTuple):
 
 
 def _words(first: str | None, second: str | None, option: str | None) -> _Words:
-    """Which word is what.
-
-    Raises:
-        ConfigError: two models.
-    """
+    """Which word is what."""
     if second is None and (first is None or option is not None or not _is_model(first)):
         return _Words(option, first)
     if option is not None:
