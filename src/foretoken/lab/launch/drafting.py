@@ -78,11 +78,9 @@ class DraftingSetup:
 
     @property
     def known(self) -> DraftingMethod:
-        """What is known of the method."""
         return next(method for method in known_methods() if method.name == self.method)
 
     def as_keys(self) -> dict[str, Any]:
-        """It as a `speculative_config`."""
         found: dict[str, Any] = {"method": self.method}
         found |= {"model": self.model} if self.model else {}
         found |= {"num_speculative_tokens": self.num_drafts, **self.keys}
@@ -135,7 +133,6 @@ class LaunchEngine:
     """None: no commands are written for it."""
 
 
-_FILE = resources.files("foretoken.lab.launch").joinpath("options.toml")
 NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -164,7 +161,8 @@ class OptionRow:
 
 @cache
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
-    table = tomllib.loads(_FILE.read_text("utf-8"))[kind]
+    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
+    table = tomllib.loads(file.read_text("utf-8"))[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
     found: dict[str, OptionRow] = {}
     for name, row in rows.items():
@@ -176,13 +174,8 @@ def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
 
 
 def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | None:
-    """What we call an option of an engine, and its value; None: we have none.
-
-    Args:
-        engine: whose it is.
-        part: it.
-        kind: `options` of a server, or `keys` of a drafter.
-    """
+    """What we call an option of an engine, and its value; None: we have none. `kind` is `options`
+    of a server, or `keys` of a drafter."""
     for name, row in _rows(kind, engine).items():
         if f"--{part.name}" in row.to:
             ours = (own for own, theirs in row.values.items() if theirs == part.value)

@@ -1,11 +1,28 @@
-"""The engines that launches are read and written for, each in a file of its own."""
+"""The engines that launches are read and written for, and how each is told to draft.
+
+vLLM is told in one JSON object; SGLang by an algorithm, the steps of a draft and the rows to
+verify; llama.cpp by a type of drafts, with flags of its own for each look-up; OpenVINO GenAI in a
+script.
+"""
 
 import re
+from typing import Any
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.methods import DraftingMethod, NgramSettings, known_methods
 from foretoken.config.other_engines import find_other
+from foretoken.config.reader import defaults_of
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import LENGTHS, NAMES, DraftingSetup, LaunchEngine, Told, Unsaid
+from foretoken.lab.launch.drafting import (
+    LENGTHS,
+    NAMES,
+    DraftingSetup,
+    LaunchEngine,
+    Told,
+    Unsaid,
+    todays_word,
+    told_keys,
+    told_word,
+)
 from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     METHOD_OPTIONS,
@@ -15,16 +32,152 @@ from foretoken.lab.launch.launch import (
     in_json,
     number,
 )
-from foretoken.lab.launch.llama_cpp import LLAMA_CPP
-from foretoken.lab.launch.openvino import OPENVINO
-from foretoken.lab.launch.sglang import SGLANG
-from foretoken.lab.launch.vllm import JSON_FLAGS, VLLM
 
+_IN_PARALLEL = "parallel"
+_JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"
+
+
+def _vllm_word(method: DraftingMethod) -> str:
+    name = "draft_model" if method.name == _IN_PARALLEL else method.name
+    row = find_other("methods", name, "vllm")
+    return name if row is not None and not row.gone else ""
+
+
+def _tell_vllm(drafting: DraftingSetup) -> Told:
+    found: dict[str, Any] = {"method": _vllm_word(drafting.known)}
+    found |= {"model": drafting.model} if drafting.model else {}
+    found["num_speculative_tokens"] = drafting.num_drafts
+    keys = dict(drafting.keys)
+    if drafting.method == _IN_PARALLEL:
+        keys["parallel_drafting"] = True
+    if drafting.known.settings is NgramSettings:
+        keys = defaults_of(NgramSettings) | keys  # vLLM's own look for five tokens in a row
+    told = list(told_keys("vllm", keys))
+    found |= {part.name: part.value for part in told if isinstance(part, LaunchPart)}
+    drafts = [count for _, _, count in drafting.ranges]
+    falls = drafts == sorted(drafts, reverse=True)
+    if drafts and falls:
+        found["num_speculative_tokens_per_batch_size"] = [list(one) for one in drafting.ranges]
+    yield LaunchPart.flag("--speculative-config", found)
+    yield from (one for one in told if isinstance(one, Unsaid))
+    if not falls:
+        why = "vLLM's lengths may only fall as the load rises; its longest is written"
+        yield Unsaid(drafting.ranges_key, why)
+
+
+VLLM = LaunchEngine(
+    name="vllm",
+    program=("vllm", "serve"),
+    programs=("vllm serve",),
+    module="vllm.entrypoints",
+    images=("vllm/vllm-openai", "vllm-openai"),
+    variables="VLLM_",
+    completed={
+        "tensor-parallel": "tensor-parallel-size",
+        "gpu-memory-util": "gpu-memory-utilization",
+        "speculative-conf": "speculative-config",
+    },
+    drafting=_JSON_FLAGS,
+    schedule="falling",
+    word=_vllm_word,
+    tell=_tell_vllm,
+)
+
+
+def _sglang_word(method: DraftingMethod) -> str:
+    looks_up = method.drafts_with == "text" and method.is_built
+    return todays_word("sglang", method) or ("NGRAM" if looks_up else "")  # its one look-up
+
+
+def _tell_sglang(drafting: DraftingSetup) -> Told:
+    method, count, keys = drafting.known, drafting.num_drafts, dict(drafting.keys)
+    word = _sglang_word(method)
+    yield from told_word("sglang", "--speculative-algorithm", word, method)
+    if drafting.model:
+        yield LaunchPart.flag("--speculative-draft-model-path", drafting.model)
+    if method.drafts_with != "text" and not method.in_one_pass:
+        yield LaunchPart.flag("--speculative-num-steps", keys.pop("tree_depth", count))
+        yield LaunchPart.flag("--speculative-eagle-topk", keys.pop("tree_top_k", 1))
+    if word == "DSPARK":
+        yield LaunchPart.flag("--speculative-dspark-block-size", count)
+    else:  # it counts the root
+        yield LaunchPart.flag("--speculative-num-draft-tokens", count + 1)
+    yield from (LaunchPart.flag(flag, value or True) for flag, value in drafting.flags)
+    yield from told_keys("sglang", keys)
+
+
+SGLANG = LaunchEngine(
+    name="sglang",
+    program=("python", "-m", "sglang.launch_server"),
+    model_flag="--model-path",
+    programs=("sglang serve",),
+    module="sglang.launch_server",
+    images=("lmsysorg/sglang",),
+    variables="SGLANG_",
+    completed={
+        "speculative-algo": "speculative-algorithm",
+        "tensor-parallel": "tensor-parallel-size",
+        "mem-fraction": "mem-fraction-static",
+    },
+    drafting="speculative-",
+    word=_sglang_word,
+    tell=_tell_sglang,
+)
+
+
+def _llama_word(method: DraftingMethod) -> str:
+    closest = "ngram-map-k" if method.name == "suffix" else ""  # which it has not
+    return todays_word("llama.cpp", method) or closest
+
+
+def _tell_llama(drafting: DraftingSetup) -> Told:
+    word, given, keys = _llama_word(drafting.known), dict(drafting.flags), dict(drafting.keys)
+    yield from told_word("llama.cpp", "--spec-type", word, drafting.known)
+    # Each look-up has a flag for its length, and drafts 48 tokens at a time without it.
+    flag = "--spec-draft-n-max" if word.startswith("draft-") else f"--spec-{word}-size-m"
+    yield LaunchPart.flag(flag, str(drafting.num_drafts))
+    if drafting.model:
+        yield LaunchPart.flag("--spec-draft-model", drafting.model)
+    if drafting.known.drafts_with == "text":
+        # Its own default looks for twelve tokens in a row, which text hardly ever repeats.
+        shortest = keys.pop("prompt_lookup_min", NgramSettings().prompt_lookup_min)
+        given = {f"--spec-{word}-size-n": str(shortest)} | given
+    yield from (LaunchPart.flag(flag, value or True) for flag, value in given.items())
+    yield from told_keys("llama.cpp", keys)
+
+
+LLAMA_CPP = LaunchEngine(
+    name="llama.cpp",
+    program=("llama-server",),
+    model_flag="--model",
+    programs=("llama-server", "llama-server.exe", "llama-cli", "llama-speculative"),
+    images=("ggml-org/llama.cpp", "ggerganov/llama.cpp"),
+    variables="LLAMA_ARG_",
+    drafting=r"(no-)?spec-|draft|model-draft$|md$|lookup-cache",
+    word=_llama_word,
+    tell=_tell_llama,
+)
+
+
+def _tell_openvino(drafting: DraftingSetup) -> Told:
+    keys = dict(drafting.keys)
+    if "draft_confidence_threshold" not in keys:  # which it takes in place of a number
+        yield LaunchPart.flag("config.num_assistant_tokens", drafting.num_drafts)
+    if drafting.known.drafts_with == "text":
+        keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
+    yield from told_keys("openvino", keys)
+
+
+OPENVINO = LaunchEngine(
+    name="openvino",
+    word=lambda method: method.name if method.name in ("draft_model", "eagle3", "ngram") else "",
+    tell=_tell_openvino,
+)
 FORETOKEN = LaunchEngine(
     name="foretoken",
     program=("foretoken", "serve"),
     programs=("foretoken serve",),
-    drafting=JSON_FLAGS + r"|(no-)?adaptive-speculation",
+    drafting=_JSON_FLAGS + r"|(no-)?adaptive-speculation",
     off=("--speculative-config", "none"),
     fixed=("--no-adaptive-speculation",),
     schedule="any",

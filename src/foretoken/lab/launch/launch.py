@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 JSON_OPTIONS = ("speculative-config", "sc")
-SHORT = {
-    "spec-method": "method",
-    "spec-model": "model",
-    "spec-tokens": "num_speculative_tokens",
-}
+SHORT = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 """vLLM's short options, and the keys of the speculative config that they stand for."""
 METHOD_OPTIONS = ("spec-type", "speculative-algorithm")
 """Options of llama.cpp and of SGLang that name methods."""
@@ -56,7 +52,6 @@ class LaunchPart:
 
     @classmethod
     def flag(cls, written: str, value: Any = True) -> Self:
-        """An option of a command; True: it has no value."""
         return cls(name=written.lstrip("-"), written=written, value=value)
 
     @property
@@ -80,12 +75,10 @@ class Launch:
     by itself."""
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
-        """The parts with one of these roles."""
         return tuple(part for part in self.parts if part.role in roles)
 
     @property
     def arguments(self) -> tuple[LaunchPart, ...]:
-        """What the server itself is given."""
         return self.of("argument")
 
     @property
@@ -105,7 +98,6 @@ class Launch:
 
     @property
     def model(self) -> str | None:
-        """The name of the target."""
         named = {part.name: part.value for part in self.parts if part.name}
         words = (str(part.value) for part in self.arguments if not part.name)
         found = (named[name] for name in MODELS if isinstance(named.get(name), str))
@@ -118,7 +110,6 @@ class Launch:
 
     @property
     def speculates(self) -> bool:
-        """Whether it turns speculation on."""
         options = self.options
         if self.engine == "sglang":
             return "speculative-algorithm" in options
@@ -169,17 +160,14 @@ class Launch:
         return not any(part.name in RANKS and is_unsaid(part.value) for part in self.parts)
 
     def without(self, *names: str) -> Self:
-        """The launch without these options."""
         return self.having(part for part in self.parts if part.name not in names)
 
     def with_value(self, name: str, value: str) -> Self:
-        """The launch with another value of this option, where it is given."""
         return self.having(
             replace(part, value=value, raw="") if part.name == name else part for part in self.parts
         )
 
     def having(self, parts: Iterable[LaunchPart]) -> Self:
-        """The launch with these parts."""
         return replace(self, parts=tuple(parts))
 
 
@@ -210,7 +198,6 @@ class Expression:
     source: str
 
     def __str__(self) -> str:
-        """As it was written."""
         return self.source
 
 
@@ -264,7 +251,6 @@ def _marked(value: Any, *, number: bool = False) -> Any:
 
 
 def number(value: object) -> int | None:
-    """A value as an integer, if it is one."""
     try:
         return None if isinstance(value, bool) else int(str(value))
     except ValueError:

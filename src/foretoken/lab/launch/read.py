@@ -113,13 +113,8 @@ _DEFAULT = re.compile(r"\$\{\w+:?-([^{}]*)\}")
 def read_words(
     words: Sequence[Word], engine: str = "auto", *, loose: bool = False
 ) -> Launch | None:
-    """The launch that a command is; None if it starts no server.
-
-    Args:
-        words: the command.
-        engine: whose rules count; `auto`: by what the command says.
-        loose: whether options alone are enough, without the name of a server.
-    """
+    """The launch that a command is, by the rules of `engine` (`auto`: by what the command says);
+    None if it starts no server. `loose`: options alone are enough, without a server's name."""
     own, start = _server(words)
     if not own and not loose:
         return None

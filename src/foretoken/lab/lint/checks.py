@@ -17,14 +17,7 @@ from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import BY_LOAD
-from foretoken.lab.launch.launch import (
-    JSON_OPTIONS,
-    Expression,
-    Launch,
-    in_json,
-    is_unsaid,
-    number,
-)
+from foretoken.lab.launch.launch import JSON_OPTIONS, Expression, Launch, in_json, is_unsaid, number
 from foretoken.lab.launch.read import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
@@ -440,9 +433,5 @@ _CHECKS = {
     "sglang": check_sglang,
     "foretoken": check_foretoken,
 }
-_MENDED = {
-    "vllm": mended_vllm,
-    "llama.cpp": mended_llama_cpp,
-    "sglang": mended_sglang,
-}
+_MENDED = {"vllm": mended_vllm, "llama.cpp": mended_llama_cpp, "sglang": mended_sglang}
 """Engine -> its launch with mistakes put right that have one obvious answer."""
