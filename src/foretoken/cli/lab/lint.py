@@ -111,11 +111,7 @@ def own_parser(root: Any) -> "OwnParser":
 
 
 def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of a command by the parser that it is for.
-
-    Args:
-        root: the whole command line.
-        words: the subcommand and what stands behind it.
+    """The settings of a command by the parser that it is for, of the whole command line `root`.
 
     Raises:
         ConfigError: a setting is not known, or a file of settings cannot be read.

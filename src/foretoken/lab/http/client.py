@@ -42,7 +42,6 @@ class Client:
     """Requests to one server."""
 
     def __init__(self, arm: ArmConfig, info: ServerInfo, pool: HttpPool) -> None:
-        """Take a server that `connect` has found."""
         self.arm, self.info, self.pool = arm, info, pool
         self._extras = {**EXTRAS.get(info.engine, {}), **arm.extra_body}
         self._reading = asyncio.Lock()
@@ -66,7 +65,6 @@ class Client:
             return read_answer(record, answer, start_s, k=self.arm.k, keep_text=keep_text)
 
     def request_of(self, item: Item) -> tuple[str, dict[str, Any]]:
-        """Path and body of an item's request."""
         body: dict[str, Any] = {"model": self.info.model, "max_tokens": item.max_tokens}
         if item.temperature is not None:
             body["temperature"] = item.temperature
@@ -79,7 +77,6 @@ class Client:
         return "/v1/completions", {**body, "prompt": item.prompt}
 
     async def close(self) -> None:
-        """Close connections."""
         await self.pool.close()
 
 

@@ -16,7 +16,6 @@ class _Connection(Http1Protocol):
     """uvicorn's connection, which reads all that is HTTP/1."""
 
     def refuse_head(self, why: str) -> None:
-        """Say it in plain text."""
         self.send_400_response(why)
 
 

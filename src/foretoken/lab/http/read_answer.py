@@ -275,7 +275,6 @@ def _read_body(reading: _Reading, answer: Answer) -> str | None:
 
 
 def error_text(body: bytes) -> str:
-    """What a server says in an answer that is an error."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -50,7 +50,6 @@ class Origin:
 
     @property
     def url(self) -> str:
-        """The URL again."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
 
@@ -63,7 +62,6 @@ class TransportError(Exception):
     """The exchange broke: `kind` is connection, timeout, truncated or protocol."""
 
     def __init__(self, kind: str, text: str) -> None:
-        """Say what broke and how."""
         self.kind = kind
         super().__init__(f"{kind}: {text}")
 
@@ -72,7 +70,6 @@ class Incoming:
     """An answer while it comes, for whoever passes it on."""
 
     def __init__(self) -> None:
-        """Nothing has come yet."""
         self.head = asyncio.Event()
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -81,7 +78,6 @@ class Incoming:
         """Pieces of the body, and None at its end, whole or not."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         while (piece := await self.queue.get()) is not None:
             yield piece
 
@@ -128,7 +124,6 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """All pieces."""
         return b"".join(piece for _, piece in self.pieces)
 
 
@@ -214,7 +209,6 @@ class HttpPool:
     """Requests to one server."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
-        """Send `headers` with every request."""
         self.origin = Origin.parse(url)
         self._headers = dict(headers or {})
         self._idle: list[_Connection] = []
@@ -284,7 +278,6 @@ class HttpPool:
         return Answer(*head, pieces, exchange.sent_s, end_s, broken)
 
     async def close(self) -> None:
-        """Close idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

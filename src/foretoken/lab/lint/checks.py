@@ -65,12 +65,10 @@ class LintResult:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every finding, those of launches first."""
         return (*(f for verdict in self.launches for f in verdict.findings), *self.others)
 
 
 def lint(source: LintSource, machine: Machine, own: OwnParser | None = None) -> LintResult:
-    """Judge every launch of a text."""
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
     return LintResult(launches=verdicts, others=source.findings)
 
@@ -134,7 +132,6 @@ def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> Launch
 
 
 def check_vllm(launch: Launch) -> Iterator[Finding]:
-    """Everything about a vLLM launch in today's names."""
     if launch.unread:
         part = next(p for p in launch.parts if p.name in JSON_OPTIONS and is_unsaid(p.value))
         message = f"the text does not say what {part.value} is, so it was not checked"
@@ -297,7 +294,6 @@ def _beside(launch: Launch) -> Iterator[Finding]:
 
 
 def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
-    """Everything about a launch of llama.cpp's server in today's names."""
     options, drafts, table = launch.options, launch.speculates, engine_table("llama.cpp")
     drafting = [name for name in options if name.startswith("spec-draft-")]
     if drafting and not drafts:
@@ -341,7 +337,6 @@ def mended_llama_cpp(launch: Launch) -> Launch:
 
 
 def check_sglang(launch: Launch) -> Iterator[Finding]:
-    """Everything about a launch of SGLang in today's names."""
     options, said = launch.options, partial(Finding.of, "sglang_shape")
     name, right = _shape_of_sglang(launch)
     if name == _STEPS:
@@ -386,10 +381,7 @@ def _shape_of_sglang(launch: Launch) -> tuple[str, str]:
 
 
 def check_foretoken(launch: Launch) -> Iterator[Finding]:
-    """Foretoken's own settings know best what they allow.
-
-    Commands are judged by their own parser, where there is one (`lint`).
-    """
+    """By Foretoken's own settings; commands by their own parser, where there is one (`lint`)."""
     if launch.broken:
         message = f"not a JSON object: {launch.broken}"
         yield Finding.of("foretoken_settings", "error", "speculative_config", message)
@@ -405,12 +397,8 @@ def check_foretoken(launch: Launch) -> Iterator[Finding]:
 
 
 def speculation_finding(config: EngineConfig, *, by_default: bool) -> Finding:
-    """Whether a server with these settings speculates, and with what.
-
-    Args:
-        config: its settings.
-        by_default: whether nobody said anything about speculation.
-    """
+    """Whether a server with these settings speculates, and with what; `by_default`: nobody said
+    anything about speculation."""
     spec = config.speculative_config
     drafters = spec.drafters if spec else auto_drafters(config.model) if by_default else ()
     named = ", ".join(f"{one.label} (up to {one.num_speculative_tokens})" for one in drafters)

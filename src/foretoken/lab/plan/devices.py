@@ -46,7 +46,6 @@ def _table() -> dict[str, dict[str, Any]]:
 
 @cache
 def known_devices() -> dict[str, Device]:
-    """Every device of the table by name."""
     return {
         name: Device(
             name=name,

@@ -57,7 +57,6 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether at least one typical request can run."""
         return self.requests >= 1
 
 

@@ -143,7 +143,6 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
 
 
 def assumptions(plan: SpeculationPlan) -> list[str]:
-    """What the numbers rest on, one sentence each."""
     setup, device = plan.setup, plan.setup.device
     return [
         f"device: {device.name} ({device.source})",
@@ -161,7 +160,6 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 
 
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
-    """Tables, findings, assumptions."""
     if plan.setup.method != "none":
         yield _speed_table(plan.prediction)
     table = make_table("Checks", "level", "check", "what", left=3)

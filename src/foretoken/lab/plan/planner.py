@@ -5,7 +5,6 @@ The only module that knows all parts of planning. Of commands it says what each 
 that is written is the writer's of launches. `lint` accepts every command; a test checks it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,10 +21,9 @@ from foretoken.lab.plan.checks import (
     findings_of,
     judge,
 )
-from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
+from foretoken.lab.plan.memory_plan import draft_load, overhead_bytes, plan_memory
 from foretoken.lab.plan.predict import (
     DraftSchedule,
-    MethodOutlook,
     PlannedLatency,
     PlannedSpeed,
     WorkloadOutlook,
@@ -75,15 +73,9 @@ class InsteadOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationPlan:
-    """The answer to one set of settings; its first fields are those of the context."""
+class SpeculationPlan(PlanContext):
+    """The answer to one set of settings."""
 
-    setup: Setup
-    plain: MemoryPlan
-    speculating: MemoryPlan
-    prediction: PlannedSpeed
-    outlooks: tuple[MethodOutlook, ...]
-    schedule: DraftSchedule
     verdict: PlanVerdict
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
@@ -113,7 +105,9 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
         raise ConfigError("plan.draft", settings.draft, f"one name for method {setups[0].method}")
     contexts = [_context(setup) for setup in setups]
     drafts = tuple(_draft_outlook(one) for one in contexts if one.setup.draft is not None)
-    context = contexts[_best(drafts, contexts[0].setup.usual)] if drafts else contexts[0]
+    usual = contexts[0].setup.usual
+    order = [(not one.problem, one.prediction.at(usual).best) for one in drafts]
+    context = contexts[order.index(max(order)) if order else 0]
     setup = context.setup
     findings, latencies, verdict = _judged(context)
     known = {field.name: getattr(context, field.name) for field in fields(context)}
@@ -211,11 +205,6 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
     )
 
 
-def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
-    order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
-    return order.index(max(order))
-
-
 _FLOATS = ("bf16", "fp16", "fp32")
 _ONLINE = ("fp8", "int8")
 _MADE = ("int4", "mxfp4", "nvfp4")
@@ -223,14 +212,8 @@ _TRAINED = "HEAD-TRAINED-FOR-THIS-TARGET"
 
 
 def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
-    """Engine -> command line, or a sentence that begins with `#` where there is none.
-
-    Args:
-        setup: what is served.
-        schedule: drafts by load; where there is no list, the number of the load that decides is
-            used.
-        speculates: whether to speculate at all.
-    """
+    """Engine -> command line, or a sentence that begins with `#` where there is none. Of an engine
+    that takes no list by load, the number of the load that decides is used."""
     if not speculates:
         setup = replace(setup, method="none")
     elif setup.method != "none" and not setup.settings.num_speculative_tokens:

@@ -40,26 +40,20 @@ class PlanSettings:
     """Everything a plan asks, as a user writes it."""
 
     target: str
-    """The model to serve."""
     draft: str | None = None
     """The draft model, or several with commas between them, of which the best is taken; None: only
     methods without one can be planned."""
     method: str = "auto"
     """A planned method or `none`; `auto`: draft_model if there is a draft, else ngram."""
     engine: Annotated[str, words(*ENGINES)] = "vllm"
-    """Whose defaults and limits count."""
     quantization: str = "auto"
     """How the target's weights are stored; `auto`: as its checkpoint."""
     draft_quantization: str = "auto"
-    """How the draft's weights are stored."""
     kv_cache_dtype: str = "auto"
-    """Type of the target's keys and values."""
     draft_kv_cache_dtype: str = "auto"
-    """Type of the draft's keys and values."""
     device: str = "h100-sxm"
     """A row of the table of devices, or `this`."""
     count: Annotated[int, at_least(1)] = 1
-    """How many of them."""
     tensor_parallel_size: int = 0
     """Ranks the target is split over; 0: one on each device. Those of Foretoken are processes, of
     which there may be several on a CPU."""
@@ -70,7 +64,6 @@ class PlanSettings:
     overhead_gb: float = -1.0
     """Memory per device for activations, graphs and the runtime; negative: estimated."""
     max_num_batched_tokens: int = 8192
-    """Most tokens of one step."""
     num_speculative_tokens: Annotated[int, between(0, 128)] = 0
     """Drafts per verification; 0: the method's usual start."""
     context: Annotated[int, at_least(1)] = 4096
@@ -80,7 +73,6 @@ class PlanSettings:
     concurrency: Annotated[int, at_least(1)] = 8
     """Requests in flight on an ordinary day."""
     peak_concurrency: Annotated[int, at_least(1)] = 64
-    """Requests in flight at the peak."""
     workload: Annotated[str, words(*WORKLOADS)] = "chat"
     """One of WORKLOADS; decides which acceptance is assumed."""
     temperature: Annotated[float, _FROM_ZERO] = 0.0
@@ -93,7 +85,6 @@ class PlanSettings:
     verification as are asked for; empty: as `acceptance` says. The two are one number for a single
     draft only."""
     slo: Annotated[str, words("tpot", "ttft", "throughput")] = "tpot"
-    """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
 
@@ -111,7 +102,6 @@ class PlanSettings:
         return from_plain(cls, named, "plan")
 
     def __post_init__(self) -> None:
-        """Check every field, and that the method can be planned."""
         check_fields(self, "plan.")
         both = bool(self.acceptance and self.rate)
         require("plan.rate", self.rate, not both, "one of plan.acceptance and plan.rate")
@@ -140,35 +130,28 @@ class Setup:
     utilization: float
     k: int
     host: EngineCost
-    """What the engine adds to a step."""
     usual: int
-    """Requests in flight on an ordinary day: as many of those that were asked for as fit at once,
-    once it is known how many do."""
     peak: int
-    """The same at the peak."""
+    """Requests in flight on an ordinary day and at the peak: as many of those that were asked for
+    as fit at once, once it is known how many do."""
     measured: MeasuredCost | None = None
-    """What was measured of a method at the load that decides; its verifications cost what those of
-    any other do."""
+    """At the load that decides; verifications of any other method cost the same."""
 
     @property
     def own_measured(self) -> MeasuredCost | None:
-        """What was measured of this method."""
         own = self.measured is not None and self.measured.method == self.method
         return self.measured if own else None
 
     @property
     def deciding(self) -> int:
-        """Requests in flight at the load that decides."""
         return self.peak if self.settings.slo == "throughput" else self.usual
 
     @property
     def drafting(self) -> DraftingMethod | None:
-        """What is known of the method; None for `none`."""
         return planned_methods().get(self.method)
 
     @property
     def method_plan(self) -> MethodPlan | None:
-        """What is assumed of the method."""
         return self.drafting.plan if self.drafting else None
 
     @property
@@ -178,7 +161,6 @@ class Setup:
 
     @property
     def draft_model(self) -> PlanModel | None:
-        """The model that drafts; None where none does."""
         return self.draft if self.drafts_with == "model" else None
 
     @property
@@ -200,7 +182,6 @@ class Setup:
 
     @property
     def has_weights(self) -> bool:
-        """Whether something is loaded to draft with."""
         return self.drafting is not None and self.drafting.has_weights
 
     @property

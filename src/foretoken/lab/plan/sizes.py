@@ -82,7 +82,6 @@ class PlanModel:
 
     @property
     def params(self) -> int:
-        """All weights."""
         return self.table_params + self.dense_params + self.expert_params
 
     @property
@@ -270,7 +269,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def load_plan_model(name: str, field: str) -> PlanModel:
-    """Sizes of model `name`; `field` is how errors call it.
+    """Sizes of a model; errors call it `field`.
 
     Raises:
         ModelNotFoundError: not in the list, no config.json there, and not to be had from the hub.
@@ -322,12 +321,7 @@ def _from_hub(name: str, field: str) -> PlanModel:
 
 
 def head_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
-    """The layers of a head for this target, and the output head that it shares.
-
-    Args:
-        target: what it drafts for.
-        method: asserts that it drafts with a head that can be planned.
-    """
+    """The layers of a head for this target, and the output head that it shares."""
     assert method.drafts_with == "head" and method.plan is not None, method.name
     shape, layers, count = target.shape, target.shape.num_hidden_layers, method.plan.layers
     dense, experts = target.dense_params // layers, target.expert_params // layers

@@ -53,7 +53,6 @@ class RecordingProxy(Starlette):
     """The ASGI application."""
 
     def __init__(self, upstream: str, writer: LineWriter, prompts: Prompts = "hash") -> None:
-        """Pass on to the URL `upstream`, write lines with `writer`."""
         self._pool, self._writer, self._prompts = HttpPool(upstream), writer, prompts
         self._start_s = now()
         self.recorded = self.lost = 0

@@ -60,15 +60,12 @@ class LineWriter:
             raise OSError(28, "no room for a whole line", str(self.path))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
-        """The writer itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self.close()
 
 
