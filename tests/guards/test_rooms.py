@@ -20,7 +20,6 @@ TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",
-    "lab/launch/drafting.py": "what vLLM takes a model without a method for",
     "lab/launch/engines.py": "which methods engines have, under which names",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
     "lab/lint/names.py": "what vLLM concludes from the names of drafters",

@@ -236,8 +236,9 @@ class HttpPool:
         request = self._head(method, path, len(body), headers) + body
         answer = None
         try:
-            if (idle := self._idle_connection()) is not None:
-                answer = await self._exchange(idle, request, timeout_s, incoming)
+            while self._idle and answer is None:
+                if (idle := self._idle.pop()).usable:
+                    answer = await self._exchange(idle, request, timeout_s, incoming)
             if answer is None or answer.unread:
                 fresh = await self._connect(min(timeout_s, 10.0))
                 answer = await self._exchange(fresh, request, timeout_s, incoming)
@@ -296,13 +297,6 @@ class HttpPool:
             lines.append("content-type: application/json")
         lines += [f"{name}: {value}" for name, value in extra.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-    def _idle_connection(self) -> _Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return None
 
     async def _connect(self, timeout_s: float) -> _Connection:
         loop = asyncio.get_running_loop()

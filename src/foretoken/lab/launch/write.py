@@ -20,17 +20,21 @@ from foretoken.config.methods import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.launch.drafting import (
+from foretoken.lab.launch.engines import (
     BY_LOAD,
+    ENGINES,
     MOST_RUNNING,
     NAMES,
     DraftingSetup,
     Told,
     Unsaid,
+    given,
+    is_told,
     option_for,
+    refusal,
+    tell,
     told_option,
 )
-from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal, tell
 from foretoken.lab.launch.launch import (
     ASSIGNED,
     MODELS,

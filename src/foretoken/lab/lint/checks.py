@@ -16,7 +16,7 @@ from foretoken.config.methods import known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import BY_LOAD
+from foretoken.lab.launch.engines import BY_LOAD
 from foretoken.lab.launch.launch import JSON_OPTIONS, Expression, Launch, in_json, is_unsaid, number
 from foretoken.lab.launch.read import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
@@ -87,7 +87,12 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     today, found = todays(launch)
     found += meaning(today)
     if not today.speculates and not found and launch.engine != "foretoken":
-        found.append(_silent(launch))
+        where, message, remedy = "", "speculation is off", ""
+        files = (part for part in launch.parts if part.name in _SETTINGS_FILES)
+        for part in [part for part in files if isinstance(part.value, str)][:1]:
+            message = f"whether it speculates stands in {part.value}, which was not read"
+            where, remedy = part.written, f"foretoken lab lint {part.value}"
+        found.append(Finding.of("speculation", "note", where, message, remedy))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
     right = _MENDED.get(launch.engine, lambda one: one)(today)
@@ -102,15 +107,6 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         corrected="" if right == launch else written(right),
         remaining=tuple(finding for finding in left if finding.level == "error"),
     )
-
-
-def _silent(launch: Launch) -> Finding:
-    for part in launch.parts:
-        if part.name in _SETTINGS_FILES and isinstance(part.value, str):
-            message = f"whether it speculates stands in {part.value}, which was not read"
-            remedy = f"foretoken lab lint {part.value}"
-            return Finding.of("speculation", "note", part.written, message, remedy)
-    return Finding.of("speculation", "note", "", "speculation is off")
 
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:

@@ -10,13 +10,11 @@ from pathlib import Path
 from foretoken.checkpoint import PACKAGED
 from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import DraftingSetup
-from foretoken.lab.launch.engines import given
+from foretoken.lab.launch.engines import DraftingSetup, given
 from foretoken.lab.launch.launch import Launch, number
-from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods
+from foretoken.lab.plan.setup import PlanSettings, find_device, planned_methods
 from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
@@ -44,7 +42,9 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         why = "the text does not say over how many devices the target is split"
     elif launch.unread:
         why = "the text does not say what it drafts with"
-    unsized = unsaid_bits(launch)
+    unsized = next((name for name, bits in _stored(launch).items() if bits is None), "")
+    if unsized:
+        unsized = f"the {unsized.replace('_', ' ')} does not say how many bits a weight has"
     sized = machine.device is not None and not unsized
     found: tuple[Finding, ...] | None = None
     try:
@@ -154,12 +154,6 @@ def _stored(launch: Launch) -> dict[str, str | None]:
         except ConfigError:
             found[name] = None
     return found
-
-
-def unsaid_bits(launch: Launch) -> str:
-    """Why nothing is known of the size of a launch's weights; empty where it is."""
-    name = next((name for name, bits in _stored(launch).items() if bits is None), "")
-    return name and f"the {name.replace('_', ' ')} does not say how many bits a weight has"
 
 
 def is_known(name: str) -> bool:

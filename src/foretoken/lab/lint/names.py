@@ -16,7 +16,7 @@ from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING
+from foretoken.lab.launch.engines import BY_LOAD, MOST_RUNNING
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     METHOD_OPTIONS,

@@ -98,12 +98,6 @@ def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> fl
     return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
 
 
-def head_bytes(model: PlanModel, quantization: Quantization) -> float:
-    """Of Foretoken's weights, the output head."""
-    counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=model.shape.vocab_size)
-    return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
-
-
 def _storage(quantization: Quantization, engine: str) -> formula.Storage:
     if engine == "foretoken" and quantization.name in _STORED:
         return formula.engine_storage(*_STORED[quantization.name])
@@ -184,7 +178,9 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     if engine == "foretoken":
         target += copied_bytes(model, setup.quantization, ranks)
         if draft and ranks > 1 and setup.borrows_head:
-            head = head_bytes(model, setup.quantization)
+            outputs = model.shape.vocab_size
+            counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=outputs)
+            head = formula.weight_bytes(counts, _storage(setup.quantization, engine))
     if draft and draft_model is not None and draft_ranks > 1:
         drafts_kv *= _key_copies(draft_model, draft_ranks)
     fullest = target / ranks + draft / draft_ranks + head

@@ -10,8 +10,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
-from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.engines import MOST_RUNNING, DraftingSetup, Ranges, refusal
 from foretoken.lab.launch.write import write_command
 from foretoken.lab.plan.checks import (
     OF_SETTINGS,
@@ -40,7 +39,6 @@ from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
     Setup,
-    named_drafts,
     planned_methods,
     resolve_setup,
 )
@@ -94,7 +92,8 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
     Raises:
         ConfigError, ModelError: see `resolve_setup`; or several drafts for one measurement.
     """
-    setups = [resolve_setup(replace(settings, draft=name)) for name in named_drafts(settings)]
+    names = dict.fromkeys(filter(None, map(str.strip, (settings.draft or "").split(","))))
+    setups = [resolve_setup(replace(settings, draft=name)) for name in names or (None,)]
     if measured is not None:
         if len(setups) > 1:
             raise ConfigError("plan.draft", settings.draft, "the one that was measured")

@@ -27,7 +27,7 @@ from foretoken.lab.plan.acceptance import (
 from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.setup import Setup, planned_methods
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
-from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
+from foretoken.lab.plan.speedup import MOST_K, best_k, next_step
 
 BANDWIDTH_SHARE = 0.80
 """Share of the peak bandwidth that reading weights reaches: an assumption."""
@@ -186,9 +186,6 @@ class StepCosts:
         here = self._draft(self.setup.deciding, k)
         return max(0.0, own.draft_share * own.draft_cost + modelled - here)
 
-    def measured_here(self, requests: int) -> MeasuredCost | None:
-        return self.setup.own_measured if requests == self.setup.deciding else None
-
     def _verify(self, requests: int, rows_each: int) -> float:
         return self._seconds(self._target, requests * rows_each, requests) / self.plain_s(requests)
 
@@ -252,11 +249,12 @@ def _break_even(own: AssumedAcceptance, cost: float, k: int) -> float:
 
 
 def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
-    ks, here = range(max(k, MOST_K) + 1), steps.measured_here(requests)
+    ks, setup = range(max(k, MOST_K) + 1), steps.setup
+    here = setup.own_measured if requests == setup.deciding else None
     draft = [steps.draft(requests, n) for n in ks]
     verify = [steps.verify(requests, n + 1) if n else 1.0 for n in ks]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in ks)
-    best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.setup.most_drafts)
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n], setup.most_drafts)
     if best and here is not None:
         best = next_step(here).k  # which stays where another gains hardly more
     spread = COST_SPREAD if here is None else 0.0

@@ -13,8 +13,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import foretoken
 from foretoken.errors import ConfigError
@@ -35,7 +36,7 @@ _SECRET_OPTIONS = ("api-key=", "api_key=", "token=", "password=")
 _REDACTED = "[redacted]"
 
 
-class LineWriter:
+class LineWriter(AbstractContextManager["LineWriter"]):
     """Appends JSON lines; each is on its way to the disk before the next is begun."""
 
     def __init__(self, path: Path) -> None:
@@ -61,9 +62,6 @@ class LineWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
