@@ -112,21 +112,15 @@ def own_parser(root: Any) -> "OwnParser":
 
 def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
     """The settings of a command by the parser that it is for, of the whole command line `root`.
-
-    Raises:
-        ConfigError: a setting is not known, or a file of settings cannot be read.
-    """
+    Raises ConfigError if a setting is not known, or a file of settings cannot be read."""
     name, *arguments = words
     made = root.commands[name].make_context(name, arguments)
     return settings_of(made.params, other_settings(made))
 
 
 def text_of(name: str, field: str = "INPUTS") -> str:
-    """What an argument of a command means: a file's text, standard input, or itself.
-
-    Raises:
-        ConfigError: it looks like a file, and there is none.
-    """
+    """What an argument of a command means: a file's text, standard input, or itself. Raises
+    ConfigError if it looks like a file, and there is none."""
     if name == "-":
         return sys.stdin.read()
     path = Path(name)

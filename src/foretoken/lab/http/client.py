@@ -82,10 +82,7 @@ class Client:
 
 async def connect(arm: ArmConfig, url: str = "") -> Client:
     """A client of the arm's server, once it is known who answers at `url`; empty: at the arm's.
-
-    Raises:
-        EndpointError: nothing answers there, or not as an OpenAI-style server.
-    """
+    Raises EndpointError if nothing answers there, or not as an OpenAI-style server."""
     pool = HttpPool(url or arm.url or "", headers=arm.headers)
     try:
         return Client(arm, await _identify(arm, pool), pool)
@@ -122,11 +119,7 @@ async def _identify(arm: ArmConfig, pool: HttpPool) -> ServerInfo:
 
 
 async def _get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any:
-    """The JSON of a GET.
-
-    Raises:
-        EndpointError: no answer, an error, or no JSON.
-    """
+    """The JSON of a GET. Raises EndpointError: no answer, an error, or no JSON."""
     where = f"{pool.origin.url}{path}"
     try:
         answer = await pool.send("GET", path, timeout_s=timeout_s)

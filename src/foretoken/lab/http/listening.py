@@ -49,11 +49,8 @@ def serving(app: ASGIApp) -> uvicorn.Server:
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A listening socket; port 0 takes any free one.
-
-    Raises:
-        ConfigError: the port is taken, or there is no such address here.
-    """
+    """A listening socket; port 0 takes any free one. Raises ConfigError if the port is taken, or
+    there is no such address here."""
     # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
     # chunks of a stream wait for each other.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

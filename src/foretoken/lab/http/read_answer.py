@@ -142,13 +142,9 @@ def _data_of(frame: bytes) -> bytes | None:
 def parse_events(
     pieces: Sequence[tuple[float, bytes]], *, torn: bool = False
 ) -> tuple[list[tuple[float, dict[str, Any]]], bool]:
-    """JSON objects with their arrivals, and whether the stream ended with [DONE].
-
-    Of a `torn` stream the last event may be cut in the middle, and is left out then.
-
-    Raises:
-        ValueError: an event is not a JSON object.
-    """
+    """JSON objects with their arrivals, and whether the stream ended with [DONE]. Of a `torn`
+    stream the last event may be cut in the middle, and is left out then. Raises ValueError if an
+    event is not a JSON object."""
     found: list[tuple[float, dict[str, Any]]] = []
     events: list[tuple[float, bytes | None]] = []
     rest = b""

@@ -29,11 +29,8 @@ class Origin:
 
     @classmethod
     def parse(cls, url: str) -> "Origin":
-        """From a URL; a trailing /v1 is dropped, since paths bring it.
-
-        Raises:
-            ConfigError: it is not an http or https URL with a host.
-        """
+        """From a URL; a trailing /v1 is dropped, since paths bring it. Raises ConfigError if it is
+        not an http or https URL with a host."""
         example = "a URL such as http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -226,13 +223,9 @@ class HttpPool:
         headers: Mapping[str, str] | None = None,
         incoming: Incoming | None = None,
     ) -> Answer:
-        """One request. An answer that breaks off comes back with `broken` set.
-
-        `incoming` is told of everything as it comes, its end included.
-
-        Raises:
-            TransportError: there was no answer at all.
-        """
+        """One request; `incoming` is told of everything as it comes, its end included. An answer
+        that breaks off comes back with `broken` set. Raises TransportError if there was none at
+        all."""
         request = self._head(method, path, len(body), headers) + body
         answer = None
         try:

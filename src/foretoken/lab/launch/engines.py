@@ -61,11 +61,7 @@ class DraftingSetup:
     @classmethod
     def parse(cls, text: str) -> Self:
         """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys; what they say of how far to
-        draft is left out.
-
-        Raises:
-            ConfigError: it is none of them, or the method is not known.
-        """
+        draft is left out. Raises ConfigError if it is none of them, or the method is not known."""
         method, _, model = text.partition(":")
         config: dict[str, Any] = {"method": method, **({"model": model} if model else {})}
         if text.lstrip().startswith("{"):
@@ -198,11 +194,8 @@ def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | No
 
 
 def told_option(engine: str, name: str, value: Any) -> Told:
-    """An option of `foretoken serve` in the words of an engine.
-
-    Raises:
-        ConfigError: it has nothing like this value, and would write something else.
-    """
+    """An option of `foretoken serve` in the words of an engine. Raises ConfigError if it has
+    nothing like this value, and would write something else."""
     flag = name.replace("_", "-")
     if engine != "foretoken":
         yield from _told(engine, _rows("options", engine).get(name), name, value)
@@ -214,11 +207,8 @@ def told_option(engine: str, name: str, value: Any) -> Told:
 
 
 def told_keys(engine: str, keys: Mapping[str, Any]) -> Told:
-    """Keys of a speculative config in the words of another engine.
-
-    Raises:
-        ConfigError: it has nothing like a value, and would write something else.
-    """
+    """Keys of a speculative config in the words of another engine. Raises ConfigError if it has
+    nothing like a value, and would write something else."""
     for name, value in keys.items():
         row = _rows("keys", engine).get(name)
         if row is None and engine == "vllm":
@@ -454,11 +444,7 @@ def refusal(engine: str, method: DraftingMethod) -> str:
 
 
 def tell(engine: str, drafting: DraftingSetup) -> Told:
-    """How an engine is told to draft.
-
-    Raises:
-        ConfigError: it has no such method.
-    """
+    """How an engine is told to draft. Raises ConfigError if it has no such method."""
     if refused := refusal(engine, drafting.known):
         raise ConfigError("speculative_config.method", drafting.method, f"another: {refused}")
     own = ENGINES[engine]

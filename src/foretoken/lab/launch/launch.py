@@ -215,15 +215,9 @@ def one_more(value: object) -> object:
 
 
 def read_json(text: str, raw: str = "") -> Any:
-    """JSON in which variables may stand for numbers; each becomes its name as text.
-
-    Args:
-        text: what the program gets, with variables as they stand.
-        raw: how it was written; in single quotes a shell fills in nothing.
-
-    Raises:
-        ValueError: it is no JSON, whatever the variables are.
-    """
+    """JSON in which variables may stand for numbers; each becomes its name as text. `text` is what
+    the program gets, `raw` how it was written: in single quotes a shell fills in nothing. Raises
+    ValueError if it is no JSON, whatever the variables are."""
     written = raw or text
     filled = written if written.startswith('"') else _IN_SINGLE_QUOTES.sub("", written)
     if "$" not in filled:

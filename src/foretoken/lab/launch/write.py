@@ -133,11 +133,8 @@ def write_command(
     engine: str, settings: Mapping[str, Any], drafting: DraftingSetup | None
 ) -> WrittenCommand:
     """The command that starts a server, or the script that does for OpenVINO GenAI; `settings` are
-    the model, and options under the names of `foretoken serve`.
-
-    Raises:
-        ConfigError: the engine has nothing like it, and would write something else.
-    """
+    the model, and options under the names of `foretoken serve`. Raises ConfigError if the engine
+    has nothing like it, and would write something else."""
     own, told = ENGINES[engine], list[LaunchPart | Unsaid]()
     if engine == "llama.cpp":
         settings, drafting, told = _in_gguf(settings, drafting)
@@ -242,10 +239,7 @@ def export(
 ) -> WrittenCommand:
     """The command or the script of an engine of EXPORTED_TO that serves and drafts the same;
     `settings` are the model, and the options that were given, as `foretoken serve` names them.
-
-    Raises:
-        ConfigError: the engine has nothing like it, or it would write something else.
-    """
+    Raises ConfigError if the engine has nothing like it, or would write something else."""
     drafting: DraftingSetup | None = None
     unsaid: list[Unsaid] = []
     if speculation is not None:
@@ -260,11 +254,8 @@ def export(
 
 
 def export_launch(engine: str, launch: Launch) -> WrittenCommand:
-    """The same of a launch of any engine, in the names that its engine has today.
-
-    Raises:
-        ConfigError: the engine has nothing like it, or the launch names no model.
-    """
+    """The same of a launch of any engine, in the names that its engine has today. Raises
+    ConfigError if the engine has nothing like it, or the launch names no model."""
     if launch.model is None or launch.broken:
         raise ConfigError("CONFIG", launch.broken or None, "a command that names its model")
     settings: dict[str, Any] = {"model": launch.model}

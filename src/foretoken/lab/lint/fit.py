@@ -77,11 +77,8 @@ def why_not_loaded(launch: Launch, machine: Machine) -> Finding | None:
 
 
 def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
-    """The launch as settings of a plan; None where the planner does not know the models.
-
-    Raises:
-        ConfigError: numbers that a plan does not take.
-    """
+    """The launch as settings of a plan; None where the planner does not know the models. Raises
+    ConfigError at numbers that a plan does not take."""
     drafting = _drafting(launch)
     if launch.model is None or not is_known(launch.model) or drafting is None:
         return None

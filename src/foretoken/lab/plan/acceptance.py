@@ -200,11 +200,8 @@ _FEW_BITS = 0.7
 
 
 def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> AssumedAcceptance:
-    """The range for the method of a setup, by `prior` or, if None, by all that is published.
-
-    Raises:
-        ConfigError: `--acceptance` or `--rate` is not a range within 0 and 1.
-    """
+    """The range for the method of a setup, by `prior` or, if None, by all that is published. Raises
+    ConfigError if `--acceptance` or `--rate` is not a range within 0 and 1."""
     settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
     if setup.own_measured is not None:

@@ -87,11 +87,8 @@ class SpeculationPlan(PlanContext):
 
 def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> SpeculationPlan:
     """Compute everything; what was `measured` at the load that decides counts instead of what is
-    predicted there.
-
-    Raises:
-        ConfigError, ModelError: see `resolve_setup`; or several drafts for one measurement.
-    """
+    predicted there. Raises as `resolve_setup`, and ConfigError at several drafts for one
+    measurement."""
     names = dict.fromkeys(filter(None, map(str.strip, (settings.draft or "").split(","))))
     setups = [resolve_setup(replace(settings, draft=name)) for name in names or (None,)]
     if measured is not None:

@@ -81,11 +81,8 @@ def known_devices() -> dict[str, Device]:
 
 
 def find_device(name: str) -> Device:
-    """A device of the table, or `this`: the CPU of this machine, its speed an assumption.
-
-    Raises:
-        ConfigError: nothing of that name.
-    """
+    """A device of the table, or `this`: the CPU of this machine, its speed an assumption. Raises
+    ConfigError where there is none of that name."""
     wanted = name.lower().replace("_", "-")
     if wanted == "this":
         return _this_machine()
@@ -213,11 +210,7 @@ class PlanSettings:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Settings of a YAML file.
-
-        Raises:
-            ConfigError: an unknown key, a wrong type or value.
-        """
+        """Settings of a YAML file. Raises ConfigError at an unknown key, a wrong type or value."""
         named = {str(key).replace("-", "_"): value for key, value in given.items()}
         if named.get("target") is None:
             allowed = "the model to serve, as in `foretoken lab plan qwen3-8b`"
@@ -393,11 +386,8 @@ def resolve_setup(settings: PlanSettings) -> Setup:
 def _ranks(
     settings: PlanSettings, device: Device, drafting: DraftingMethod | None
 ) -> tuple[int, int]:
-    """Those of the target and of the draft.
-
-    Raises:
-        ConfigError: more than there can be, or with Foretoken several for the draft.
-    """
+    """Those of the target and of the draft. Raises ConfigError where there are more than can be, or
+    with Foretoken several for the draft."""
     count, draft = settings.count, settings.draft_tensor_parallel_size
     tp, own = settings.tensor_parallel_size or count, settings.engine == "foretoken"
     several = own and device.kind == "cpu"

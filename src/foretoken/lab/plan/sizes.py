@@ -107,11 +107,7 @@ class PlanModel:
 
 
 def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer: str) -> PlanModel:
-    """The sizes that a config.json describes.
-
-    Raises:
-        CheckpointError: a size is missing.
-    """
+    """The sizes that a config.json describes. Raises CheckpointError where one is missing."""
     check_kinds(config)
     is_known = find_multimodal(config.get("model_type")) is not None
     config = text_config(config) if is_known else config.get("text_config") or config
@@ -405,11 +401,7 @@ KV_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "q8_
 
 
 def find_quantization(name: str, field: str) -> Quantization:
-    """The quantization that people call `name`.
-
-    Raises:
-        ConfigError: nothing of that name.
-    """
+    """The quantization that people call `name`. Raises ConfigError where there is none."""
     known = name.lower().replace("-", "_").split("_per_")[0]  # as in `fp8_per_tensor`
     known = _ALIASES.get(known, known)
     if known not in QUANTIZATIONS:
@@ -418,11 +410,8 @@ def find_quantization(name: str, field: str) -> Quantization:
 
 
 def kv_element_bytes(name: str, field: str) -> float:
-    """Bytes of one key or value element, in any engine but Foretoken.
-
-    Raises:
-        ConfigError: nothing of that name.
-    """
+    """Bytes of one key or value element, in any engine but Foretoken. Raises ConfigError where
+    nothing is called `name`."""
     known = _ALIASES.get(name.lower(), name.lower())
     if known not in KV_BYTES:
         only = "; int8 with --engine foretoken" if known == "int8" else ""

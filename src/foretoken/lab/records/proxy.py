@@ -146,11 +146,8 @@ class RecordingProxy(Starlette):
 
 
 async def _begins(incoming: Incoming, asking: "asyncio.Task[Answer]", receive: Receive) -> bool:
-    """Wait for the head of the answer; False if the client goes first.
-
-    Raises:
-        TransportError: there is no answer.
-    """
+    """Wait for the head of the answer; False if the client goes first. Raises TransportError if
+    there is no answer."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

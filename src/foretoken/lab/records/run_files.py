@@ -50,11 +50,8 @@ class LineWriter(AbstractContextManager["LineWriter"]):
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, value: Any) -> None:
-        """Append one dataclass or JSON value.
-
-        Raises:
-            OSError: the disk is full or the file is gone; lines before this one are safe.
-        """
+        """Append one dataclass or JSON value. Raises OSError where the disk is full or the file is
+        gone; lines before this one are safe."""
         line = json.dumps(to_plain(value), separators=(",", ":")).encode() + b"\n"
         written = self._file.write(line)
         if written != len(line):
@@ -69,10 +66,7 @@ class LineWriter(AbstractContextManager["LineWriter"]):
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and value of every JSON line; none without a file, nor for a last line cut short.
-
-    Raises:
-        ConfigError: a line is not JSON.
-    """
+    Raises ConfigError if a line is not JSON."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -87,11 +81,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_requests(folder: Path) -> list[RequestRecord]:
-    """Every request of a run's folder; an unfinished last line is left out.
-
-    Raises:
-        ConfigError: there is no such file, or a line is not a RequestRecord.
-    """
+    """Every request of a run's folder; an unfinished last line is left out. Raises ConfigError if
+    there is no such file, or a line is not a RequestRecord."""
     path = folder / REQUESTS
     if not path.is_file():
         allowed = f"a folder with {REQUESTS}, as `foretoken lab ab --out FOLDER` writes it"
@@ -108,11 +99,8 @@ def make_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by the JSON of `value`, whole or not at all.
-
-    Raises:
-        ConfigError: the disk is full, or there is no writing to that place.
-    """
+    """Replace `path` by the JSON of `value`, whole or not at all. Raises ConfigError where there is
+    no writing to that place, or the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
@@ -123,11 +111,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of a run's folder; errors call the folder `field`.
-
-    Raises:
-        ConfigError: there is none, or it is of another kind or schema.
-    """
+    """The summary of a run's folder; errors call the folder `field`. Raises ConfigError if there is
+    none, or it is of another kind or schema."""
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
         allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
@@ -155,11 +140,8 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
 
 
 def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of an A/B's folder; errors call it `field`.
-
-    Raises:
-        ConfigError: there is none, or it is a run of one arm.
-    """
+    """The summary of an A/B's folder; errors call it `field`. Raises ConfigError if there is none,
+    or it is a run of one arm."""
     found = read_summary(folder, field)
     if not found.compared:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
@@ -168,11 +150,8 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
 
 
 def ab_folders(folders: Sequence[Path], field: str = "RUNS") -> list[Path]:
-    """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote.
-
-    Raises:
-        ConfigError: a grid without cells, or one with forced acceptance.
-    """
+    """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote. Raises
+    ConfigError at a grid without cells, or one with forced acceptance."""
     found: list[Path] = []
     for folder in folders:
         is_grid = (folder / GRID).is_file() and not (folder / SUMMARY).is_file()
