@@ -30,7 +30,6 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "llama.cpp": {"timings_per_token": True},
     "sglang": {"return_spec_tokens_details": True},
 }
-_OWNERS = {"llamacpp": "llama.cpp"}
 _REMEDIES = {
     401: "; set api_key_env of the arm to the name of the variable that holds the key",
     404: "; is that the URL of an OpenAI-style server?",
@@ -49,10 +48,8 @@ class Client:
     async def complete(
         self, item: Item, record: RequestRecord, start_s: float, *, keep_text: bool = False
     ) -> RequestRecord:
-        """Send `item` now; `record` comes back filled in, with its error if there was one.
-
-        Its times count from `start_s` on the monotonic clock.
-        """
+        """Send `item` now; `record` comes back filled in, with its error if there was one. Its
+        times count from `start_s` on the monotonic clock."""
         path, body = self.request_of(item)
         payload = json.dumps(body).encode()
         try:
@@ -102,7 +99,7 @@ async def _identify(arm: ArmConfig, pool: HttpPool) -> ServerInfo:
         allowed = f"one the server has: {one_of(arm.model, map(str, names))}"
         raise ConfigError("model", arm.model, allowed)
     owner = str(entries[0].get("owned_by", "unknown"))
-    engine = arm.engine or _OWNERS.get(owner, owner)
+    engine = arm.engine or ("llama.cpp" if owner == "llamacpp" else owner)
     try:
         found = await _get_json(pool, "/props" if engine == "llama.cpp" else "/version")
     except EndpointError:

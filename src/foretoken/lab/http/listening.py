@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from typing import final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -11,7 +10,6 @@ from foretoken.errors import ConfigError
 from foretoken.listening.http1 import Http1Protocol
 
 
-@final
 class _Connection(Http1Protocol):
     """uvicorn's connection, which reads all that is HTTP/1."""
 
@@ -19,7 +17,6 @@ class _Connection(Http1Protocol):
         self.send_400_response(why)
 
 
-@final
 class _Serving(uvicorn.Server):
     """uvicorn's server with an end that leaves no connection open."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self
 
 from foretoken.config.drafter import drafter_keys
 from foretoken.config.methods import DraftingMethod, NgramSettings, known_methods
@@ -42,7 +42,6 @@ BY_LOAD = "num_speculative_tokens_per_batch_size"
 LENGTHS = ("num_speculative_tokens", BY_LOAD)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DraftingSetup:
     """One drafter, and how far it drafts."""
@@ -96,7 +95,6 @@ class DraftingSetup:
         return found
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Unsaid:
     """Something that an engine is not told."""
@@ -109,7 +107,6 @@ Told = Iterator[LaunchPart | Unsaid]
 """Parts of a launch, and what has no place in it."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEngine:
     """How one engine is started, and how it is told to draft."""
@@ -149,7 +146,6 @@ NAMES = {
 }
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionRow:
     """What an engine calls an option or a key, and its values: a row of the table."""
@@ -269,12 +265,11 @@ def told_word(engine: str, flag: str, word: str, method: DraftingMethod) -> Told
         yield Unsaid("method", why)
 
 
-_IN_PARALLEL = "parallel"
 _JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"
 
 
 def _vllm_word(method: DraftingMethod) -> str:
-    name = "draft_model" if method.name == _IN_PARALLEL else method.name
+    name = "draft_model" if method.name == "parallel" else method.name
     row = find_other("methods", name, "vllm")
     return name if row is not None and not row.gone else ""
 
@@ -284,7 +279,7 @@ def _tell_vllm(drafting: DraftingSetup) -> Told:
     found |= {"model": drafting.model} if drafting.model else {}
     found["num_speculative_tokens"] = drafting.num_drafts
     keys = dict(drafting.keys)
-    if drafting.method == _IN_PARALLEL:
+    if drafting.method == "parallel":
         keys["parallel_drafting"] = True
     if drafting.known.settings is NgramSettings:
         keys = defaults_of(NgramSettings) | keys  # vLLM's own look for five tokens in a row

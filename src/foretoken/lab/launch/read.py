@@ -13,7 +13,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -160,10 +160,8 @@ def guess_engine(options: Iterable[str]) -> str:
 
 
 def _server(words: Sequence[Word]) -> tuple[str, int]:
-    """The engine that a command starts, and how many words there are up to its name.
-
-    The last name counts: an image comes before the command that runs in it.
-    """
+    """The engine that a command starts, and how many words there are up to its name. The last name
+    counts: an image comes before the command that runs in it."""
     found = ("", 0)
     for index, word in enumerate(words):
         if ASSIGNED.match(word.text):
@@ -208,9 +206,8 @@ def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
 
 
 def _is_value(name: str, text: str) -> bool:
-    if FLAG.match(text) or not _SWITCH.match(name):
-        return not FLAG.match(text)
-    return text.lower() in ("true", "false") or text.replace(".", "").isdigit()
+    says_so = text.lower() in ("true", "false") or text.replace(".", "").isdigit()
+    return not FLAG.match(text) and (says_so or not _SWITCH.match(name))
 
 
 def _before(words: Sequence[Word], engine: str) -> Iterator[LaunchPart]:
@@ -288,8 +285,7 @@ _CALLS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintSource:
+class LintSource(NamedTuple):
     """Everything found in a text."""
 
     launches: tuple[Launch, ...]
@@ -297,11 +293,9 @@ class LintSource:
 
 
 def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
-    """Find what `text` holds; `engine` overrides what the text itself suggests.
-
-    `name` is that of the file it stands in: what by its ending is Python, JSON or YAML has to be
-    that as a whole, whatever is found in it.
-    """
+    """Find what `text` holds; `engine` overrides what the text itself suggests. `name` is that of
+    the file it stands in: what by its ending is Python, JSON or YAML has to be that as a whole,
+    whatever is found in it."""
     found = list(_read(text, engine, PurePath(name).suffix.lower()))
     if not found and _IMPORTS.match(text.lstrip()) and isinstance(wrong := _python(text), Finding):
         found = [wrong]

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, final
+from typing import Any
 
 import yaml
 
@@ -49,8 +49,6 @@ EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
 EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
 """Engines beside Foretoken whose launches are written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
-_TREES = ("sglang", "openvino")
-"""Engines that draft trees which grow."""
 _GGUF_KINDS = {"int8": "q8_0", "fp8": "q8_0", "int4": "q4_k_m", "nvfp4": "q4_k_m", "none": "bf16"}
 _CONVERTED_ENDINGS = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 """How files end that llama.cpp's converter writes by itself."""
@@ -111,7 +109,6 @@ def _literal(value: Any, indent: str) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WrittenCommand:
     """A command or a script, ready to paste, and what it does not say."""
@@ -315,7 +312,7 @@ def _drafting_of(
     count = drafter.num_speculative_tokens
     unsaid: list[Unsaid] = []
     trees = [name for name in ("choices", "tree_top_k", "tree_depth") if name in keys]
-    if trees and trees[0] == "tree_top_k" and engine in _TREES:
+    if trees and trees[0] == "tree_top_k" and engine in ("sglang", "openvino"):  # a tree that grows
         keys.setdefault("tree_depth", drafter.tree.tree_depth)
     elif trees:
         count = drafter.depth

@@ -205,22 +205,20 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
     if setup.own_measured is not None:
-        own, hits = setup.own_measured.acceptance.alpha, setup.own_measured.draft_share
-        return AssumedAcceptance(low=own, middle=own, high=own, hits=hits, source="measured")
-    if settings.acceptance:
+        low = middle = high = setup.own_measured.acceptance.alpha
+        hits, source = setup.own_measured.draft_share, "measured"
+    elif settings.acceptance:
         low, high = _parse("acceptance", settings.acceptance)
-        said = "given for each draft; what servers count over drafted tokens is --rate"
         middle = (low + high) / 2
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
-    if settings.rate:
+        source = "given for each draft; what servers count over drafted tokens is --rate"
+    elif settings.rate:
         low, high = _parse("rate", settings.rate)
         low, middle, high = (
             ConstantAcceptance.of_length(1.0 + setup.k * rate, setup.k).alpha
             for rate in (low, (low + high) / 2, high)
         )
-        said = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
-    if knows(setup.method):
+        source = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
+    elif knows(setup.method):
         expected = (prior or prior_without()).expect(drafting_of(setup))
         return replace(
             expected,
@@ -228,12 +226,12 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
             source=f"published for {setup.method} on {settings.workload} at temperature "
             f"{settings.temperature:g}: {', '.join(expected.sources[:3]) or 'nothing comparable'}",
         )
-    ranges = plan.acceptance if plan else {}
-    low, high = ranges.get(settings.workload, ranges.get("", (0.0, 0.0)))
-    return AssumedAcceptance(
-        low=low, middle=(low + high) / 2, high=high, hits=hits,
-        source="the method's own record, not measured" if ranges else "nothing is drafted",
-    )  # fmt: skip
+    else:
+        ranges = plan.acceptance if plan else {}
+        low, high = ranges.get(settings.workload, ranges.get("", (0.0, 0.0)))
+        middle = (low + high) / 2
+        source = "the method's own record, not measured" if ranges else "nothing is drafted"
+    return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=source)
 
 
 def drafting_of(setup: Setup) -> DraftedWork:

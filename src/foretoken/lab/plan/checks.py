@@ -24,8 +24,6 @@ from foretoken.lab.plan.sizes import PlanModel
 from foretoken.lab.verdict import EXIT_CODES, LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.shape.memory_formula import shares_heads, uneven_parts
 
-SMALL_KV = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}
-"""The type of keys and values of half the size that an engine has."""
 Found = Iterator[tuple[str, ...]]
 """Level and message, then remedy and the flag or key that it is about, as far as there are any."""
 
@@ -45,7 +43,7 @@ class PlanContext:
 
 def _kv_budget(context: PlanContext) -> Found:
     plan, asked = context.speculating, context.setup.settings
-    small = SMALL_KV[asked.engine]
+    small = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[asked.engine]
     if plan.kv_pool_bytes <= 0:
         alone = context.plain.fullest_rank_bytes
         message = (

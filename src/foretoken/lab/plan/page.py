@@ -50,10 +50,8 @@ def tables(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Iterator[Table]:
     """The rows as one table or, where that takes more than `width` characters, as several of about
-    as many columns each, with the first column in every one.
-
-    Cells are markup; none is broken into lines as long as its column alone has room.
-    """
+    as many columns each, with the first column in every one. Cells are markup; none is broken into
+    lines as long as its column alone has room."""
     widths = [
         max(cell_len(Text.from_markup(cell).plain) for cell in column) + _BETWEEN
         for column in zip(header, *rows, strict=True)
@@ -181,18 +179,14 @@ def _speed_table(prediction: PlannedSpeed) -> Table:
 
 
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
-_MOST_LOADS = 5
 _MOST_WARNINGS = 4
 
 
 def print_plan(
     console: Console, plan: SpeculationPlan, step: NextStep | None, *, everything: bool = False
 ) -> None:
-    """One page; with `everything` the tables behind it too.
-
-    A terminal breaks sentences between words; in a file a sentence stays one line. A command stays
-    as it has to be typed.
-    """
+    """One page; with `everything` the tables behind it too. A terminal breaks sentences between
+    words; in a file a sentence stays one line. A command stays as it has to be typed."""
 
     def show(parts: Iterable[RenderableType]) -> None:
         for part in parts:
@@ -283,7 +277,7 @@ def _by_load(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     mark = {setup.peak: " peak", setup.usual: " usual"}
     most = plan.plain.requests or max(_SHOWN_LOADS)
     shown = dict.fromkeys((*mark, *(load for load in _SHOWN_LOADS if load <= most)))
-    loads = sorted(list(shown)[:_MOST_LOADS])
+    loads = sorted(list(shown)[:5])
     rows = [
         [name if there else f"({name})", *(_cell(prediction.at(load)) for load in loads)]
         for name, prediction, there in drafters

@@ -106,9 +106,8 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
     context = contexts[order.index(max(order)) if order else 0]
     setup = context.setup
     findings, latencies, verdict = _judged(context)
-    known = {field.name: getattr(context, field.name) for field in fields(context)}
     return SpeculationPlan(
-        **known,
+        **{field.name: getattr(context, field.name) for field in fields(context)},
         verdict=verdict,
         latencies=latencies,
         drafts=drafts,
@@ -202,9 +201,7 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
 
 
 _FLOATS = ("bf16", "fp16", "fp32")
-_ONLINE = ("fp8", "int8")
 _MADE = ("int4", "mxfp4", "nvfp4")
-_TRAINED = "HEAD-TRAINED-FOR-THIS-TARGET"
 
 
 def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
@@ -244,7 +241,7 @@ def _settings(engine: str, setup: Setup) -> dict[str, Any]:
         share = f"{setup.utilization:g}"
         found = {"tensor_parallel_size": setup.tp, "gpu_memory_utilization": share}
         found["max_model_len"] = setup.settings.context
-        rounded = weights in _ONLINE and stored in ("bf16", "fp16")
+        rounded = weights in ("fp8", "int8") and stored in ("bf16", "fp16")
         if rounded or (weights in _MADE and weights != stored):  # which says what is needed
             found["quantization"] = weights
         found |= {"kv_cache_dtype": "fp8"} if setup.kv_bytes <= 1 else {}
@@ -268,7 +265,7 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
     assert method is not None, "something drafts"
     model = setup.draft_model.name if setup.draft_model is not None else None
     if method.drafts_with == "head" and method.own_file:
-        model = _TRAINED
+        model = "HEAD-TRAINED-FOR-THIS-TARGET"
     ranges: Ranges = ()
     count = setup.k
     # A length of its own, such as a depth of suffixes, has no schedule.

@@ -290,13 +290,6 @@ class Setup:
         return min(self.draft_tp, self.tp)
 
     @property
-    def borrows_head(self) -> bool:
-        """Whether a head makes logits with the target's output head, which rank 0 has all of then,
-        where ranks are Foretoken's."""
-        plan = self.method_plan
-        return self.drafts_with == "head" and plan is not None and not plan.head_vocabulary
-
-    @property
     def has_weights(self) -> bool:
         return self.drafting is not None and self.drafting.has_weights
 
@@ -340,12 +333,8 @@ def _method(settings: PlanSettings) -> str:
 
 
 def resolve_setup(settings: PlanSettings) -> Setup:
-    """Look everything up.
-
-    Raises:
-        ConfigError: an unknown device or quantization, or a method that lacks its draft.
-        ModelNotFoundError: an unknown model.
-    """
+    """Look everything up. Raises ConfigError at an unknown device or quantization, or a method that
+    lacks its draft; ModelNotFoundError at an unknown model."""
     method = _method(settings)
     drafting = planned_methods().get(method)
     if drafting is not None and drafting.drafts_with == "model" and not settings.draft:

@@ -265,12 +265,9 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def load_plan_model(name: str, field: str) -> PlanModel:
-    """Sizes of a model; errors call it `field`.
-
-    Raises:
-        ModelNotFoundError: not in the list, no config.json there, and not to be had from the hub.
-        CheckpointError: a config.json that lacks a size.
-    """
+    """Sizes of a model; errors call it `field`. Raises ModelNotFoundError if it is not in the list,
+    has no config.json there, and is not to be had from the hub; CheckpointError if that lacks a
+    size."""
     path = Path(name).expanduser()
     file = path if path.is_file() else path / "config.json"
     if file.is_file():

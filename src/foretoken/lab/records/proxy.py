@@ -75,7 +75,13 @@ class RecordingProxy(Starlette):
                 changed = {**asked, "stream_options": {**options, "include_usage": True}}
                 body = json.dumps(changed).encode()
         incoming, broken = Incoming(), TransportError("left", "the client has gone")
-        asking = asyncio.create_task(self._ask(request, body, incoming))
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        headers.setdefault("content-type", "application/json")
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        sending = self._pool.send(
+            request.method, path, body, timeout_s=_TIMEOUT_S, headers=headers, incoming=incoming
+        )
+        asking = asyncio.create_task(sending)
         try:
             if await _begins(incoming, asking, receive):
                 await _response(incoming, asking, strip)(scope, receive, send)
@@ -88,14 +94,6 @@ class RecordingProxy(Starlette):
             answer = incoming.cut_off(broken, arrived_s) if cut else asking.result()
             if asked is not None:
                 self._record(request, asked, answer, arrived_s - self._start_s)
-
-    async def _ask(self, request: Request, body: bytes, incoming: Incoming) -> Answer:
-        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
-        headers.setdefault("content-type", "application/json")
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return await self._pool.send(
-            request.method, path, body, timeout_s=_TIMEOUT_S, headers=headers, incoming=incoming
-        )
 
     def _record(
         self, request: Request, asked: Mapping[str, Any], answer: Answer, arrival_s: float
@@ -213,11 +211,9 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events of a stream but those with usage and no choices.
-
-    llama.cpp puts its `timings` there, which without usage are in the event before it: the last
-    one is held back for as long as it takes to know.
-    """
+    """The events of a stream but those with usage and no choices. llama.cpp puts its `timings`
+    there, which without usage are in the event before it: the last one is held back for as long as
+    it takes to know."""
     rest, held = b"", b""
     async for piece in pieces:
         *events, rest = _END_OF_EVENT.split(rest + piece)

@@ -60,9 +60,8 @@ class RequestRecord:
     """When the arrival was due."""
     sent_s: float | None = None
     first_s: float | None = None
-    """Arrival of the first chunk with text."""
     last_s: float | None = None
-    """Arrival of the last chunk with text."""
+    """Arrival of the first chunk with text, and of the last."""
     end_s: float | None = None
     """End of the answer or of the attempt."""
     chunk_s: tuple[float, ...] = ()
@@ -159,7 +158,6 @@ class AcceptanceBucket:
     num_too_short: int = 0
     """Requests left out of the quantiles for too few steps."""
     histogram: tuple[int, ...] = ()
-    """Entry j: steps that accepted j drafts, where the server says."""
     exact: bool = True
 
 
