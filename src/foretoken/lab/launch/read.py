@@ -106,7 +106,6 @@ _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tt
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
 _REDIRECTS = re.compile(r"\d*[<>]|&>")
-_TRUE = ("1", "true", "on", "enabled")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^{}]*)\}")
 
 
@@ -240,7 +239,7 @@ def variable(name: str, value: str, engine: str) -> LaunchPart | None:
     if row is None or not row.flag:
         return None
     given: str | bool = _DEFAULT.sub(r"\1", value)
-    if row.switch and str(given).lower() not in _TRUE:
+    if row.switch and str(given).lower() not in ("1", "true", "on", "enabled"):
         return None
     option = row.flag.replace("_", "-")
     given = True if row.switch else given
@@ -269,7 +268,6 @@ _ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
 _INSTRUCTION = re.compile(
     r"^[ \t]*(FROM|CMD|ENTRYPOINT|ENV|RUN)[ \t]+((?:\\[ \t]*\n|.)*)", re.MULTILINE | re.IGNORECASE
 )
-_DOCUMENTS = (".json", ".yaml", ".yml")
 _HOLDERS = ("entrypoint", "command", "cmd", "args")
 _EXEC: tuple[str, ...] = ("ENTRYPOINT", "CMD")
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
@@ -311,7 +309,7 @@ def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
         yield from _of_dockerfile(text, engine)
         return
     documents, problem = _documents(text)
-    if problem is not None and ending in _DOCUMENTS:
+    if problem is not None and ending in (".json", ".yaml", ".yml"):
         yield problem
     found = [one for document in documents for one in _walk(document, engine)]
     if found or (documents and text.lstrip().startswith(("{", "["))):

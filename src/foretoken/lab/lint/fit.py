@@ -17,10 +17,7 @@ from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, find_device, planned_methods
 from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
-_ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
-"""Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
-
 _TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
 """Keys with which a draft may have another vocabulary."""
 
@@ -90,7 +87,7 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     # At least one device for each rank, but for Foretoken's processes on a CPU, which they are
     # taken to share unless a machine is named.
     in_processes = launch.engine == "foretoken" and launch.ranks > 1
-    device, count = machine.device or (_ANY_CPU if in_processes else _ANY_GPU), machine.count
+    device, count = machine.device or ("epyc-9755" if in_processes else "h100-sxm"), machine.count
     if not in_processes or find_device(device).kind != "cpu":
         count = max(count, launch.ranks)
     settings = PlanSettings(

@@ -31,8 +31,6 @@ _SECRETS = re.compile(
     r"|(?i:\bbearer\s+[\w.~+/-]{16,}=*)"
     r"|(?i:\b(?:password|passwd|api[_-]?key|secret|token)\b\s*[:=]\s*)\S{6,}"
 )
-_SECRET_PREFIXES = ("sk-", "hf_", "bearer ")
-_SECRET_OPTIONS = ("api-key=", "api_key=", "token=", "password=")
 _REDACTED = "[redacted]"
 
 
@@ -205,9 +203,9 @@ def redact_secrets(text: str) -> str:
 def redact_word(word: str) -> str:
     """A word of a command line; where an option or a prefix says secret, however short it is."""
     lowered = word.lower()
-    if lowered.startswith(_SECRET_PREFIXES):
+    if lowered.startswith(("sk-", "hf_", "bearer ")):
         return _REDACTED
-    for name in _SECRET_OPTIONS:
+    for name in ("api-key=", "api_key=", "token=", "password="):
         if name in lowered:
             return word[: lowered.index(name) + len(name)] + _REDACTED
     return redact_secrets(word)
