@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from foretoken.lab.findings import Finding
     from foretoken.lab.lint.checks import LintResult, OwnParser
 
-EXIT_FOUND = 1
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Any mistake that the parser of a command finds."""
 EPILOG = (
@@ -84,7 +83,7 @@ def lint(
     else:
         _print(results)
     failing = ("error", "warning") if strict else ("error",)
-    raise typer.Exit(EXIT_FOUND if worst_level(found) in failing else 0)
+    raise typer.Exit(1 if worst_level(found) in failing else 0)
 
 
 def own_parser(root: Any) -> "OwnParser":

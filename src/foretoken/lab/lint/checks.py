@@ -37,6 +37,7 @@ _UNPADDED = "disable_padded_drafter_batch"
 _STEPS, _ROWS, _TOP_K = (
     f"speculative-{name}" for name in ("num-steps", "num-draft-tokens", "eagle-topk")
 )
+_LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
 """Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
@@ -116,9 +117,7 @@ def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> Launch
 
     findings = left = ask(launch)
     kept = launch
-    while (error := first_error(left)) is not None and error.remedy.startswith(
-        ("leave it out", "left out")
-    ):
+    while (error := first_error(left)) is not None and error.remedy.startswith(_LEFT_OUT):
         shorter = kept.without(error.where.removeprefix("LLM.").lstrip("-").replace("_", "-"))
         if shorter == kept:
             break
