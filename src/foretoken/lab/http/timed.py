@@ -52,7 +52,6 @@ class Origin:
 
 
 now = time.perf_counter
-_BUFFER_BYTES = 1 << 16
 
 
 class TransportError(Exception):
@@ -200,7 +199,7 @@ class HttpPool:
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if self.origin.secure else None
         # One for all connections: each is emptied before the loop reads the next.
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(1 << 16))
 
     async def send(
         self,

@@ -178,8 +178,6 @@ def in_json(name: str) -> bool:
 
 _REFERENCE = re.compile(r"\$(?:\(\([^()]*\)\)|\([^()]*\)|\{[^{}]*\}|\w+)")
 _IN_JSON = re.compile(rf'("(?:[^"\\]|\\.)*")|({_REFERENCE.pattern})')
-_IN_SINGLE_QUOTES = re.compile("'[^']*'")
-_MARK = "\0"
 _MARKED = re.compile(r'"\\u0000((?:[^"\\]|\\.)*)"')
 _NUMBERS = (
     "num_speculative_tokens",
@@ -219,7 +217,7 @@ def read_json(text: str, raw: str = "") -> Any:
     the program gets, `raw` how it was written: in single quotes a shell fills in nothing. Raises
     ValueError if it is no JSON, whatever the variables are."""
     written = raw or text
-    filled = written if written.startswith('"') else _IN_SINGLE_QUOTES.sub("", written)
+    filled = written if written.startswith('"') else re.sub("'[^']*'", "", written)
     if "$" not in filled:
         return json.loads(text)
     return json.loads(_IN_JSON.sub(lambda match: match[1] or json.dumps(match[2]), text))
@@ -227,7 +225,7 @@ def read_json(text: str, raw: str = "") -> Any:
 
 def json_text(value: Any) -> str:
     """JSON of a value, with variables as they have to stand: numbers without quotes."""
-    text = json.dumps(_marked(value), default=lambda one: f"{_MARK}{one}")
+    text = json.dumps(_marked(value), default=lambda one: f"\0{one}")
     return _MARKED.sub(lambda match: match[1], text)
 
 

@@ -37,7 +37,6 @@ NAME_CHECKS = (
     "given_twice",
 )
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
-_NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 _NAMED_SO = {
     "eagle3": "eagle3",
     "eagle-3": "eagle3",
@@ -302,7 +301,7 @@ def _use_todays_words(config: dict[str, Any]) -> None:
     elif row is not None and row.gone:
         for key in ("model", "draft_tensor_parallel_size", "quantization"):
             config.pop(key, None)
-        config |= _NO_WEIGHTS
+        config |= {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     rule = config.get("rejection_sample_method")
     if gone_value("vllm", "rejection_sample_method", rule) is not None:
         for key in ("rejection_sample_method", "posterior_threshold", "posterior_alpha"):
