@@ -23,8 +23,7 @@ from benchmarks.simulate.machine import (
 )
 from benchmarks.simulate.traffic import DraftChance, RequestClass
 from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
-from foretoken.lab.plan.devices import EngineCost
-from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.plan.setup import EngineCost, PlanSettings
 from foretoken.lab.tune.search import Search, best_setting, checked_gain, next_visit, spent_s, stand
 from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, Visit
 

@@ -16,8 +16,7 @@ from typing import final
 from foretoken.config.auto import auto_drafters
 from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import DraftingSetup, Schedule
-from foretoken.lab.launch.engines import ENGINES, given, tell
+from foretoken.lab.launch.engines import ENGINES, DraftingSetup, Schedule, given, tell
 from foretoken.lab.launch.launch import LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_source, read_words
 from foretoken.lab.launch.write import words_of

@@ -11,8 +11,8 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from foretoken.lab.launch.drafting import MOST_RUNNING, Ranges
-from foretoken.lab.launch.drafting import Schedule as Schedule
+from foretoken.lab.launch.engines import MOST_RUNNING, Ranges
+from foretoken.lab.launch.engines import Schedule as Schedule
 from foretoken.lab.stats.intervals import Floats
 
 OUTLIER = 3.0
