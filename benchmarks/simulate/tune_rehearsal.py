@@ -114,8 +114,7 @@ def truth(rehearsed: RehearsedCase, answers: SimulatedAnswers) -> tuple[Setting,
         ]
         for setting in question.settings
     ])  # fmt: skip
-    best = best_setting(question, gains_SL)
-    return best.setting, best.value
+    return best_setting(question, gains_SL)
 
 
 def play(

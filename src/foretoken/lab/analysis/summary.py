@@ -284,8 +284,7 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     clusters = np.arange(top.size)
 
     def ratio(values: Floats, weights: Floats) -> Floats:
-        sums: Floats = (weights @ values) / (weights @ bottom)
-        return sums
+        return (weights @ values) / (weights @ bottom)
 
     if top.size < 3 or point <= 0:
         return unknown(point)

@@ -30,23 +30,19 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether both ends are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def scaled(self, factor: float) -> "Interval":
-        """The interval of a positive multiple."""
         assert factor > 0, factor
         low, high = self.low * factor, self.high * factor
         return Interval(self.estimate * factor, low, high, self.level, self.unseen_sd)
 
 
 def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
-    """An interval about which the sample says nothing."""
     return Interval(estimate, -math.inf, math.inf, level)
 
 
 normal_quantile = NormalDist().inv_cdf
-"""Quantile of the standard normal distribution."""
 
 
 def student_cdf(t: float, dof: int) -> float:
@@ -106,8 +102,7 @@ def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interva
     Its coverage is at least `level` for any distribution; an end is infinite while the sample is
     too small to have it.
     """
-    n = values.size
-    estimate = quantile(values, q)
+    n, estimate = values.size, quantile(values, q)
     if n == 0:
         return unknown(estimate, level)
     ordered = np.sort(values)

@@ -48,9 +48,10 @@ class Sample:
     blocks_N: Ints
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
-        given = (self.values_N.shape, self.blocks_N.shape)
-        assert self.values_N.shape == self.blocks_N.shape, given
+        assert self.values_N.shape == self.blocks_N.shape, (
+            self.values_N.shape,
+            self.blocks_N.shape,
+        )
 
     def known(self) -> "Sample":
         """Without NaN values."""
@@ -69,9 +70,7 @@ class WeightedQuantile:
     q: float
 
     def __call__(self, values_N: Floats, weights_RN: Floats) -> Floats:
-        """Quantile per row of weights, each value with a weight of its own."""
-        sample = Sample(values_N, np.arange(values_N.size))
-        return self.of_blocks(sample, weights_RN)
+        return self.of_blocks(Sample(values_N, np.arange(values_N.size)), weights_RN)
 
     def of_blocks(self, sample: Sample, weights_RC: Floats) -> Floats:
         """Quantile per row of whole weights of blocks."""
@@ -88,8 +87,7 @@ class WeightedQuantile:
         low_values_R = values_N[_first_above(counts_NC, weights_RC, low_R)]
         high_values_R = values_N[_first_above(counts_NC, weights_RC, low_R + 1.0)]
         high_values_R = np.where(part_R > 0, high_values_R, low_values_R)
-        quantiles_R: Floats = low_values_R + part_R * (high_values_R - low_values_R)
-        return quantiles_R
+        return low_values_R + part_R * (high_values_R - low_values_R)
 
 
 def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Ints:
@@ -105,7 +103,6 @@ def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Int
 
 
 def weighted_mean(values_N: Floats, weights_RN: Floats) -> Floats:
-    """The statistic "mean"."""
     means_R: Floats = weights_RN @ values_N / weights_RN.sum(axis=1)
     return means_R
 
@@ -203,7 +200,6 @@ def log_interval(
 
 
 def _half(error: float, num_blocks: float, level: float, unseen_sd: float) -> float:
-    """Half the width of an interval of the logarithm."""
     p = 1 - (1 - level) / 2
     seen = student_quantile(p, int(num_blocks) - 1) * error
     return math.hypot(seen, normal_quantile(p) * unseen_sd) if unseen_sd else seen

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
 
 from foretoken.config.auto import auto_drafters
 from foretoken.config.methods import known_methods
@@ -34,7 +33,6 @@ _PORTS = ("port", "p")
 _CONTAINERS = ("docker", "podman", "nerdctl")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
     """A user's command, apart from speculation and port."""
@@ -91,7 +89,6 @@ class ServerCommand:
 
     @property
     def schedule(self) -> Schedule:
-        """What lengths by load the engine can be told."""
         return ENGINES[self.engine].schedule if self.engine in ENGINES else "one"
 
     def line(
