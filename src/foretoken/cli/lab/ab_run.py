@@ -134,7 +134,6 @@ def _say_cells(order: AbOrder) -> None:
 
 
 def _named(values: Mapping[str, Any]) -> str:
-    """`k=1, concurrency=8`."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -288,7 +287,6 @@ class _LiveView:
 
 @contextmanager
 def _live_view() -> Iterator[_LiveView]:
-    """A view for as long as a measurement lasts."""
     show = Console(stderr=True, highlight=False)
     with Progress(console=show, transient=True, disable=not show.is_terminal) as bar:
         yield _LiveView(show, bar)

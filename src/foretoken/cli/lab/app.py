@@ -34,7 +34,6 @@ class LabGroup(TyperGroup):
     """Says of each command all of its first paragraph, of an earlier one what does its work now."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one row per command."""
         write_commands(self, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

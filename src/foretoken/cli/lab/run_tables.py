@@ -20,7 +20,6 @@ def console() -> Console:
 
 
 def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0) -> str:
-    """A number with its interval."""
     if value is None or math.isnan(value.estimate):
         return "-"
     said = f"{scale * value.estimate:{form}}{unit}"
@@ -30,17 +29,14 @@ def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0)
 
 
 def show_number(value: Interval | None, digits: int = 2) -> str:
-    """A number with its interval."""
     return _show(value, f".{digits}f")
 
 
 def show_percent(value: Interval | None) -> str:
-    """A share with its interval, in percent."""
     return _show(value, ".0%")
 
 
 def _milliseconds(found: Quantiles | None, name: str) -> str:
-    """One quantile of a latency, if there is any."""
     return _show(None if found is None else getattr(found, name), ".1f", " ms", 1000.0)
 
 
@@ -53,7 +49,6 @@ def show_break_even_rate(value: Interval | None, draft_share: float | None = Non
 
 
 def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
-    """One column per arm."""
     table = Table("", *(arm.arm for arm in arms), title_justify="left")
     rows: dict[str, Callable[[ArmSummary], str]] = {
         "requests": lambda a: f"{a.num_requests} ({a.num_errors} failed)",
@@ -98,7 +93,6 @@ def _print_acceptance(out: Console, arm: ArmSummary) -> None:
 
 
 def print_ab(out: Console, summary: AbSummary) -> None:
-    """Arms, gains, equality and what odd things there were."""
     print_arms(out, summary.arms)
     table = Table("gain (above 1: better)", summary.candidate, "blocks", "for +-5 %")
     for gain in summary.gains:

@@ -87,7 +87,6 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
 
 
 def _announce(search: Search, line: "partial[str]") -> None:
-    """What will be tried, and how long it takes at most."""
     question = search.question
     at = ", ".join(map(str, question.loads))
     _print(
@@ -138,7 +137,6 @@ def _measure(search: Search, journal: Journal, server: StartedServer) -> None:
 
 
 def _told(search: Search, visits: Sequence[Visit], name: str) -> list[str]:
-    """What the last visit shows."""
     visit = visits[-1]
     if visit.problem:
         return [f"{name}: given up: {visit.problem}"]
@@ -163,7 +161,6 @@ def _told(search: Search, visits: Sequence[Visit], name: str) -> list[str]:
 
 
 def _show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
-    """What was measured, then the sentence and the command."""
     table = Table("setting", "starts", *(f"{n} in flight" for n in search.question.loads))
     for row in answer.settings:
         if row.problem:

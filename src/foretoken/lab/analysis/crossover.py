@@ -36,7 +36,6 @@ class Crossing:
     at: Interval
     """Ends are infinite where they lie outside what was measured; all of it is unknown in NaN."""
     measured: tuple[float, float]
-    """The least and the most that were measured."""
 
     @property
     def says(self) -> str:
@@ -54,7 +53,6 @@ class Crossing:
 
 
 def show_metric(metric: str) -> str:
-    """`TPOT P50`."""
     return metric.replace("_", " ").upper()
 
 

@@ -51,11 +51,9 @@ class StepTimes(NamedTuple):
     """Whether another request waited for its first token meanwhile, as far as is known."""
 
     def only(self, keep_N: Bools) -> "StepTimes":
-        """Some of the steps."""
         return StepTimes._make(values_N[keep_N] for values_N in self)
 
     def at(self, batch: int) -> "StepTimes":
-        """The steps at one batch size."""
         return self.only(self.batch_N == batch)
 
 

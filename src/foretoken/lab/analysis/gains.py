@@ -184,7 +184,6 @@ def _rate_gain(
 
 
 def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> Equality:
-    """Equality of the texts of greedy and seeded requests."""
     base, other = pair(records, names)
     fixed = [
         (a, b)
@@ -255,7 +254,6 @@ def gains_by_class(
 
 
 def alone_gains(category: str, alone: AbSummary) -> ClassGains:
-    """A category's gains where it was the only traffic."""
     return _times_of("category", category, alone.gains)
 
 

@@ -59,7 +59,6 @@ class ArmData:
 
 
 def sample_of(records: Sequence[RequestRecord], value: Value) -> Sample:
-    """A value per request with its block."""
     return Sample(
         np.array([value(r) for r in records], np.float64),
         np.array([r.block for r in records], np.int64),
@@ -93,14 +92,12 @@ def is_good(record: RequestRecord, levels: ServiceLevels) -> bool:
 
 
 def output_tokens(record: RequestRecord) -> float:
-    """Tokens of an answer; 0 if the server does not say."""
     return float(record.output_tokens or 0)
 
 
 def summarize_arm(
     records: Sequence[RequestRecord], data: ArmData, levels: ServiceLevels
 ) -> ArmSummary:
-    """The summary of an arm."""
     own = [r for r in records if r.arm == data.arm and not r.warm_up]
     good = counted(records, data.arm)
     errors = Counter((r.error or "no text").split(":")[0] for r in own if not r.ok)
@@ -193,7 +190,6 @@ Key = Callable[[RequestRecord], str]
 
 
 def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBucket, ...]:
-    """Buckets of all requests with drafts, by everything that can be told apart."""
     found: list[AcceptanceBucket] = []
     keys = {"all": lambda _: "all", "temperature": temperature_key(records), **_KEYS}
     for by, key in keys.items():
@@ -319,5 +315,4 @@ def num_verifications(arm: ArmSummary) -> int:
 
 
 def enough_drafts(arm: ArmSummary) -> bool:
-    """Whether an arm verified enough for its acceptance to mean something."""
     return num_verifications(arm) >= FEWEST_STEPS_OF_ALL

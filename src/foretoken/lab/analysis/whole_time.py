@@ -35,7 +35,6 @@ class StepCounts:
 
     @property
     def draft_share(self) -> float:
-        """Share of the steps that drafted."""
         return self.num_verifications / self.num_steps
 
     @property
@@ -45,7 +44,6 @@ class StepCounts:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean over all steps."""
         return 1.0 + self.num_accepted / self.num_steps
 
 
@@ -63,7 +61,6 @@ def counts_of(arm: ArmSummary) -> StepCounts | None:
 
 
 def counts_of_records(records: Sequence[RequestRecord]) -> StepCounts | None:
-    """The same of whole answers."""
     found = [r.acceptance for r in records if r.acceptance is not None and r.acceptance.num_steps]
     drafted = sum(a.num_drafted for a in found)
     if not drafted:

@@ -66,7 +66,6 @@ class Reply:
     """What came back for one request."""
 
     body: Mapping[str, Any]
-    """What was asked."""
     text: str = ""
     token_ids: tuple[int, ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -84,11 +83,9 @@ class Reply:
     refused: str | None = None
     """Why the server does not take such a request."""
     error: str | None = None
-    """What broke."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is an answer."""
         return self.refused is None and self.error is None
 
     @property
@@ -106,12 +103,10 @@ class Reply:
 
     @property
     def finish_reason(self) -> str | None:
-        """The last one."""
         return self.finish_reasons[-1] if self.finish_reasons else None
 
 
 def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
-    """What `answer` says to `body`."""
     if (400 <= answer.status < 500 and answer.status not in _BUSY) or answer.status == 501:
         return Reply(
             body=body,
@@ -204,7 +199,6 @@ class OneAtATime:
     """Lets any number of requests of one asker through, and never of two."""
 
     def __init__(self) -> None:
-        """It is nobody's turn."""
         self._holder: object | None = None
         self._open = 0
         self._ended = asyncio.Condition()
@@ -249,7 +243,6 @@ class Asker:
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
     ) -> Reply:
-        """The reply to one request."""
         whole = {**self._fixed, **body}
         if stream:
             whole |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -58,11 +58,9 @@ class Sides:
     samples: int = 200
     """Draws of each prompt, server and set of sampling parameters."""
     parameters: tuple[Mapping[str, Any], ...] = ()
-    """Sets of sampling parameters."""
 
     @property
     def control(self) -> bool:
-        """Whether plain decoding is compared with itself."""
         return self.arm is self.plain
 
 
@@ -73,7 +71,6 @@ class AuditCheck:
     name: str
     sentence: str
     look: Callable[[Sides, Case], Awaitable[Look]] | None = None
-    """Asks about a case."""
     compare: Callable[[Sides, Sequence[Case]], Awaitable[list[Look]]] | None = None
     """Compares both servers by itself: `wrong` is what no chance explains."""
     read: Callable[[Reply], Look] | None = None
@@ -90,7 +87,6 @@ class EndedLook(Exception):
     """A look that cannot go on, for want of an answer or of plain decoding."""
 
     def __init__(self, look: Look) -> None:
-        """How it ended."""
         self.look = look
         super().__init__(look.why)
 
@@ -105,7 +101,6 @@ def answered(*replies: Reply) -> None:
 
 
 def unasked(why: str) -> Look:
-    """What the server cannot be asked."""
     return Look(sort="unasked", why=why)
 
 

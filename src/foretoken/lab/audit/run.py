@@ -50,7 +50,6 @@ class AuditPlan:
     """How much is asked."""
 
     prompts: Annotated[int, at_least(1)] = 32
-    """Prompts of each check."""
     max_tokens: Annotated[int, at_least(4)] = 48
     samples: Annotated[int, at_least(1)] = 200
     """Draws of each of two prompts, by server and set of sampling parameters."""
@@ -61,7 +60,6 @@ class AuditPlan:
     """Whether seeded answers are promised to be plain decoding's."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "plan.")
         names = [check.name for check in CHECKS]
         for name in self.only:
@@ -204,7 +202,6 @@ class Audited:
 
     @property
     def faults(self) -> list[str]:
-        """Checks that found one."""
         return [check.name for check in self.checks if check.status == "fault"]
 
     @property

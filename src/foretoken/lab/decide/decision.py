@@ -64,8 +64,6 @@ class Decision:
 
     @property
     def conclusion(self) -> Verdict:
-        """The verdict with one reason, what is missing in blocks and minutes, and the next
-        command."""
         reason = self.reason
         if self.needed_blocks is not None:
             minutes = (self.more_seconds or 0.0) / 60
@@ -79,7 +77,6 @@ class Decision:
 def decide(
     summary: AbSummary, policy: ShipPolicy, *, run: str = "", reference: ArmSummary | None = None
 ) -> Decision:
-    """Judge one A/B by every rule of the policy."""
     evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)
     rules = tuple(
         Judged(rule=r.name, weight=r.weight, result=r.judge(evidence, **r.parameters))
@@ -137,7 +134,6 @@ def _next(summary: AbSummary, verdict: str, needed: int | None) -> str:
 def _sentence(
     evidence: Evidence, rules: Sequence[Judged], against: list[Judged], still_open: list[Judged]
 ) -> str:
-    """What is against it; else what is proven, what is not, and what that takes."""
     if against:
         return "; ".join(f"{j.rule}: {j.result.says}" for j in against)
     parts = [f"faster: proven ({j.result.says})" for j in rules
@@ -170,7 +166,6 @@ def _needed(evidence: Evidence, still_open: Sequence[Judged]) -> int | None:
 
 
 def rules_table(rules: Sequence[Judged]) -> Table:
-    """Rule by rule: what was seen, and what would settle it."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("rule", "weight", "answer", "what was seen"):
         table.add_column(name, no_wrap=name != "what was seen", overflow="fold")

@@ -48,7 +48,6 @@ class RuleResult:
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """What would settle it, and what to do."""
         asked = ((self.needed_blocks, "blocks"), (self.needed_requests, "requests"))
         missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
         return tuple(filter(None, (missing, self.advice if self.outcome != "pass" else "")))
@@ -65,12 +64,10 @@ class Evidence:
 
     @property
     def baseline(self) -> ArmSummary:
-        """The arm without speculation."""
         return self.summary.arm(self.summary.baseline)
 
     @property
     def candidate(self) -> ArmSummary:
-        """The arm that would be used."""
         return self.summary.arm(self.summary.candidate)
 
     @property
@@ -85,11 +82,9 @@ class Evidence:
 
     @property
     def level(self) -> float:
-        """Confidence level of intervals at this look."""
         return level_of_look(BOTH_SIDES_LEVEL, self.summary.look)
 
     def ratio(self, gain: ArmGain) -> Interval:
-        """The gain's interval at this look's level."""
         return at_level(gain.ratio, gain.num_blocks, self.level)
 
     def blocks_to_show(self, gain: ArmGain, threshold: float, resolution: float) -> int | None:
@@ -188,7 +183,6 @@ def against_break_even(rate: Interval, limit: Interval) -> str:
 
 
 def show_break_even(limit: Interval) -> str:
-    """The rate at which speculation breaks even, in words where it is none."""
     if limit.estimate > 1.0:
         return "no acceptance would pay: a verification costs more than all its drafts can yield"
     if limit.estimate <= 0:

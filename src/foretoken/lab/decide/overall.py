@@ -48,17 +48,14 @@ class Overall:
 
     @property
     def sentence(self) -> str:
-        """All that it says, in a row."""
         return ". ".join(self.says)
 
     @property
     def answer(self) -> str:
-        """The verdict for someone who reads no further."""
         return f"{self.verdict} {_PART}" if self.in_part else self.verdict
 
     @property
     def conclusion(self) -> Verdict:
-        """The verdict with one reason and the next command."""
         own = self.best.conclusion
         if len(self.says) == 1 and not self.in_part:
             return own
@@ -145,7 +142,6 @@ def _split(decision: Decision) -> list[str]:
 def _by_traffic(
     decisions: Sequence[Decision], own: Indices, traffic: Differing, decides: int
 ) -> list[str]:
-    """What the configuration does for which traffic, what to do about it, and why."""
     differing = _differing(traffic, own)
     if not differing:
         split = _split(decisions[decides])

@@ -225,7 +225,6 @@ def acceptance_pays(evidence: Evidence) -> RuleResult:
 def _against(
     rate: Interval, limit: Interval, name: str, *, where: str = "", requests: int = 0
 ) -> RuleResult:
-    """Above, below or astride break-even."""
     says = f"{name} {show_share(rate)}{where}, {show_break_even(limit)}"
     outcome, apart = against_break_even(rate, limit), abs(rate.estimate - limit.estimate)
     needed = None

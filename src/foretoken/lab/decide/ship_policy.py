@@ -79,7 +79,6 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
 
 
 def default_text() -> str:
-    """The default policy file as it ships."""
     file = resources.files("foretoken.lab.decide").joinpath("default.yaml")
     return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
 

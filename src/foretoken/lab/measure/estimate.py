@@ -51,7 +51,6 @@ async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
 
 
 def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
-    """Seconds of the whole A/B."""
     before, each = _parts(config, paces)
     return config.sizes.blocks * (before + config.sizes.requests_per_block * each)
 
@@ -87,7 +86,6 @@ def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbC
 
 
 def announce(config: AbConfig, paces: Mapping[str, Pace]) -> str:
-    """What will be measured, and how long that takes."""
     told = []
     for name, own in paces.items():
         start = f" after a start of {own.start_s:.0f} s" if own.start_s else ""

@@ -49,7 +49,6 @@ class ArmConfig:
     """Longest time that one request may take."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError unless there is exactly one of `url` and `command`."""
         where, given = f"arm {self.name!r}", f"url={self.url!r}, command={self.command!r}"
         one = (self.url is None) != (self.command is None)
         require(where, given, one, f"exactly one of the two: {SERVER}")
@@ -60,7 +59,6 @@ class ArmConfig:
 
     @property
     def starts_anew(self) -> bool:
-        """Whether every block is a start of the server."""
         return self.command is not None or self.restart_command is not None
 
     @property
@@ -89,7 +87,6 @@ class ServiceLevels:
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit."""
         return any(v is not None for v in (self.ttft_s, self.tpot_s, self.e2e_s))
 
 
@@ -104,7 +101,6 @@ class Sizes:
     """Requests before each block that do not count."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "sizes.")
 
 
@@ -125,7 +121,6 @@ class AbConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError if there is no arm, or if the arms cannot be told apart."""
         names = [arm.name for arm in self.arms]
         if not names:
             raise ConfigError("--candidate", None, SERVER)
@@ -138,19 +133,16 @@ class AbConfig:
                 raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
 
     def require_two(self) -> None:
-        """Raise a ConfigError if there is one server alone."""
         if not self.compared:
             missing = "--baseline" if self.baseline is None else "--candidate"
             raise ConfigError(missing, None, f"a second server to compare with: {SERVER}")
 
     @property
     def arms(self) -> tuple[ArmConfig, ...]:
-        """Those that there are, the baseline first."""
         return tuple(arm for arm in (self.baseline, self.candidate) if arm is not None)
 
     @property
     def compared(self) -> bool:
-        """Whether there are two."""
         return len(self.arms) == 2
 
 

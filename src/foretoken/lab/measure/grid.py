@@ -49,7 +49,6 @@ class Cell:
     summary: AbSummary
 
     def row(self) -> dict[str, Any]:
-        """As plain values."""
         names = ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_mean", "tokens_per_s",
                  "goodput")  # fmt: skip
         gains = {name: self.summary.gain(name) for name in names}
@@ -130,7 +129,6 @@ def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
 
 
 def folder_of(values: Values) -> str:
-    """A folder's name for a cell."""
     words = "_".join(f"{name.split('.')[-1]}-{value}" for name, value in values.items())
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in words)[:120] or "cell"
 
@@ -206,7 +204,6 @@ class BreakEven:
 
 
 def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
-    """Of every combination of the other axes."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         others = {name: value for name, value in cell.values.items() if name != FORCED}

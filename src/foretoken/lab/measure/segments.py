@@ -115,7 +115,6 @@ class RunFolder:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
     def is_finished(self, segment: Segment) -> bool:
-        """Whether the segment was measured before."""
         key = (segment.arm.name, segment.block)
         return any((end.arm, end.block) == key for end in self.finished)
 
@@ -143,7 +142,6 @@ class RunFolder:
                 self._problem = error
 
     def close(self) -> None:
-        """Close the files."""
         self._requests.close()
         self._segments.close()
 

@@ -51,7 +51,6 @@ class WorkloadConfig:
     """Only requests of this class."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "workload.")
 
 
@@ -271,7 +270,6 @@ class Load:
     """Pace of a trace: 2 replays it in half its time."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         open_loop = self.kind in ("constant", "poisson", "gamma")
         allowed = f"requests per second > 0, as in --load {self.kind}:2"
         require("load.rate", self.rate, not open_loop or (self.rate or 0) > 0, allowed)
@@ -280,7 +278,6 @@ class Load:
         require("load.speed", self.speed, self.speed > 0, "a number > 0")
 
     def __str__(self) -> str:
-        """A few words for tables."""
         if self.kind == "closed":
             return f"{self.concurrency} in flight"
         if self.kind == "trace":

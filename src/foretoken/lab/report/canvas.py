@@ -143,7 +143,6 @@ def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
 
 
 def variables(*, dark: bool) -> str:
-    """The palette as declarations of CSS variables."""
     return " ".join(f"--{name}: {both[dark]};" for name, both in PALETTE.items())
 
 

@@ -65,7 +65,6 @@ def _details(run: ReportRun) -> str:
 
 
 def tiles(run: ReportRun) -> list[Tile]:
-    """Speed-up, tail, first token, acceptance, break-even, equality; each with its n."""
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99"),
              _gain_tile(run, "ttft_p50", "TTFT P50"), *_acceptance_tiles(run)]  # fmt: skip

@@ -45,7 +45,6 @@ class Plot(NamedTuple):
 
 
 def latencies(run: ReportRun) -> Figure | None:
-    """P50, P95 and P99 of both arms for the first token, each token and the whole answer."""
     arms = run.arms
     rows = [
         (f"{name} {quantile.upper()}", [getattr(getattr(arm, key), quantile) for arm in arms])

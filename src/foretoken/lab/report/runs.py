@@ -33,7 +33,6 @@ class ReportRun:
 
     @property
     def drafts(self) -> AcceptanceBucket | None:
-        """The candidate's acceptance over all requests."""
         return self.arms[1].all_drafts
 
 
