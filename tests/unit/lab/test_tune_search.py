@@ -17,6 +17,7 @@ from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, Si
 from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_cases
 from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.drafting import Schedule
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.real import VISITS, Journal
 from foretoken.lab.tune.search import (
@@ -37,7 +38,6 @@ from foretoken.lab.tune.settings import (
     LoadSeen,
     NextVisit,
     Question,
-    Schedule,
     Setting,
     Visit,
     ranges_of,

@@ -78,7 +78,11 @@ async def drive(client: Client, items: Sequence[Item], load_run: LoadRun, done: 
     due_N = now() + after_N
     async with asyncio.TaskGroup() as group:
         for item, due_s in zip(items, due_N.tolist(), strict=True):
-            await _until(due_s)
+            # Asleep to the last tick, then round the loop: its timers wake whole ticks late.
+            if (wait_s := due_s - now()) > _TICK_S:
+                await asyncio.sleep(wait_s - _TICK_S)
+            while now() < due_s:
+                await asyncio.sleep(0)
             group.create_task(one(item, due_s))
     return now() - began
 
@@ -96,15 +100,6 @@ def instants(items: Sequence[Item], load: Load, seed: int) -> Floats:
     usual = float(np.mean(gaps_N[gaps_N >= 0])) if (gaps_N >= 0).any() else 0.0
     gaps_N = np.where(gaps_N >= 0, gaps_N, usual)
     return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / load.speed
-
-
-async def _until(due_s: float) -> None:
-    """Sleeps to the last tick, then goes round the loop: its timers wake whole ticks late."""
-    wait = due_s - now()
-    if wait > _TICK_S:
-        await asyncio.sleep(wait - _TICK_S)
-    while now() < due_s:
-        await asyncio.sleep(0)
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:

@@ -83,10 +83,19 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
     """The settings of a cell.
 
     Raises:
-        ConfigError: a value has neither a setting nor a placeholder to go to.
+        ConfigError: a value has neither a setting nor a placeholder to go to, or acceptance is to
+            be forced by no chance, or where the candidate has nothing to turn.
     """
     if FORCED in values:
-        config = _with_forced(config, values[FORCED])
+        rate = values[FORCED]
+        if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
+            raise ConfigError("--force-acceptance", rate, allowed)
+        assert config.candidate is not None, "two arms are compared"
+        # Texts are garbage then, so lengths are fixed.
+        parameters = {"ignore_eos": True, **config.workload.parameters}
+        workload = replace(config.workload, parameters=parameters)
+        config = replace(config, workload=workload, candidate=turned(config.candidate, rate))
     plain: dict[str, Any] = to_plain(config)
     for name, value in values.items():
         if name == FORCED or _fill(plain, name, value):
@@ -154,22 +163,6 @@ def run_grid(
     return cells
 
 
-def _with_forced(config: AbConfig, rate: float) -> AbConfig:
-    """The settings with the candidate's acceptance set. Texts are garbage then, so lengths are
-    fixed.
-
-    Raises:
-        ConfigError: it is no chance, or the candidate has nothing to turn.
-    """
-    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
-        raise ConfigError("--force-acceptance", rate, allowed)
-    assert config.candidate is not None, "two arms are compared"
-    parameters = {"ignore_eos": True, **config.workload.parameters}
-    workload = replace(config.workload, parameters=parameters)
-    return replace(config, workload=workload, candidate=turned(config.candidate, rate))
-
-
 def turned(arm: ArmConfig, rate: float) -> ArmConfig:
     """The arm with its acceptance set.
 
@@ -223,50 +216,41 @@ def find_break_even(
     logarithm of the gain is a line over log(1 + k r), not over r, and the break-even is where it
     is 0.
     """
-    levels: list[_Level] = []
-    pairs: list[tuple[float, Interval]] = []
+    drafts, logs, pairs = [], [], []
     for rate, summary in points:
         gain = summary.gain(METRIC)
         if gain is None or not gain.ratio_by_block:
             continue
         found = summary.arm(summary.candidate).all_drafts
         if found is not None and found.num_steps:
-            drafts = found.num_drafted / found.num_steps
+            drafts.append(found.num_drafted / found.num_steps)
         else:
-            drafts = float((summary.config.get("candidate") or {}).get("k") or 5)
-        own = found.rate.estimate if found is not None else rate
-        pairs.append((own, gain.ratio))
-        levels.append(_Level(own, drafts, np.log(np.array(gain.ratio_by_block))))
+            drafts.append(float((summary.config.get("candidate") or {}).get("k") or 5))
+        pairs.append((found.rate.estimate if found is not None else rate, gain.ratio))
+        logs.append(np.log(np.array(gain.ratio_by_block)))
     settings = points[0][1].config.get("load")
     load = str(from_plain(Load, settings)) if settings else ""
-    return BreakEven(
-        values=values or {}, load=load, metric=METRIC, rate=_crossing(levels), points=tuple(pairs)
-    )
+    at = _crossing([rate for rate, _ in pairs], drafts, logs)
+    return BreakEven(values=values or {}, load=load, metric=METRIC, rate=at, points=tuple(pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """What was measured with one acceptance forced."""
+def _crossing(rates: Sequence[float], drafts: Sequence[float], logs: Sequence[Floats]) -> Interval:
+    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above.
 
-    rate: float
-    drafts: float
-    """k: drafts per verification, as counted; else as configured, else five."""
-    log_gains_C: Floats
-
-
-def _crossing(levels: Sequence[_Level]) -> Interval:
-    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above."""
-    sizes = np.array([own.log_gains_C.size for own in levels])
-    if len(levels) < 2 or np.ptp([own.rate for own in levels]) == 0:
+    By level: the rate, drafts per verification (as counted; else as configured, else five), and
+    logarithms of gains by block.
+    """
+    sizes = np.array([own.size for own in logs])
+    if len(rates) < 2 or np.ptp(rates) == 0:
         return unknown()
-    k = float(np.mean([own.drafts for own in levels]))
-    yields_L = np.array([math.log1p(own.drafts * own.rate) for own in levels])
-    means_L = np.array([own.log_gains_C.mean() for own in levels])
+    k = float(np.mean(drafts))
+    yields_L = np.array([math.log1p(each * rate) for each, rate in zip(drafts, rates, strict=True)])
+    means_L = np.array([own.mean() for own in logs])
     # Starts differ alike at every level, so all levels tell of one spread.
-    rest = sum(float(((own.log_gains_C - own.log_gains_C.mean()) ** 2).sum()) for own in levels)
-    dof = int(sizes.sum()) - len(levels)
+    rest = sum(float(((own - own.mean()) ** 2).sum()) for own in logs)
+    dof = int(sizes.sum()) - len(rates)
     middle = float(sizes @ yields_L / sizes.sum())
-    design_L2 = np.stack([np.ones(len(levels)), yields_L - middle], axis=1)
+    design_L2 = np.stack([np.ones(len(rates)), yields_L - middle], axis=1)
     inverse_22 = np.linalg.inv((design_L2 * sizes[:, None]).T @ design_L2)
     line_2 = inverse_22 @ (design_L2 * sizes[:, None]).T @ means_L
     if line_2[1] <= 0:

@@ -6,7 +6,7 @@ segments.jsonl; records of one that was cut short are dropped when the run is re
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,17 +106,13 @@ class RunFolder:
                 raise ConfigError("--resume", str(path), allowed) from error
             require_same_settings(before, to_plain(settings), but=("sizes",))
             self.finished = read_segments(folder)
-            _keep_finished(folder, self.finished)
+            _drop_unfinished(folder, {(end.arm, end.block) for end in self.finished})
         write_json(folder / CONFIG, settings)
         try:
             self._requests = LineWriter(folder / REQUESTS)
             self._segments = LineWriter(folder / SEGMENTS)
         except OSError as error:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
-
-    def is_finished(self, segment: Segment) -> bool:
-        key = (segment.arm.name, segment.block)
-        return any((end.arm, end.block) == key for end in self.finished)
 
     def add(self, record: RequestRecord) -> None:
         """Write a record; what the disk says against it is raised by `finish`."""
@@ -166,12 +162,11 @@ def read_segments(folder: Path) -> list[SegmentEnd]:
     return [from_plain(SegmentEnd, v, f"{path}:{n}") for n, v in read_lines(path)]
 
 
-def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:
+def _drop_unfinished(folder: Path, keys: Set[tuple[str, int]]) -> None:
     """Drop the records of segments that were cut short."""
     path = folder / REQUESTS
     if not path.is_file():
         return
-    keys = {(end.arm, end.block) for end in finished}
     whole = path.with_suffix(".whole")
     whole.unlink(missing_ok=True)
     with LineWriter(whole) as writer:
@@ -181,7 +176,7 @@ def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:
     whole.replace(path)
 
 
-async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> SegmentEnd:
+async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> None:
     """Start the server, warm it up, drive it, and write everything down.
 
     Raises:
@@ -217,7 +212,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
         after = await scrape(client.pool)
-    end = SegmentEnd(
+    folder.finish(SegmentEnd(
         arm=arm.name,
         block=segment.block,
         seconds=seconds,
@@ -226,30 +221,22 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
         gauges=gauges,
         has_metrics=after is not None,
         host_busy=busy,
-    )
-    folder.finish(end)
-    return end
+    ))  # fmt: skip
 
 
 async def _host_busy() -> float | None:
-    """Share of all cores' time that is not idle, over a moment in which nothing is measured."""
-    before = _cpu_seconds()
-    await asyncio.sleep(_QUIET_S)
-    after = _cpu_seconds()
-    if before is None or after is None or after[1] <= before[1]:
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _cpu_seconds() -> tuple[float, float] | None:
-    """Ticks of all cores that were not idle, and all ticks, since the system started (Linux)."""
-    try:
-        words = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
-        ticks = [float(word) for word in words]
-    except (OSError, ValueError):
-        return None
-    waiting = sum(ticks[3:5])
-    return sum(ticks) - waiting, sum(ticks)
+    """Share of all cores' time that is not idle, over a moment in which nothing is measured, by
+    their ticks since the system started (Linux)."""
+    told = []
+    for wait_s in (0.0, _QUIET_S):
+        await asyncio.sleep(wait_s)
+        try:
+            words = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
+            told.append([float(word) for word in words])
+        except (OSError, ValueError):
+            return None
+    ticks = [after - before for before, after in zip(*told, strict=True)]
+    return (sum(ticks) - sum(ticks[3:5])) / sum(ticks) if sum(ticks) > 0 else None
 
 
 async def _watch_usage(arm: ArmConfig, url: str, gauges: dict[str, float]) -> None:

@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,12 +78,6 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
         yield client
 
 
-def _words_of(command: str) -> list[str]:
-    """The words of a command; variables that it begins with are set, as a shell would do it."""
-    words = shlex.split(command)
-    return ["env", *words] if words and re.match(r"[A-Za-z_]\w*=", words[0]) else words
-
-
 def _apart(arm: ArmConfig, out: IO[bytes]) -> dict[str, Any]:
     """How a process is started that is not to share our input, output and signals."""
     return {"stdin": asyncio.subprocess.DEVNULL, "stdout": out, "stderr": out,
@@ -96,8 +91,11 @@ async def _start(arm: ArmConfig, port: int, log: Path) -> _Process:
     command = given.replace("{port}", str(port))
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = _words_of(command)
-        end = _end_with_us if sys.platform == "linux" else None
+        words, end = shlex.split(command), None
+        if words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            words.insert(0, "env")  # which sets variables, as a shell would do it
+        if sys.platform == "linux":  # ended if we are killed, so that nothing keeps its memory
+            end = partial(ctypes.CDLL(None).prctl, _SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(*words, preexec_fn=end, **_apart(arm, out))
     except (OSError, ValueError) as error:
@@ -105,11 +103,6 @@ async def _start(arm: ArmConfig, port: int, log: Path) -> _Process:
         raise EndpointError(
             f"arm {arm.name!r}: cannot start `{command}`: {error}; {allowed}"
         ) from error
-
-
-def _end_with_us() -> None:
-    """Ask the kernel to end the server if we are killed, so that nothing keeps its memory."""
-    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
 
 
 async def _wait_ready(

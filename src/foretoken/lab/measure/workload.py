@@ -79,29 +79,27 @@ def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
     Raises:
         ConfigError: the file cannot be read, or has nothing of the class.
     """
-    loaded = load_workload(Path(config.file), format=config.format, strict=config.strict)
-    items = [_as_told(item, config) for item in loaded.items]
+    own, problems = load_workload(Path(config.file), format=config.format, strict=config.strict)
+    items, dealt = [], config.temperatures
+    for item in own:
+        temperature = item.temperature
+        if temperature is None and dealt:
+            temperature = float(dealt[item.index % len(dealt)])
+        items.append(replace(
+            item,
+            temperature=temperature,
+            max_tokens=item.max_tokens if config.max_tokens is None else config.max_tokens,
+            seed=item.seed if config.seed is None else config.seed + item.index,
+            parameters={**item.parameters, **config.parameters},
+        ))  # fmt: skip
     if config.category is not None:
         have = sorted({item.category for item in items if item.category})
         items = [item for item in items if item.category == config.category]
         if not items:
             allowed = one_of(config.category, have) if have else "none: no request has a class"
             raise ConfigError("workload.category", config.category, allowed)
-    said = f"{loaded.skipped} broken lines were skipped: {loaded.first_problem}"
-    return items, (said,) if loaded.skipped else ()
-
-
-def _as_told(item: Item, config: WorkloadConfig) -> Item:
-    temperature, dealt = item.temperature, config.temperatures
-    if temperature is None and dealt:
-        temperature = float(dealt[item.index % len(dealt)])
-    return replace(
-        item,
-        temperature=temperature,
-        max_tokens=item.max_tokens if config.max_tokens is None else config.max_tokens,
-        seed=item.seed if config.seed is None else config.seed + item.index,
-        parameters={**item.parameters, **config.parameters},
-    )
+    said = f"{len(problems)} broken lines were skipped: {problems[0]}" if problems else ""
+    return items, (said,) if said else ()
 
 
 def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
@@ -114,18 +112,10 @@ def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Items in order of arrival or of the file, and how many lines were skipped."""
-
-    items: tuple[Item, ...]
-    format: str
-    skipped: int
-    first_problem: str
-
-
-def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> Loaded:
-    """The items of a file.
+def load_workload(
+    path: Path, *, format: str = "auto", strict: bool = False
+) -> tuple[list[Item], list[str]]:
+    """The items of a file, in order of arrival or as they stand, and why lines were skipped.
 
     Raises:
         ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict`
@@ -161,7 +151,7 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
         raise ConfigError("--workload", f"{path}{why}", allowed)
     if all(item.arrival_s is not None for item in items):
         items.sort(key=lambda item: item.arrival_s or 0.0)
-    return Loaded(tuple(items), kind, len(problems), problems[0] if problems else "")
+    return items, problems
 
 
 def _detect(path: Path, text: str) -> str:

@@ -87,7 +87,8 @@ class WeightedQuantile:
         low_values_R = values_N[_first_above(counts_NC, weights_RC, low_R)]
         high_values_R = values_N[_first_above(counts_NC, weights_RC, low_R + 1.0)]
         high_values_R = np.where(part_R > 0, high_values_R, low_values_R)
-        return low_values_R + part_R * (high_values_R - low_values_R)
+        quantiles_R: Floats = low_values_R + part_R * (high_values_R - low_values_R)
+        return quantiles_R
 
 
 def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Ints:
