@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.lab.options import (
-    DryRunOption,
-    JsonOption,
-    OutOption,
-    TokensOption,
-    WorkloadOption,
-    resolve_workload,
-)
+from foretoken.cli.lab import options as o
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,17 +49,17 @@ ChecksOption = Annotated[
 def audit(
     candidate: ServerArgument,
     baseline: PlainOption = None,
-    workload: WorkloadOption = None,
+    workload: o.WorkloadOption = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
     ] = None,
-    max_tokens: TokensOption = None,
+    max_tokens: o.TokensOption = None,
     samples: SamplesOption = None,
     parameters: ParametersOption = None,
     only: ChecksOption = None,
-    out: OutOption = Path("lab-audit"),
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    out: o.OutOption = Path("lab-audit"),
+    dry_run: o.DryRunOption = False,
+    as_json: o.JsonOption = False,
 ) -> None:
     """Check a server's answers: does speculation leave them as they are?
 
@@ -86,7 +79,7 @@ def audit(
     config = AuditConfig(
         candidate=_arm(candidate, "on", "SERVER"),
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
-        workload=WorkloadConfig(file=resolve_workload(workload or "demo", out, dry_run=dry_run)),
+        workload=WorkloadConfig(file=o.resolve_workload(workload or "demo", out, dry_run=dry_run)),
         plan=plan,
     )
     if dry_run:
@@ -96,9 +89,8 @@ def audit(
     _show_end(found, out)
     if as_json:
         print(json.dumps(to_plain(found)))
-    if found.faults:
-        raise typer.Exit(EXIT_FAULT)
-    raise typer.Exit(EXIT_TOO_LITTLE if found.missing else 0)
+    too_little = EXIT_TOO_LITTLE if found.missing else 0
+    raise typer.Exit(EXIT_FAULT if found.faults else too_little)
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -141,14 +133,13 @@ def _show_check(result: "CheckResult") -> None:
     show, (word, style) = console(), _WORDS[result.status]
     line = f"{word:>18}  {result.name}: {result.sentence}"
     show.print(line, style=style, soft_wrap=True, markup=False)
-    for more in _lines_of(result):
+    found = [result.why] if result.status == "unasked" else _lines_of(result)
+    for more in found:
         show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
 
 
 def _lines_of(result: "CheckResult") -> list[str]:
     """What stands below a check's own line."""
-    if result.status == "unasked":
-        return [result.why]
     found = []
     bad = result.wrong + result.differs
     if bad or result.plain_wrong or result.plain_differs:

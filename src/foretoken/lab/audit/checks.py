@@ -223,9 +223,8 @@ def misses(whole: Reply, streamed: Reply) -> Look | None:
     """What of a stream did not come, if both answers are as long as was asked for: rounding may
     change their tokens and not their number. None: nothing is missing."""
     long, came = whole.num_tokens, streamed.num_tokens
-    if not whole.finish_reason == streamed.finish_reason == "length":
-        return None
-    if long is None or came is None or long == came:
+    ended = whole.finish_reason == streamed.finish_reason == "length"
+    if not ended or long is None or came is None or long == came:
         return None
     why = f"{came} tokens in the stream, {long} in the whole answer"
     if whole.text == streamed.text:
@@ -303,27 +302,23 @@ async def _grammars(sides: Sides, case: Case) -> Look:
 
 
 def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
-    """What is wrong with a JSON text; None: nothing. One cut short by its length cannot be told."""
+    """What of a JSON text is not of the schema; None: nothing. One cut short by its length cannot
+    be told."""
     try:
-        wrong = _misfit(json.loads(text), name)
+        value = json.loads(text)
     except ValueError:
         if reply.finish_reason == "length":
             return Look(sort="fine", why="cut short")
-        wrong = f"no JSON: {text[:30]!r} ... {text[-30:]!r}"
-    return None if wrong is None else Look(sort="wrong", why=wrong)
-
-
-def _misfit(value: Any, where: str) -> str | None:
-    """What about a value is not of the schema; None: nothing."""
+        return Look(sort="wrong", why=f"no JSON: {text[:30]!r} ... {text[-30:]!r}")
     if not isinstance(value, dict):
-        return f"{where}: no object"
+        return Look(sort="wrong", why=f"{name}: no object")
     odd = set(value) ^ set(SCHEMA["properties"])
     if odd:
-        return f"{where} has or lacks {', '.join(sorted(odd))[:60]}"
-    for name, given in value.items():
-        allowed = SCHEMA["properties"][name].get("enum")
+        return Look(sort="wrong", why=f"{name} has or lacks {', '.join(sorted(odd))[:60]}")
+    for key, given in value.items():
+        allowed = SCHEMA["properties"][key].get("enum")
         if given not in allowed if allowed else not isinstance(given, bool):
-            return f"{where}, {name}: {str(given)[:30]!r}"
+            return Look(sort="wrong", why=f"{name}, {key}: {str(given)[:30]!r}")
     return None
 
 
@@ -342,10 +337,10 @@ async def _tools(sides: Sides, case: Case) -> Look:
     for stream in (False, True):
         reply = await sides.arm.ask(body, chat=True, stream=stream)
         answered(reply)
-        if [call.name for call in reply.calls] != [name]:
-            names = ", ".join(call.name for call in reply.calls) or "no function"
+        if [called for called, _ in reply.calls] != [name]:
+            names = ", ".join(called for called, _ in reply.calls) or "no function"
             return Look(sort="wrong", why=f"{names} called instead of {name}")
-        found = _judge_json(reply, reply.calls[0].arguments, "the arguments")
+        found = _judge_json(reply, reply.calls[0][1], "the arguments")
         if found is not None:
             return found
         calls.append(reply.calls)
@@ -413,29 +408,19 @@ def _placeholders(reply: Reply) -> Look:
     return FINE
 
 
-GREEDY = AuditCheck(
-    "greedy", "at temperature 0 the text is that of plain decoding",
-    look=_greedy, answers=1, reads_greedy=True,
-)  # fmt: skip
-VERIFICATION = AuditCheck(
-    "verification",
-    "drawn tokens are as likely as plain decoding's own, so every draft was verified",
-    look=_verification, answers=SCORED_TOKENS, each=0.1,
-)  # fmt: skip
-SAMPLING = AuditCheck(
-    "sampling",
-    "drawn texts are as often there as plain decoding's, for every set of parameters",
-    compare=_sampling, each=0.1,
-)  # fmt: skip
-LOGPROBS = AuditCheck(
-    "logprobs", "log-probabilities are those of plain decoding, not a draft's",
-    look=_logprobs, reads_greedy=True,
-)  # fmt: skip
+OF_TEXTS = ("greedy", "verification", "sampling", "logprobs")
+"""Checks of what is written, whatever is asked for."""
 CHECKS: tuple[AuditCheck, ...] = (
-    GREEDY,
-    VERIFICATION,
-    SAMPLING,
-    LOGPROBS,
+    AuditCheck("greedy", "at temperature 0 the text is that of plain decoding",
+               look=_greedy, answers=1, reads_greedy=True),
+    AuditCheck("verification",
+               "drawn tokens are as likely as plain decoding's own, so every draft was verified",
+               look=_verification, answers=SCORED_TOKENS, each=0.1),
+    AuditCheck("sampling",
+               "drawn texts are as often there as plain decoding's, for every set of parameters",
+               compare=_sampling, each=0.1),
+    AuditCheck("logprobs", "log-probabilities are those of plain decoding, not a draft's",
+               look=_logprobs, reads_greedy=True),
     AuditCheck("seeds", "the same seed gives the same text again",
                look=_seeds, answers=2, each=0.25),
     AuditCheck("streams", "a stream's text is the whole answer's, with one end",
@@ -454,5 +439,3 @@ CHECKS: tuple[AuditCheck, ...] = (
     AuditCheck("placeholders", "no answer has a placeholder where a draft was to be",
                read=_placeholders),
 )  # fmt: skip
-OF_TEXTS = (GREEDY.name, VERIFICATION.name, SAMPLING.name, LOGPROBS.name)
-"""Checks of what is written, whatever is asked for."""

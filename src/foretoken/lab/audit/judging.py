@@ -189,8 +189,12 @@ def _judge_seen(
         p_values.append(compare_means(ours, theirs))
     least = min(p_values)
     if least < ERROR:
-        why = example or _score_evidence(seen, ours, theirs)
-        return replace(base, status="fault", p_value=least, why=why)
+        if not example:
+            mean, plain = float(np.mean(ours)), float(np.mean(theirs))
+            example = f"scores are {mean:.2f} in the mean, plain decoding's own {plain:.2f}"
+            told = [(look.score, look.why) for look in seen if look.score is not None and look.why]
+            example += f": {min(told)[1]}" if told and mean < plain else ""
+        return replace(base, status="fault", p_value=least, why=example)
     usually = 2 * base.plain_differs > base.plain_answers and 2 * base.differs > base.answers
     both = base.wrong > 0 or usually
     return replace(
@@ -200,13 +204,6 @@ def _judge_seen(
         p_value=least,
         suspicious=least < _SUSPICIOUS or base.differs > base.plain_differs,
     )
-
-
-def _score_evidence(seen: Sequence[Look], ours: Sequence[float], theirs: Sequence[float]) -> str:
-    mean, usual = float(np.mean(ours)), float(np.mean(theirs))
-    means = f"scores are {mean:.2f} in the mean, plain decoding's own {usual:.2f}"
-    scored = [(look.score, look.why) for look in seen if look.score is not None and look.why]
-    return f"{means}: {min(scored)[1]}" if scored and mean < usual else means
 
 
 def exceeds(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
