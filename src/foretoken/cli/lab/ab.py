@@ -193,11 +193,8 @@ def _axes(grid: list[str], force: str | None) -> dict[str, list[Any]]:
 def _settings(
     file: Path | None, options: dict[str, Any], given: list[str], axes: Mapping[str, Sequence[Any]]
 ) -> "tuple[AbConfig, list[str]]":
-    """The settings of the measurement, and those of `--set` that are rules of the policy.
-
-    Raises:
-        ConfigError: something in them is wrong, or there is one server where two are needed.
-    """
+    """The settings of the measurement, and those of `--set` that are rules of the policy. Raises
+    ConfigError: something in them is wrong, or there is one server where two are needed."""
     from foretoken.lab.decide.rules import RULES
     from foretoken.lab.measure.experiment import AbConfig, load_settings
     from foretoken.lab.measure.grid import FORCED, apply, cells_of
@@ -230,11 +227,8 @@ def _policy(file: Path | None, rules: list[str]) -> "ShipPolicy":
 
 
 def _restarted(settings: "AbConfig", command: str | None) -> "AbConfig":
-    """The settings with `--restart-command` for every server that is given as a URL.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The settings with `--restart-command` for every server that is given as a URL. Raises
+    ConfigError: there is none."""
     if command is None:
         return settings
     arms = {"baseline": settings.baseline, "candidate": settings.candidate}

@@ -68,11 +68,8 @@ class AbOrder:
 
 
 def run(order: AbOrder, *, dry_run: bool) -> int:
-    """Do what is ordered, or say what that would be; the exit code.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Do what is ordered, or say what that would be; the exit code. Raises ConfigError: wrong
+    settings; EndpointError: a server is not there."""
     if dry_run:
         _show_plan(order)
         return 0

@@ -37,11 +37,8 @@ class LabGroup(TyperGroup):
         write_commands(self, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the first word names.
-
-        Raises:
-            ConfigError: it is one of an earlier version.
-        """
+        """Find the command that the first word names. Raises ConfigError: it is one of an earlier
+        version."""
         if args[0] in GONE:
             raise ConfigError("COMMAND", f"lab {args[0]}", GONE[args[0]])
         return super().resolve_command(ctx, args)

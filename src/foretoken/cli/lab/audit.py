@@ -94,11 +94,7 @@ def audit(
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """A set of sampling parameters.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
+    """A set of sampling parameters. Raises ConfigError: it is no JSON object."""
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:

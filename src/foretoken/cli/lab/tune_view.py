@@ -57,11 +57,8 @@ class TuneOrder:
 
 
 def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
-    """Search, print the answer and give its exit code.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: the server does not start without speculation.
-    """
+    """Search, print the answer and give its exit code. Raises ConfigError: wrong settings;
+    EndpointError: the server does not start without speculation."""
     command = ServerCommand.parse(order.server)
     drafters, loads = offered(command, order.named), tuple(sorted(set(order.loads)))
     line = partial(command.line, drafters=drafters, loads=loads)

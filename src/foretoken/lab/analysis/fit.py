@@ -157,11 +157,8 @@ def of_runs(runs: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
 
 
 def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> Fit:
-    """The fit of a plain baseline's and a speculating candidate's whole answers.
-
-    Raises:
-        ConfigError: there are no step times, or the candidate's acceptance is not known.
-    """
+    """The fit of a plain baseline's and a speculating candidate's whole answers. Raises
+    ConfigError: there are no step times, or the candidate's acceptance is not known."""
     off, on = without_prompts(step_times(base), step_times(other))
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
         allowed = "an A/B whose arms both gave streamed answers; see its errors, and measure again"

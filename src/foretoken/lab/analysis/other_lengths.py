@@ -43,11 +43,8 @@ class OtherLength:
 
 
 def streams_of(records: Sequence[RequestRecord]) -> list[list[int]]:
-    """Per request, its target positions as MATCH, MISS or OPEN.
-
-    Raises:
-        ConfigError: no record has per-step counts.
-    """
+    """Per request, its target positions as MATCH, MISS or OPEN. Raises ConfigError: no record has
+    per-step counts."""
     streams = []
     for record in records:
         found = record.acceptance
@@ -91,11 +88,8 @@ def replay(streams: Sequence[Sequence[int]], k: int, *, open_chance: float) -> R
 def other_lengths(
     summary: AbSummary, records: Sequence[RequestRecord], lengths: Sequence[int]
 ) -> tuple[OtherLength, ...]:
-    """What the candidate would have done at each of `lengths`, by its records.
-
-    Raises:
-        ConfigError: the records have no accept stream.
-    """
+    """What the candidate would have done at each of `lengths`, by its records. Raises ConfigError:
+    the records have no accept stream."""
     streams = streams_of(records)
     flat = [value for stream in streams for value in stream]
     matched, missed = flat.count(MATCH), flat.count(MISS)

@@ -208,11 +208,8 @@ class Audited:
 def run_audit(
     config: AuditConfig, out: Path, say: Callable[[str], None], ended: Callable[[CheckResult], None]
 ) -> Audited:
-    """Make the checks and save what they found; `say` and `ended` as in `audit`.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Make the checks and save what they found; `say` and `ended` as in `audit`. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     items = load_items(config.workload)[0]
     asked = [item.prompt or str((item.messages or [{}])[-1].get("content", "")) for item in items]
     texts = [text for text in asked if text.strip()]

@@ -48,11 +48,8 @@ class ShipPolicy:
 
 
 def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
-    """The policy of a file, or the default; `changes` are `rule.key=value` over it.
-
-    Raises:
-        ConfigError: the file is no policy, or names an unknown rule, key or value.
-    """
+    """The policy of a file, or the default; `changes` are `rule.key=value` over it. Raises
+    ConfigError: the file is no policy, or names an unknown rule, key or value."""
     content: dict[str, Any] = parse_yaml(default_text(), "policy")
     if name not in (None, "default"):
         own = read_yaml(Path(str(name)), "--policy")

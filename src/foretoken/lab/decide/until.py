@@ -40,11 +40,8 @@ def run_until_decided(
     resume: bool = False,
     watch: Watch = silent,
 ) -> AbSummary:
-    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     limits = limits or UntilLimits()
     began, had = now(), 0
     limits.tell(config.sizes.blocks, None)

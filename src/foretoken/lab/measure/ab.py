@@ -64,11 +64,8 @@ def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
 def run_ab(
     config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
 ) -> AbSummary:
-    """Measure the arms; what is measured is saved and summarized whatever happens.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Measure the arms; what is measured is saved and summarized whatever happens. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     items, notes = load_items(config.workload)
     before = finished_ab(out) if resume else None
     look = before.look + 1 if before else 1

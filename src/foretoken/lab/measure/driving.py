@@ -107,9 +107,7 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
 
     In the main thread SIGTERM has the running loop cancel `main` and nothing else: tasks that
     asyncio has for starting a process have to end by themselves, or its end is never noticed.
-
-    Raises:
-        KeyboardInterrupt: it was told to end by SIGTERM or SIGINT.
+    Raises KeyboardInterrupt: it was told to end by SIGTERM or SIGINT.
     """
     told = False
 

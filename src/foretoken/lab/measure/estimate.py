@@ -30,11 +30,8 @@ class Pace:
 
 
 def probe(config: AbConfig, items: Sequence[Item], logs: Path) -> dict[str, Pace]:
-    """The pace of every arm, from one request each.
-
-    Raises:
-        EndpointError: a server does not start, or does not answer.
-    """
+    """The pace of every arm, from one request each. Raises EndpointError: a server does not start,
+    or does not answer."""
     return {arm.name: run_to_end(_pace(arm, items[0], logs)) for arm in config.arms}
 
 
@@ -68,11 +65,8 @@ def _parts(config: AbConfig, paces: Mapping[str, Pace]) -> tuple[float, float]:
 
 
 def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbConfig:
-    """The A/B with as many blocks and requests as fit: starts first, then requests of each.
-
-    Raises:
-        ConfigError: not even a few starts with a few requests fit.
-    """
+    """The A/B with as many blocks and requests as fit: starts first, then requests of each. Raises
+    ConfigError: not even a few starts with a few requests fit."""
     before, each = _parts(config, paces)
     for blocks in range(MOST_BLOCKS, FEWEST_BLOCKS - 1, -1):
         requests = min(MOST_REQUESTS, int((seconds / blocks - before) / each))

@@ -63,11 +63,8 @@ class ArmConfig:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the server wants with every request: its key, where it has one.
-
-        Raises:
-            ConfigError: the variable of `api_key_env` is not set.
-        """
+        """What the server wants with every request: its key, where it has one. Raises ConfigError:
+        the variable of `api_key_env` is not set."""
         if not self.api_key_env:
             return {}
         key = os.environ.get(self.api_key_env)
@@ -156,10 +153,8 @@ def load_settings(
     """Settings from a YAML file and `a.b=value` overrides, values in YAML.
 
     `defaults` are a command's own, below the file's; a mapping in them is merged. Between the file
-    and the overrides are a command's `options`, values by dotted name.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field is unknown or wrong.
+    and the overrides are a command's `options`, values by dotted name. Raises ConfigError: the file
+    cannot be read, or a field is unknown or wrong.
     """
     value: Any = read_yaml(file) if file is not None else {}
     for name, given in (defaults or {}).items():
@@ -187,11 +182,8 @@ def _set(value: Any, name: str, given: Any) -> None:
 
 
 def read_yaml(path: Path, field: str = "CONFIG") -> Any:
-    """The YAML (or JSON) mapping of a file; errors call it `field`.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a mapping.
-    """
+    """The YAML (or JSON) mapping of a file; errors call it `field`. Raises ConfigError: it cannot
+    be read, or is not a mapping."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -203,11 +195,8 @@ def read_yaml(path: Path, field: str = "CONFIG") -> Any:
 
 
 def parse_yaml(text: str, field: str) -> Any:
-    """The value of a YAML text; `on` and `off` are words, as in YAML 1.2.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """The value of a YAML text; `on` and `off` are words, as in YAML 1.2. Raises ConfigError: it is
+    not YAML."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]

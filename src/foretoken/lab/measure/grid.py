@@ -82,9 +82,8 @@ SHORT = {
 def apply(config: AbConfig, values: Values) -> AbConfig:
     """The settings of a cell.
 
-    Raises:
-        ConfigError: a value has neither a setting nor a placeholder to go to, or acceptance is to
-            be forced by no chance, or where the candidate has nothing to turn.
+    Raises ConfigError: a value has neither a setting nor a placeholder to go to, or acceptance is
+    to be forced by no chance, or where the candidate has nothing to turn.
     """
     if FORCED in values:
         rate = values[FORCED]
@@ -145,11 +144,8 @@ def folder_of(values: Values) -> str:
 def run_grid(
     config: AbConfig, grid: Grid, out: Path, *, resume: bool = False, watch: Watch = silent
 ) -> list[Cell]:
-    """Measure every cell; with `resume`, finished ones are read instead.
-
-    Raises:
-        ConfigError: the grid does not fit the settings. EndpointError: no server.
-    """
+    """Measure every cell; with `resume`, finished ones are read instead. Raises ConfigError: the
+    grid does not fit the settings; EndpointError: no server."""
     todo = [(values, apply(config, values)) for values in cells_of(grid)]
     cells: list[Cell] = []
     for values, settings in todo:

@@ -67,11 +67,8 @@ Watch = Callable[[Segment, RequestRecord | None], None]
 
 
 def require_new(folder: Path) -> None:
-    """Say that a run is there already, before anything is asked or started.
-
-    Raises:
-        ConfigError: something was measured in this folder.
-    """
+    """Say that a run is there already, before anything is asked or started. Raises ConfigError:
+    something was measured in this folder."""
     if _is_taken(folder):
         raise ConfigError("--out", str(folder), TAKEN)
 
@@ -88,9 +85,8 @@ class RunFolder:
     def __init__(self, folder: Path, settings: object, *, resume: bool) -> None:
         """Begin, or with `resume` go on with what is there.
 
-        Raises:
-            ConfigError: there is a run already and `resume` is not set, or more than how much is
-                measured differs from the settings of the run that is there.
+        Raises ConfigError: there is a run already and `resume` is not set, or more than how much is
+        measured differs from the settings of the run that is there.
         """
         self.folder = folder
         self.finished: list[SegmentEnd] = []
@@ -119,11 +115,7 @@ class RunFolder:
         self._write(self._requests, record)
 
     def finish(self, end: SegmentEnd) -> None:
-        """Count a segment as measured.
-
-        Raises:
-            ConfigError: something of it could not be written.
-        """
+        """Count a segment as measured. Raises ConfigError: something of it could not be written."""
         self._write(self._segments, end)
         if self._problem is not None:
             allowed = f"a disk with room ({self._problem}); --resume goes on from here"
@@ -153,11 +145,7 @@ def require_same_settings(
 
 
 def read_segments(folder: Path) -> list[SegmentEnd]:
-    """The finished segments of a folder.
-
-    Raises:
-        ConfigError: a line is broken.
-    """
+    """The finished segments of a folder. Raises ConfigError: a line is broken."""
     path = folder / SEGMENTS
     return [from_plain(SegmentEnd, v, f"{path}:{n}") for n, v in read_lines(path)]
 
@@ -177,12 +165,8 @@ def _drop_unfinished(folder: Path, keys: Set[tuple[str, int]]) -> None:
 
 
 async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> None:
-    """Start the server, warm it up, drive it, and write everything down.
-
-    Raises:
-        EndpointError: the server does not start or answer.
-        ConfigError: the disk is full.
-    """
+    """Start the server, warm it up, drive it, and write everything down. Raises EndpointError: the
+    server does not start or answer; ConfigError: the disk is full."""
     # Before this segment's server is there: whatever computes now is somebody else.
     busy = await _host_busy()
     arm = segment.arm

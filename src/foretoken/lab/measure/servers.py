@@ -56,10 +56,8 @@ def free_port() -> int:
 async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     """A client of the arm's server, which is started and stopped if the arm has a command.
 
-    One by URL is restarted first if the arm says how.
-
-    Raises:
-        EndpointError: it does not start, or does not answer.
+    One by URL is restarted first if the arm says how. Raises EndpointError: it does not start, or
+    does not answer.
     """
     _ = arm.headers  # a key that is not set is told before anything is started
     async with AsyncExitStack() as stack:
@@ -110,9 +108,8 @@ async def _wait_ready(
 ) -> None:
     """Wait until the server lists its models, and calls itself healthy if it has a word for it.
 
-    Raises:
-        EndpointError: `process` ends, or it takes longer than `ready_timeout_s`, which is said in
-            the words of `late`.
+    Raises EndpointError: `process` ends, or it takes longer than `ready_timeout_s`, which is said
+    in the words of `late`.
     """
     until = now() + arm.ready_timeout_s
     pool = HttpPool(url, headers=arm.headers)
@@ -167,11 +164,9 @@ def _signal_group(pid: int, sign: signal.Signals) -> None:
 async def _restart(arm: ArmConfig, url: str, log: Path) -> None:
     """Run the arm's `restart_command` and return once its server answers.
 
-    `{arm}` and `{url}` in the command are the arm's. What it prints goes to `log`.
-
-    Raises:
-        EndpointError: it fails, takes longer than `ready_timeout_s`, or the server does not
-            answer after it or has not been restarted.
+    `{arm}` and `{url}` in the command are the arm's. What it prints goes to `log`. Raises
+    EndpointError: it fails, takes longer than `ready_timeout_s`, or the server does not answer
+    after it or has not been restarted.
     """
     command = (arm.restart_command or "").replace("{arm}", arm.name).replace("{url}", url)
     where, most_s = f"arm {arm.name!r}", f"{arm.ready_timeout_s:g} s"

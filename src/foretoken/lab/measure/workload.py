@@ -74,11 +74,8 @@ class Item:
 
 
 def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
-    """The items of a workload as they are to be sent, and notes on what was left out.
-
-    Raises:
-        ConfigError: the file cannot be read, or has nothing of the class.
-    """
+    """The items of a workload as they are to be sent, and notes on what was left out. Raises
+    ConfigError: the file cannot be read, or has nothing of the class."""
     own, problems = load_workload(Path(config.file), format=config.format, strict=config.strict)
     items, dealt = [], config.temperatures
     for item in own:
@@ -117,9 +114,8 @@ def load_workload(
 ) -> tuple[list[Item], list[str]]:
     """The items of a file, in order of arrival or as they stand, and why lines were skipped.
 
-    Raises:
-        ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict`
-            a line of it cannot be read.
+    Raises ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict` a
+    line of it cannot be read.
     """
     try:
         text = path.read_text("utf-8", errors="replace" if not strict else "strict")

@@ -31,11 +31,8 @@ class Tile(NamedTuple):
 
 
 def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: str) -> None:
-    """Write one self-contained page; `policy` is the name of that which judged.
-
-    Raises:
-        ConfigError: `file` cannot be written.
-    """
+    """Write one self-contained page; `policy` is the name of that which judged. Raises ConfigError:
+    `file` cannot be written."""
     best = next(run for run in runs if run.decision is overall.best)
     template = resources.files("foretoken.lab.report").joinpath("page.html").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)

@@ -39,11 +39,8 @@ class ReportRun:
 def read_runs(
     folders: Sequence[Path], policy: ShipPolicy, reference: ArmSummary | None = None
 ) -> tuple[ReportRun, ...]:
-    """Read and judge every run; of a sweep, every cell. `reference` is for `decide`.
-
-    Raises:
-        ConfigError: a folder holds no A/B.
-    """
+    """Read and judge every run; of a sweep, every cell. `reference` is for `decide`. Raises
+    ConfigError: a folder holds no A/B."""
     folders = ab_folders(folders)
     names = names_of([f if f.is_dir() else f.parent for f in folders])
     found = []
@@ -69,11 +66,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def write_tables(folder: Path, runs: Sequence[ReportRun]) -> None:
-    """gains.csv, rules.csv and requests.csv.
-
-    Raises:
-        ConfigError: `folder` cannot be written to.
-    """
+    """gains.csv, rules.csv and requests.csv. Raises ConfigError: `folder` cannot be written to."""
     gains = [
         (run.name, g.metric, g.ratio.estimate, g.ratio.low, g.ratio.high, g.num_blocks, g.enough)
         for run in runs

@@ -73,12 +73,8 @@ class StartedServer:
             self._kinds.append(f"{item.category} {int(math.log(length + 1, LONG))}")
 
     def visit(self, wanted: NextVisit) -> Visit:
-        """Start the server, ask, and stop it. A setting that it cannot run with comes back with
-        the problem.
-
-        Raises:
-            EndpointError: plain decoding does not start, or does not answer.
-        """
+        """Start the server, ask, and stop it. A setting that it cannot run with comes back with the
+        problem. Raises EndpointError: plain decoding does not start, or does not answer."""
         began = now()
         try:
             visit = run_to_end(self._visit(wanted))
@@ -179,12 +175,8 @@ class Journal:
     """The visits of a search, on disk as they end."""
 
     def __init__(self, folder: Path, settings: Any, *, resume: bool) -> None:
-        """Begin, or with `resume` go on with what is there.
-
-        Raises:
-            ConfigError: there is a search already and `resume` is not set, or its settings
-                were others.
-        """
+        """Begin, or with `resume` go on with what is there. Raises ConfigError: there is a search
+        already and `resume` is not set, or its settings were others."""
         self.folder = folder
         path = folder / VISITS
         self.visits = [
@@ -203,11 +195,7 @@ class Journal:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
     def add(self, visit: Visit) -> None:
-        """Keep a visit that has ended.
-
-        Raises:
-            ConfigError: the disk is full.
-        """
+        """Keep a visit that has ended. Raises ConfigError: the disk is full."""
         try:
             self._file.write(visit)
         except OSError as error:
