@@ -75,11 +75,8 @@ def compute_gains(
     levels: ServiceLevels,
     prices: dict[str, float],
 ) -> tuple[ArmGain, ...]:
-    """Every gain; `data` is the baseline's and the candidate's.
-
-    `tpot_total` is of all time after first tokens over all tokens then, `goodput` needs service
-    levels, and `cost` prices.
-    """
+    """Every gain; `data` is the baseline's and the candidate's. `tpot_total` is of all time after
+    first tokens over all tokens then, `goodput` needs service levels, and `cost` prices."""
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
         return ()
@@ -121,11 +118,8 @@ def _per_token(
 
 
 def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
-    """Spread of the logarithm of a ratio by starts that no block shows.
-
-    A server that nothing restarts is one start, however many blocks it answers; both arms on one
-    server share theirs.
-    """
+    """Spread of the logarithm of a ratio by starts that no block shows. A server that nothing
+    restarts is one start, however many blocks it answers; both arms on one server share theirs."""
     given = [own.server for own in data if not own.server.starts_anew]
     if len(given) == 2 and given[0].url == given[1].url:
         return 0.0
@@ -219,11 +213,8 @@ FEWEST_REQUESTS = 8
 def gains_by_class(
     records: Sequence[RequestRecord], data: tuple[ArmData, ArmData]
 ) -> tuple[ClassGains, ...]:
-    """Gains in time of every class; nothing by what all requests have alike.
-
-    Where two keys tell the same requests apart, as a temperature for each category does, the first
-    of them counts.
-    """
+    """Gains in time of every class; nothing by what all requests have alike. Where two keys tell
+    the same requests apart, as a temperature for each category does, the first of them counts."""
     found, seen = [], []
     keys: dict[str, Key] = {
         "category": lambda r: r.category,

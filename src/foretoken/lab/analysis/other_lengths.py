@@ -110,10 +110,8 @@ def other_lengths(
 
 def _speedup(replayed: ReplayedSteps, counts: StepCounts, measured: float) -> float:
     """Over plain decoding, in whose steps all is counted; steps without a draft stay as they are.
-
     At a speed-up of S, N tokens took N / S plain steps of time; what the steps do not account for
-    is the drafts' cost.
-    """
+    is the drafts' cost."""
     tokens = counts.num_steps + counts.num_accepted
     per_draft = (tokens / measured - counts.num_steps) / counts.num_drafted
     plain = counts.num_steps - counts.num_verifications

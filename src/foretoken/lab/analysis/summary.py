@@ -157,11 +157,8 @@ def _quantiles(records: Sequence[RequestRecord], value: Value) -> Quantiles | No
 
 
 def _steady(records: Sequence[RequestRecord], in_flight: int) -> bool:
-    """Whether latency settles inside blocks: their course is averaged over blocks first.
-
-    A closed loop begins with all its requests at once and ends with fewer and fewer: neither is
-    a drift.
-    """
+    """Whether latency settles inside blocks: their course is averaged over blocks first. A closed
+    loop begins with all its requests at once and ends with fewer and fewer: neither is a drift."""
     blocks: dict[int, list[float]] = defaultdict(list)
     for record in records:
         blocks[record.block].append(record.e2e_s)

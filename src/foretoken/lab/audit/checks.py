@@ -160,10 +160,8 @@ async def _logprobs(sides: Sides, case: Case) -> Look:
 
 
 def unscored(whole: Reply, streamed: Reply) -> Look | None:
-    """What is said of tokens without log-probabilities; None: all have theirs.
-
-    Where no row has likeliest tokens, the server does not tell them to anybody.
-    """
+    """What is said of tokens without log-probabilities; None: all have theirs. Where no row has
+    likeliest tokens, the server does not tell them to anybody."""
     rows = len(whole.tokens or ())
     empty = [at for at, top in enumerate(whole.tops) if not top]
     if empty and len(empty) < rows:

@@ -88,11 +88,9 @@ class Evidence:
         return at_level(gain.ratio, gain.num_blocks, self.level)
 
     def blocks_to_show(self, gain: ArmGain, threshold: float, resolution: float) -> int | None:
-        """Blocks after which the next look shows `threshold` to be exceeded, with POWER.
-
-        Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
-        that is further away. None if no number of blocks would, as where a server starts once.
-        """
+        """Blocks after which the next look shows `threshold` to be exceeded, with POWER. Assumes a
+        truth of `resolution` x threshold, or the estimate less its standard error if that is
+        further away. None if no number of blocks would, as where a server starts once."""
         if gain.num_blocks < FIRST_BLOCKS:
             return FIRST_BLOCKS
         error = standard_error(gain.ratio, gain.num_blocks)
@@ -171,10 +169,8 @@ def show(interval: Interval) -> str:
 
 
 def against_break_even(rate: Interval, limit: Interval) -> str:
-    """`pass` where a rate is surely above its break-even, `fail` where surely below.
-
-    Both are estimates: the half-widths are added in squares.
-    """
+    """`pass` where a rate is surely above its break-even, `fail` where surely below. Both are
+    estimates: the half-widths are added in squares."""
     over = rate.estimate - limit.estimate
     if over >= math.hypot(rate.estimate - rate.low, limit.high - limit.estimate):
         return "pass"

@@ -71,10 +71,8 @@ _PART = "for part of the traffic"
 
 
 def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -> Overall:
-    """The best configuration, each counted by the traffic for which it does worst.
-
-    A gain with one request in flight ships nothing if it is lost at a load that was measured too.
-    """
+    """The best configuration, each counted by the traffic for which it does worst. A gain with one
+    request in flight ships nothing if it is lost at a load that was measured too."""
     summaries, decisions = [run for run, _ in runs], [decision for _, decision in runs]
     dimensions = find_dimensions(summaries)
     traffic = [d for d in dimensions if d.is_traffic]

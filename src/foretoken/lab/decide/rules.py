@@ -49,10 +49,8 @@ MIDDLE, TAILS = "tpot_p50", ("tpot_p99", "tpot_p95")
 def speedup(
     evidence: Evidence, metric: str = "tpot_p50", least: float = WORTH_IT, resolution: float = 1.1
 ) -> RuleResult:
-    """Fast enough to be worth having.
-
-    A truth of `resolution` times `least` should be shown by the sample that is asked for.
-    """
+    """Fast enough to be worth having. A truth of `resolution` times `least` should be shown by the
+    sample that is asked for."""
     gain = evidence.summary.gain(metric)
     return judge_ratio(evidence, gain, least, resolution, f"speed-up ({metric})")
 
@@ -68,10 +66,8 @@ def p99_tpot(evidence: Evidence, tolerance: float = 0.05) -> RuleResult:
 
 
 def ttft(evidence: Evidence, tolerance: float = 0.20, metric: str = "ttft_p95") -> RuleResult:
-    """The first token is not later; where it is what is promised, not at all.
-
-    Its P99 takes several times the requests, and a tolerance that heavy tails allow.
-    """
+    """The first token is not later; where it is what is promised, not at all. Its P99 takes several
+    times the requests, and a tolerance that heavy tails allow."""
     bound = evidence.slo == "ttft"
     found = _not_worse(evidence, metric, 0.0 if bound else tolerance)
     if bound and found.outcome != "pass":
@@ -320,9 +316,7 @@ def temperature_mix(evidence: Evidence, most_gap: float = 0.03) -> RuleResult:
 
 def outputs(evidence: Evidence, least_equal: float = 0.9) -> RuleResult:
     """Both arms wrote the same where they had to, in this share of deterministic requests.
-
-    Near-ties may flip where the server is not batch-invariant; `lab audit` tells those apart.
-    """
+    Near-ties may flip where the server is not batch-invariant; `lab audit` tells those apart."""
     equality = evidence.summary.equality
     if equality is None or not equality.num_compared:
         advice = "foretoken lab audit tests losslessness on its own"

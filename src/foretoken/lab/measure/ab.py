@@ -40,11 +40,9 @@ def silent(segment: Segment, record: RequestRecord | None) -> None:
 
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
-    """Segments in the order they are measured: A B, B A, A B, ...
-
-    Blocks take the workload in turn, so that their prompts differ as long as it lasts; other
-    prompts warm the server up, where there are any.
-    """
+    """Segments in the order they are measured: A B, B A, A B, ... Blocks take the workload in turn,
+    so that their prompts differ as long as it lasts; other prompts warm the server up, where there
+    are any."""
     count, warm = config.sizes.requests_per_block, config.sizes.warm_up
     warm_up = tuple(take(items, warm, len(items) - warm % len(items)))
     return [

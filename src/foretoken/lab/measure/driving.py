@@ -103,12 +103,10 @@ def instants(items: Sequence[Item], load: Load, seed: int) -> Floats:
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`; what `main` started is stopped before this returns or raises.
-
-    In the main thread SIGTERM has the running loop cancel `main` and nothing else: tasks that
-    asyncio has for starting a process have to end by themselves, or its end is never noticed.
-    Raises KeyboardInterrupt: it was told to end by SIGTERM or SIGINT.
-    """
+    """As `asyncio.run`; what `main` started is stopped before this returns or raises. In the main
+    thread SIGTERM has the running loop cancel `main` and nothing else: tasks that asyncio has for
+    starting a process have to end by themselves, or its end is never noticed. Raises
+    KeyboardInterrupt: it was told to end by SIGTERM or SIGINT."""
     told = False
 
     async def watched() -> T:

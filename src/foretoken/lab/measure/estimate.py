@@ -53,10 +53,8 @@ def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
 
 
 def _parts(config: AbConfig, paces: Mapping[str, Pace]) -> tuple[float, float]:
-    """Seconds of a block of all servers before its requests, and of one of these.
-
-    Those of a warm-up are sent together.
-    """
+    """Seconds of a block of all servers before its requests, and of one of these. Those of a
+    warm-up are sent together."""
     warm, load = bool(config.sizes.warm_up), config.load
     before = sum(own.start_s + warm * own.request_s for own in paces.values())
     if load.kind == "closed":

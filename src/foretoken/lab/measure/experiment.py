@@ -150,12 +150,10 @@ def load_settings(
     defaults: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> T:
-    """Settings from a YAML file and `a.b=value` overrides, values in YAML.
-
-    `defaults` are a command's own, below the file's; a mapping in them is merged. Between the file
-    and the overrides are a command's `options`, values by dotted name. Raises ConfigError: the file
-    cannot be read, or a field is unknown or wrong.
-    """
+    """Settings from a YAML file and `a.b=value` overrides, values in YAML. `defaults` are a
+    command's own, below the file's; a mapping in them is merged. Between the file and the overrides
+    are a command's `options`, values by dotted name. Raises ConfigError: the file cannot be read,
+    or a field is unknown or wrong."""
     value: Any = read_yaml(file) if file is not None else {}
     for name, given in (defaults or {}).items():
         own = value.get(name)

@@ -80,11 +80,9 @@ SHORT = {
 
 
 def apply(config: AbConfig, values: Values) -> AbConfig:
-    """The settings of a cell.
-
-    Raises ConfigError: a value has neither a setting nor a placeholder to go to, or acceptance is
-    to be forced by no chance, or where the candidate has nothing to turn.
-    """
+    """The settings of a cell. Raises ConfigError: a value has neither a setting nor a placeholder
+    to go to, or acceptance is to be forced by no chance, or where the candidate has nothing to
+    turn."""
     if FORCED in values:
         rate = values[FORCED]
         if not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -160,12 +158,10 @@ def run_grid(
 
 
 def turned(arm: ArmConfig, rate: float) -> ArmConfig:
-    """The arm with its acceptance set.
-
-    `{rate}` becomes the chance of each draft token; `{rates:K}` a list of K unconditional
-    per-position rates of it, as vLLM and Foretoken take them; `{length:K}` the acceptance length;
-    `{percent}` the chance in whole percent, as part of a draft's name.
-    """
+    """The arm with its acceptance set. `{rate}` becomes the chance of each draft token; `{rates:K}`
+    a list of K unconditional per-position rates of it, as vLLM and Foretoken take them;
+    `{length:K}` the acceptance length; `{percent}` the chance in whole percent, as part of a
+    draft's name."""
     command = arm.command or ""
     for k in range(1, 33):
         powers = [round(rate**i, 6) for i in range(1, k + 1)]
@@ -206,12 +202,9 @@ def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
 def find_break_even(
     points: Sequence[tuple[float, AbSummary]], values: Values | None = None
 ) -> BreakEven:
-    """The acceptance rate at which the gain is 1, from the gains at some levels.
-
-    A verification yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the
-    logarithm of the gain is a line over log(1 + k r), not over r, and the break-even is where it
-    is 0.
-    """
+    """The acceptance rate at which the gain is 1, from the gains at some levels. A verification
+    yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the logarithm of the
+    gain is a line over log(1 + k r), not over r, and the break-even is where it is 0."""
     drafts, logs, pairs = [], [], []
     for rate, summary in points:
         gain = summary.gain(METRIC)
@@ -231,11 +224,9 @@ def find_break_even(
 
 
 def _crossing(rates: Sequence[float], drafts: Sequence[float], logs: Sequence[Floats]) -> Interval:
-    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above.
-
-    By level: the rate, drafts per verification (as counted; else as configured, else five), and
-    logarithms of gains by block.
-    """
+    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above. By level: the
+    rate, drafts per verification (as counted; else as configured, else five), and logarithms of
+    gains by block."""
     sizes = np.array([own.size for own in logs])
     if len(rates) < 2 or np.ptp(rates) == 0:
         return unknown()

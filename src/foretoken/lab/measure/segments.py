@@ -83,11 +83,9 @@ class RunFolder:
     """The files of a run, appended to while it goes."""
 
     def __init__(self, folder: Path, settings: object, *, resume: bool) -> None:
-        """Begin, or with `resume` go on with what is there.
-
-        Raises ConfigError: there is a run already and `resume` is not set, or more than how much is
-        measured differs from the settings of the run that is there.
-        """
+        """Begin, or with `resume` go on with what is there. Raises ConfigError: there is a run
+        already and `resume` is not set, or more than how much is measured differs from the settings
+        of the run that is there."""
         self.folder = folder
         self.finished: list[SegmentEnd] = []
         self._problem: OSError | None = None

@@ -112,11 +112,9 @@ def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
 def load_workload(
     path: Path, *, format: str = "auto", strict: bool = False
 ) -> tuple[list[Item], list[str]]:
-    """The items of a file, in order of arrival or as they stand, and why lines were skipped.
-
-    Raises ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict` a
-    line of it cannot be read.
-    """
+    """The items of a file, in order of arrival or as they stand, and why lines were skipped. Raises
+    ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict` a line
+    of it cannot be read."""
     try:
         text = path.read_text("utf-8", errors="replace" if not strict else "strict")
     except (OSError, UnicodeDecodeError) as error:

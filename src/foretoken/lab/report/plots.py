@@ -76,10 +76,8 @@ def latencies(run: ReportRun) -> Figure | None:
 
 
 def by_position(run: ReportRun) -> Figure | None:
-    """Share of verifications that accepted position i, and the same given all before it were.
-
-    Entry j of a histogram counts the steps that accepted j drafts.
-    """
+    """Share of verifications that accepted position i, and the same given all before it were. Entry
+    j of a histogram counts the steps that accepted j drafts."""
     steps_j = np.asarray(run.drafts.histogram if run.drafts else (), dtype=float)
     if steps_j.size < 2 or not steps_j.sum():
         return None

@@ -46,10 +46,8 @@ normal_quantile = NormalDist().inv_cdf
 
 
 def student_cdf(t: float, dof: int) -> float:
-    """Student's t distribution function for whole degrees of freedom.
-
-    The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4.
-    """
+    """Student's t distribution function for whole degrees of freedom. The finite sums of Abramowitz
+    and Stegun (1964), 26.7.3 and 26.7.4."""
     assert dof >= 1, dof
     theta = math.atan(t / math.sqrt(dof))
     sine, cosine = math.sin(theta), math.cos(theta)
@@ -97,11 +95,9 @@ def binomial_cdf(n: int, p: float) -> Floats:
 
 
 def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interval:
-    """Distribution-free interval of a quantile from order statistics of independent values.
-
-    Its coverage is at least `level` for any distribution; an end is infinite while the sample is
-    too small to have it.
-    """
+    """Distribution-free interval of a quantile from order statistics of independent values. Its
+    coverage is at least `level` for any distribution; an end is infinite while the sample is too
+    small to have it."""
     n, estimate = values.size, quantile(values, q)
     if n == 0:
         return unknown(estimate, level)

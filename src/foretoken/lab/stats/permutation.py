@@ -18,9 +18,7 @@ def compare_samples(
     samples: Sequence[Sequence[Sequence[str]]], *, seed: int = 0
 ) -> tuple[float, float, float]:
     """Total variation between two arms' texts, what chance gives, and the permutation p-value.
-
-    `samples[prompt][arm]` are texts.
-    """
+    `samples[prompt][arm]` are texts."""
     rng = np.random.default_rng(seed)
     tables = [_codes(pair) for pair in samples]
     real = float(np.mean([_distance(codes, arms, size) for codes, arms, size in tables]))

@@ -137,11 +137,9 @@ def paired_ratio(
     seed: int = 0,
     unseen_sd: float = 0.0,
 ) -> Interval:
-    """Interval of statistic(top) / statistic(bottom), paired by block.
-
-    Blocks that only one arm has are left out. Fewer than three common blocks give an estimate with
-    unknown ends. `unseen_sd` is what the logarithm of the ratio varies by and no block shows.
-    """
+    """Interval of statistic(top) / statistic(bottom), paired by block. Blocks that only one arm has
+    are left out. Fewer than three common blocks give an estimate with unknown ends. `unseen_sd` is
+    what the logarithm of the ratio varies by and no block shows."""
     top, bottom = top.known(), bottom.known()
     common = np.intersect1d(top.blocks_N, bottom.blocks_N)
     pair = [_on_blocks(sample, common) for sample in (top, bottom)]
@@ -159,10 +157,8 @@ def paired_ratio(
 
 
 def ratio_of_blocks(ratios_C: Floats, *, unseen_sd: float = 0.0) -> Interval:
-    """Student's interval of the mean logarithm of every block's own ratio.
-
-    For tails: the quantile of all values together is that of the few slowest starts.
-    """
+    """Student's interval of the mean logarithm of every block's own ratio. For tails: the quantile
+    of all values together is that of the few slowest starts."""
     logs_C = np.log(ratios_C[np.isfinite(ratios_C) & (ratios_C > 0)])
     if logs_C.size < FEWEST_BLOCKS:
         return unknown(math.exp(float(logs_C.mean())) if logs_C.size else math.nan)
@@ -270,11 +266,9 @@ def blocks_to_exceed(
     chances: tuple[float, float],
     fewest: int = FEWEST_BLOCKS,
 ) -> int | None:
-    """Blocks after which the interval of a truth so far from a limit leaves it out.
-
-    `spread` is that of one block; `chances` are the interval's level and the chance of success.
-    None if no number of blocks does: starts that blocks do not show are then all that is left.
-    """
+    """Blocks after which the interval of a truth so far from a limit leaves it out. `spread` is
+    that of one block; `chances` are the interval's level and the chance of success. None if no
+    number of blocks does: starts that blocks do not show are then all that is left."""
     level, power = chances
     behind = normal_quantile(power)
 
@@ -293,10 +287,8 @@ def blocks_to_exceed(
 
 
 def level_of_look(level: float, look: int) -> float:
-    """Level to use at the `look`-th judgement of one experiment, from 1, any number of them.
-
-    The error 1 - level is shared out as 1 / (j (j + 1)), which sums to 1: whatever the number of
-    looks, all intervals together hold with probability `level` (union bound).
-    """
+    """Level to use at the `look`-th judgement of one experiment, from 1, any number of them. The
+    error 1 - level is shared out as 1 / (j (j + 1)), which sums to 1: whatever the number of looks,
+    all intervals together hold with probability `level` (union bound)."""
     assert look >= 1, look
     return 1 - (1 - level) / (look * (look + 1))

@@ -44,10 +44,8 @@ def request_quantiles(
     means_N: Floats, steps_N: Floats, within_N: Floats, qs: tuple[float, ...], *, seed: int = 0
 ) -> tuple[Interval, ...]:
     """Quantiles over requests of their true means, with intervals that draw requests again.
-
     `means_N` are accepted drafts per step, `within_N` the variances of a request's steps (NaN:
-    unknown). Fewer than five requests give estimates with unknown ends.
-    """
+    unknown). Fewer than five requests give estimates with unknown ends."""
     size = means_N.size
     if size < FEWEST_REQUESTS:
         raw = [quantile(means_N, q) for q in qs]

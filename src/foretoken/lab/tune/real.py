@@ -61,10 +61,8 @@ class StartedServer:
         most_tokens: int | None = None,
     ) -> None:
         """Visits write their requests and the server's log below `out`; `line` writes commands.
-
         `most_tokens` is where earlier visits cut answers (0: nowhere); None: to be found out, so
-        that visits enough fit into `budget_s`.
-        """
+        that visits enough fit into `budget_s`."""
         self._line, self._items, self._out = line, list(items), out
         self._budget_s, self._most_tokens = budget_s, most_tokens
         self._kinds = []
@@ -159,11 +157,9 @@ def fitting(
     left_s: float, longest: int, sizes: Sequence[tuple[int, int]], paces_s: Sequence[float]
 ) -> int:
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
-
     `paces_s` are seconds per token with WARM_UP in flight, of which the least counts: at the others
     the machine may have stood still. More at once are taken to be answered no faster in all, fewer
-    as fast each.
-    """
+    as fast each."""
     pace_s = min((one for one in paces_s if one > 0.0), default=0.0)
     token_s = pace_s * sum(requests / min(load, WARM_UP) for load, requests in sizes)
     if not token_s or left_s / token_s >= longest or longest <= LEAST_TOKENS:

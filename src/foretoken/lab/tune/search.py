@@ -71,10 +71,8 @@ class Spreads:
 
     def of_pair(self, requests: Sequence[int]) -> float:
         """Standard deviation of the mean logarithm of a gain, from one start of each side.
-
         `requests` is how many were asked at each load. Both sides are asked the same, so what suits
-        the drafter differs from pair to pair.
-        """
+        the drafter differs from pair to pair."""
         few_L = 1.0 / np.sqrt(np.array(requests, np.float64))
         alike = np.where(np.eye(few_L.size), 1.0, SUITS_BOTH)
         suits = self.suits**2 * float(few_L @ alike @ few_L) / few_L.size**2
@@ -241,11 +239,8 @@ def value_of(question: Question, gains_DSL: Floats, setting: Setting) -> Floats:
 def worth_measuring(
     question: Question, gains_DSL: Floats, most_lost: float, *, at_most: int
 ) -> Bools:
-    """The fewest settings among which the best is, but for so much of its value on average.
-
-    They are dropped one by one, the one that is missed least first; of two that are alike one
-    stays.
-    """
+    """The fewest settings among which the best is, but for so much of its value on average. They
+    are dropped one by one, the one that is missed least first; of two that are alike one stays."""
     kept = np.ones(len(question.settings), np.bool_)
     whole = float(best_values(question, gains_DSL).mean())
     while kept.any():
@@ -391,10 +386,8 @@ def stand(search: Search, found: Sequence[Visit]) -> SearchState:
 def _choose(
     question: Question, beliefs: Beliefs, draws: Floats, started: Collection[Setting]
 ) -> Setting:
-    """The best on average of what was started: a final A/B with a guess may lose what is known.
-
-    A server that decides itself keeps the right to, unless it is beaten.
-    """
+    """The best on average of what was started: a final A/B with a guess may lose what is known. A
+    server that decides itself keeps the right to, unless it is beaten."""
     seen = [setting for setting in question.settings if setting in started]
     kept = np.array([setting in started for setting in question.settings], np.bool_)
     best, _ = best_setting(question, beliefs.mean_SL, kept)
@@ -468,11 +461,9 @@ def _coarse_first(setting: Setting) -> tuple[int, str]:
 
 def sizes(search: Search, found: Sequence[Visit], turn: int) -> tuple[tuple[int, int], ...]:
     """Requests at each load: half as long in all as a start takes, within bounds of the budget.
-
     Starts differ by more than what is left of the requests' differences then. Powers of two, so
     that one turn is asked what another was. All visits of a turn are asked the same: what is known
-    of the pace is from the turns before.
-    """
+    of the pace is from the turns before."""
     plain = [visit for visit in found if visit.setting.is_off and visit.turn < turn]
     start_s = _undisturbed([visit.start_s for visit in plain])
     wanted_s = min(max(start_s / 2.0, search.budget_s / 120), search.budget_s / 30)
@@ -524,11 +515,9 @@ def check_visit_s(search: Search, visits: Sequence[Visit], now: SearchState) -> 
 
 
 def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs after which the final A/B is looked at before the time is up; 0: it is not.
-
-    When the expected gain should show. Every look is paid for with a wider interval at the others,
-    so where that is close to the end there is only the last.
-    """
+    """Pairs after which the final A/B is looked at before the time is up; 0: it is not. When the
+    expected gain should show. Every look is paid for with a wider interval at the others, so where
+    that is close to the end there is only the last."""
     first = wanted_pairs(search, found, now)
     pair_s = 2.0 * max(check_visit_s(search, found, now), 1e-9)
     affordable = min(max(int((search.budget_s - spent_s(found)) / pair_s), 1), MOST_PAIRS)
@@ -545,11 +534,9 @@ def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> in
 
 
 def checked_gain(visits: Sequence[Visit], search: Search, now: SearchState) -> Interval:
-    """Gain of the final A/B over its loads.
-
-    Student's interval over pairs, at the level of their look. The spread of pairs is what they show
-    and what the search's visits showed, each counted by how much it knows.
-    """
+    """Gain of the final A/B over its loads. Student's interval over pairs, at the level of their
+    look. The spread of pairs is what they show and what the search's visits showed, each counted by
+    how much it knows."""
     differences = np.array(pair_differences(visits, search.question.loads))
     if not differences.size:
         return unknown(level=SURE)

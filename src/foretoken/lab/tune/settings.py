@@ -84,10 +84,8 @@ class Question:
 
 
 def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:
-    """(first, last, length), from 1 on; a range ends half way to the next load, in ratios.
-
-    Ranges beside each other with the same length are one.
-    """
+    """(first, last, length), from 1 on; a range ends half way to the next load, in ratios. Ranges
+    beside each other with the same length are one."""
     assert len(lengths) == len(loads), (lengths, loads)
     found: list[tuple[int, int, int]] = []
     first = 1
