@@ -76,8 +76,7 @@ def run(order: AbOrder, *, dry_run: bool) -> int:
     try:
         return _measure(order)
     except KeyboardInterrupt as error:
-        said = f"stopped; what is measured is in {order.out}, --resume goes on"
-        typer.echo(said, err=True)
+        typer.echo(f"stopped; what is measured is in {order.out}, --resume goes on", err=True)
         raise typer.Exit(EXIT_STOPPED) from error
 
 

@@ -5,7 +5,7 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
-from typing import Any, final
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,7 +29,6 @@ GONE = {
 """Commands of earlier versions, and what does their work now."""
 
 
-@final
 class LabGroup(TyperGroup):
     """Says of each command all of its first paragraph, of an earlier one what does its work now."""
 

@@ -40,14 +40,6 @@ def _milliseconds(found: Quantiles | None, name: str) -> str:
     return _show(None if found is None else getattr(found, name), ".1f", " ms", 1000.0)
 
 
-def show_break_even_rate(value: Interval | None, draft_share: float | None = None) -> str:
-    """The acceptance rate that breaks even, if there is one; and the share of steps that draft."""
-    where = "" if draft_share is None else f", {show_part(draft_share)} of steps draft"
-    if value is not None and value.estimate > 1:
-        return f"no rate would pay ({value.estimate:.0%}){where}"
-    return show_percent(value) + where
-
-
 def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
     table = Table("", *(arm.arm for arm in arms), title_justify="left")
     rows: dict[str, Callable[[ArmSummary], str]] = {
@@ -64,7 +56,15 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
         table.add_row(name, *(show(arm) for arm in arms))
     out.print(table)
     for arm in arms:
-        _print_acceptance(out, arm)
+        if arm.acceptance:
+            title = f"acceptance of {arm.arm}"
+            table = Table(title, "requests", "rate", "length", "P10", "P90")
+            for bucket in arm.acceptance:
+                name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
+                name += "" if bucket.exact else " (inferred)"
+                numbers = (bucket.rate, bucket.length, bucket.p10, bucket.p90)
+                table.add_row(name, str(bucket.num_requests), *map(show_number, numbers))
+            out.print(table)
         notes = list(arm.notes)
         if arm.errors:
             notes.append("failed: " + ", ".join(f"{n} {kind}" for kind, n in arm.errors.items()))
@@ -75,21 +75,6 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
             notes.append(f"the client was late by {1000 * arm.client_lag_p99_s:.1f} ms at P99")
         for note in notes:
             out.print(f"{arm.arm}: {note}", style="yellow", soft_wrap=True)
-
-
-def _print_acceptance(out: Console, arm: ArmSummary) -> None:
-    if not arm.acceptance:
-        return
-    table = Table("acceptance of " + arm.arm, "requests", "rate", "length", "P10", "P90")
-    for bucket in arm.acceptance:
-        name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
-        numbers = (bucket.rate, bucket.length, bucket.p10, bucket.p90)
-        table.add_row(
-            name if bucket.exact else f"{name} (inferred)",
-            str(bucket.num_requests),
-            *map(show_number, numbers),
-        )
-    out.print(table)
 
 
 def print_ab(out: Console, summary: AbSummary) -> None:
@@ -151,10 +136,14 @@ def cells_table(
         few = " (few)" if arm.all_drafts and not enough_drafts(arm) else ""
         size = f"{middle.num_pairs} / {middle.num_blocks}" if middle else str(arm.num_requests)
         rate = arm.all_drafts.rate if arm.all_drafts else None
+        limit, share = break_even_of(summary), draft_share_of(summary)
+        pays_at = show_percent(limit)
+        if limit is not None and limit.estimate > 1:
+            pays_at = f"no rate would pay ({limit.estimate:.0%})"
+        pays_at += "" if share is None else f", {show_part(share)} of steps draft"
         table.add_row(
             *(values[row] for values in places.values()), *verdicts[row : row + 1],
-            size, show_percent(rate) + few,
-            show_break_even_rate(break_even_of(summary), draft_share_of(summary)),
-            show_gain(middle), show_gain(summary.gain("tpot_p99")),
+            size, show_percent(rate) + few, pays_at, show_gain(middle),
+            show_gain(summary.gain("tpot_p99")),
         )  # fmt: skip
     return table

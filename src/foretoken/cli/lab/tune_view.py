@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
 
 import typer
 from rich.table import Table
@@ -38,7 +37,6 @@ NAME_ONE = (
 )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOrder:
     """What is to be tuned, as the options say it."""
@@ -68,7 +66,13 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     search = Search(question=question, budget_s=60.0 * order.minutes)
     for name, why in refused.items():
         _print(f"not started with {name}: {why}")
-    _announce(search, line)
+    at = ", ".join(map(str, loads))
+    _print(
+        f"{len(settings)} settings against no speculation, with {at} requests in flight. "
+        f"At most {order.minutes:g} minutes; sooner where the answer is clear."
+    )
+    for setting in (OFF, *settings):
+        _print(f"  {setting.name}: {line(setting)}", "dim")
     for package in packages_of(command.engine, drafters):
         _print(f"{command.engine} imports {package}: pip install it first")
     if not order.named and drafters and not any(one.model for one in drafters.values()):
@@ -81,17 +85,6 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     if order.as_json:
         print(json.dumps(to_plain(answer)))
     return EXIT_CODES[answer.verdict]
-
-
-def _announce(search: Search, line: "partial[str]") -> None:
-    question = search.question
-    at = ", ".join(map(str, question.loads))
-    _print(
-        f"{len(question.settings)} settings against no speculation, with {at} requests in flight. "
-        f"At most {search.budget_s / 60:g} minutes; sooner where the answer is clear."
-    )
-    for setting in (OFF, *question.settings):
-        _print(f"  {setting.name}: {line(setting)}", "dim")
 
 
 def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer:

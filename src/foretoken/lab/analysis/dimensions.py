@@ -136,7 +136,6 @@ def _chosen(run: AbSummary) -> dict[str, Value]:
         for given in (settings.get("extra_body") or {}, settings.get("env") or {}):
             facts |= {name: _word(value) for name, value in given.items()}
         server = arm.server
-        facts |= {f"drafting: {k}": _word(v) for k, v in _flat(server.speculation).items()}
         said = {"engine": server.engine, "model": server.model, "engine version": server.version}
         facts |= {name: value for name, value in said.items() if value}
         facts.pop("port", None)

@@ -101,16 +101,13 @@ def _per_token(
     base: Sequence[RequestRecord], other: Sequence[RequestRecord]
 ) -> tuple[Sample, Sample]:
     """Seconds per token of each block: all time after first tokens over all tokens then."""
-    pairs = [
-        (a, b)
-        for a, b in zip(base, other, strict=True)
-        if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)
-    ]
+    both = zip(base, other, strict=True)
+    pairs = [(a, b) for a, b in both if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)]
     of_pair = np.array([a.block for a, _ in pairs], np.int64)
     blocks, place = np.unique(of_pair, return_inverse=True)
     samples = []
     for arm in (0, 1):
-        own = [both[arm] for both in pairs]
+        own = [answers[arm] for answers in pairs]
         seconds = np.bincount(place, [r.tpot_s * r.tokens_after_first for r in own], blocks.size)
         tokens = np.bincount(place, [r.tokens_after_first for r in own], blocks.size)
         samples.append(Sample(seconds / tokens, blocks))
@@ -184,11 +181,8 @@ def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> E
         if (a.temperature == 0.0 or "seed" in a.parameters) and a.text_hash is not None
     ]
     equal = sum(a.text_hash == b.text_hash for a, b in fixed)
-    return Equality(
-        num_compared=len(fixed),
-        num_equal=equal,
-        share=share_interval(equal, len(fixed)) if fixed else None,
-    )
+    share = share_interval(equal, len(fixed)) if fixed else None
+    return Equality(num_compared=len(fixed), num_equal=equal, share=share)
 
 
 def cost_of(arms: tuple[ArmSummary, ArmSummary], prices: dict[str, float]) -> dict[str, Interval]:

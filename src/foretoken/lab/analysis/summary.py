@@ -83,12 +83,9 @@ def rates_per_block(records: Sequence[RequestRecord], data: ArmData, value: Valu
 
 def is_good(record: RequestRecord, levels: ServiceLevels) -> bool:
     """Whether a whole answer met every service level; a TPOT that is not defined is met."""
-    pairs = (
-        (levels.ttft_s, record.ttft_s),
-        (levels.tpot_s, record.tpot_s),
-        (levels.e2e_s, record.e2e_s),
-    )
-    return record.ok and not any(limit is not None and value > limit for limit, value in pairs)
+    names = ("ttft_s", "tpot_s", "e2e_s")
+    limits = ((getattr(levels, name), getattr(record, name)) for name in names)
+    return record.ok and not any(most is not None and value > most for most, value in limits)
 
 
 def output_tokens(record: RequestRecord) -> float:
@@ -135,8 +132,7 @@ def summarize_arm(
 def _rate(records: Sequence[RequestRecord], data: ArmData, value: Value) -> Interval:
     rates = rates_per_block(records, data, value)
     if rates.values_N.size < FEWEST_BLOCKS:
-        total = sum(map(value, records)) / max(sum(data.seconds_of_block.values()), 1e-9)
-        return unknown(total)
+        return unknown(sum(map(value, records)) / max(sum(data.seconds_of_block.values()), 1e-9))
     return clustered_interval(rates, weighted_mean)
 
 
@@ -188,7 +184,12 @@ Key = Callable[[RequestRecord], str]
 
 def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBucket, ...]:
     found: list[AcceptanceBucket] = []
-    keys = {"all": lambda _: "all", "temperature": temperature_key(records), **_KEYS}
+    keys: dict[str, Key] = {
+        "all": lambda _: "all",
+        "temperature": temperature_key(records),
+        "category": lambda record: record.category,
+        "output_tokens": lambda record: range_of(record.output_tokens or 0, _LENGTHS),
+    }
     for by, key in keys.items():
         groups: dict[str, list[RequestRecord]] = defaultdict(list)
         for record in records:
@@ -230,12 +231,6 @@ def temperature_key(records: Sequence[RequestRecord]) -> Key:
         return f">{TEMPERATURE_EDGES[-1]:g}" if edge == "inf" else f"<={edge}"
 
     return key
-
-
-_KEYS: dict[str, Key] = {
-    "category": lambda record: record.category,
-    "output_tokens": lambda record: range_of(record.output_tokens or 0, _LENGTHS),
-}
 
 
 def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> AcceptanceBucket:
@@ -298,8 +293,7 @@ def _variance(found: RequestAcceptance) -> float:
         k = found.num_drafted / found.num_steps
         rates = np.repeat(np.arange(len(found.histogram)) / k, found.histogram)
     else:
-        rate = found.rate
-        return max(rate * (1 - rate), 1e-6)
+        return max(found.rate * (1 - found.rate), 1e-6)
     return float(rates.var(ddof=1)) if rates.size > 1 else float("nan")
 
 

@@ -112,8 +112,7 @@ def class_gains(run: ReportRun) -> Figure | None:
                 rows.append((f"{name}, n={gain.num_pairs:,}{of}", gain))
     if not rows:
         return None
-    label = "gain of TPOT, 95 % interval (hollow: too few)"
-    return gain_rows(rows, label)
+    return gain_rows(rows, "gain of TPOT, 95 % interval (hollow: too few)")
 
 
 def rates(run: ReportRun) -> Figure | None:
@@ -207,9 +206,7 @@ def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
         for index, run in enumerate(runs)
         if (gain := run.summary.gain("tpot_p50")) is not None
     ]
-    if len(rows) < 2:
-        return None
-    return gain_rows(rows, "gain of TPOT P50 with 95 % interval")
+    return gain_rows(rows, "gain of TPOT P50 with 95 % interval") if len(rows) > 1 else None
 
 
 def draw_plots(runs: Sequence[ReportRun], overall: Overall) -> list[Plot]:

@@ -49,9 +49,8 @@ def read_runs(
         decision = decide(summary, policy, run=str(folder), reference=reference)
         there = folder.is_dir() and (folder / REQUESTS).is_file()
         records = without_start(read_requests(folder)).records if there else ()
-        found.append(
-            ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
-        )
+        own = ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
+        found.append(own)
     return tuple(found)
 
 

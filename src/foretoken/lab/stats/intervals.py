@@ -111,14 +111,14 @@ def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interva
     return Interval(estimate, low, high, level)
 
 
-def share_interval(successes: int, n: int, level: float = LEVEL) -> Interval:
+def share_interval(successes: int, n: int) -> Interval:
     """Wilson's score interval (1927) of a share."""
     if n == 0:
-        return unknown(level=level)
-    z = normal_quantile(1 - (1 - level) / 2)
+        return unknown()
+    z = normal_quantile(1 - (1 - LEVEL) / 2)
     p = successes / n
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     # At shares of 0 and 1 an end is the share itself, but for rounding.
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Interval(p, min(p, low), max(p, high), level)
+    return Interval(p, min(p, low), max(p, high))

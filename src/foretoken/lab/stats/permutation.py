@@ -22,12 +22,10 @@ def compare_samples(
     rng = np.random.default_rng(seed)
     tables = [_codes(pair) for pair in samples]
     real = float(np.mean([_distance(codes, arms, size) for codes, arms, size in tables]))
-    shuffled = np.array(
-        [
-            np.mean([_distance(codes, rng.permutation(arms), size) for codes, arms, size in tables])
-            for _ in range(PERMUTATIONS)
-        ]
-    )
+    shuffled = np.array([
+        np.mean([_distance(codes, rng.permutation(arms), size) for codes, arms, size in tables])
+        for _ in range(PERMUTATIONS)
+    ])  # fmt: skip
     p_value = (1 + int((shuffled >= real - 1e-12).sum())) / (1 + PERMUTATIONS)
     return real, float(shuffled.mean()), p_value
 

@@ -202,23 +202,21 @@ def _half(error: float, num_blocks: float, level: float, unseen_sd: float) -> fl
     return math.hypot(seen, normal_quantile(p) * unseen_sd) if unseen_sd else seen
 
 
-def clustered_interval(
-    sample: Sample, statistic: Statistic, *, level: float = LEVEL, seed: int = 0
-) -> Interval:
+def clustered_interval(sample: Sample, statistic: Statistic) -> Interval:
     """Interval of one arm's positive statistic, blocks as clusters."""
     sample = sample.known()
     blocks = np.unique(sample.blocks_N)
     if blocks.size == 0:
-        return unknown(level=level)
+        return unknown()
     own = _on_blocks(sample, blocks)
     point = whole(statistic, own)
     if blocks.size < FEWEST_BLOCKS or point <= 0:
-        return unknown(point, level)
-    weights_RC = block_weights(blocks.size, RESAMPLES, seed)
+        return unknown(point)
+    weights_RC = block_weights(blocks.size, RESAMPLES, 0)
     with np.errstate(divide="ignore"):
         logs_R = np.log(of_blocks(statistic, own, weights_RC))
     error = _error(logs_R - math.log(point), blocks.size)
-    return log_interval(math.log(point), error, blocks.size, level)
+    return log_interval(math.log(point), error, blocks.size)
 
 
 def standard_error(interval: Interval, num_blocks: int) -> float:
