@@ -123,7 +123,6 @@ def _say(text: str, style: str = "") -> None:
 
 
 def _say_cells(order: AbOrder) -> None:
-    """What every cell of a grid will measure."""
     for values in cells_of(order.axes):
         said = announce_unasked(apply(order.settings, values), sized=True)
         _say(f"{_named(values)}: {said}")

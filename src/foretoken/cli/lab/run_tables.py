@@ -96,7 +96,6 @@ def print_ab(out: Console, summary: AbSummary) -> None:
 
 
 def print_classes(out: Console, summary: AbSummary) -> None:
-    """Gains of every class, inside the mix and run alone; and what its P99 would take."""
     kinds = ((summary.classes, "by class, in this mix"), (summary.diagnosis, "by class, run alone"))
     for classes, title in kinds:
         if not classes:

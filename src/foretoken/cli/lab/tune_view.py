@@ -31,11 +31,6 @@ from foretoken.lab.tune.server_command import (
 from foretoken.lab.tune.settings import OFF, Question, Visit
 from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
-NAME_ONE = (
-    "only look-up is tried: name a draft model or a head that you have with "
-    "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOrder:
@@ -76,7 +71,10 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     for package in packages_of(command.engine, drafters):
         _print(f"{command.engine} imports {package}: pip install it first")
     if not order.named and drafters and not any(one.model for one in drafters.values()):
-        _print(NAME_ONE)
+        _print(
+            "only look-up is tried: name a draft model or a head that you have with "
+            "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
+        )
     if dry_run:
         return 0
     answer = _find(search, line, order)

@@ -20,7 +20,6 @@ from foretoken.lab.audit.judging import (
     Sides,
     answered,
     plain_of,
-    unasked,
 )
 from foretoken.lab.audit.rounding import NEAR_TIE, common, same, same_or_near
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
@@ -59,7 +58,7 @@ async def _verification(sides: Sides, case: Case) -> Look:
     drawn = await sides.arm.ask(body)
     answered(drawn)
     if drawn.tokens is None:
-        return unasked(NO_LOGPROBS)
+        return Look("unasked", NO_LOGPROBS)
     told = []
     # The first token is the prompt's, which no draft stands for.
     for number in range(1, len(drawn.tokens)):
@@ -70,11 +69,11 @@ async def _verification(sides: Sides, case: Case) -> Look:
         reply = await plain.ask(body)
         answered(reply)
         if not reply.tops:
-            return unasked("the likeliest tokens are not told")
+            return Look("unasked", "the likeliest tokens are not told")
         told.append((surprise(drawn.tokens[number], reply.tops[0]), drawn.tokens[number]))
     value, token = min(told, default=(0.0, ""))
     why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
-    return Look(sort="fine", score=sum(one for one, _ in told), why=why if told else "")
+    return Look("fine", score=sum(one for one, _ in told), why=why if told else "")
 
 
 def surprise(token: str, top: Mapping[str, float]) -> float:
@@ -100,8 +99,8 @@ async def _sampling(sides: Sides, cases: Sequence[Case]) -> list[Look]:
         if look.score is not None and next(rejected):
             again = await _draw(sides, cases, given)
             by_chance = again.score is None or again.score >= _SAMPLING_ERROR
-            look = FINE if by_chance else Look(sort="wrong", why=again.why)
-        found.append(Look(sort=look.sort, why=look.why))
+            look = FINE if by_chance else Look("wrong", again.why)
+        found.append(Look(look.sort, look.why))
     return found
 
 
@@ -121,12 +120,12 @@ async def _draw(sides: Sides, cases: Sequence[Case], given: Mapping[str, Any]) -
                 try:
                     answered(missing or replies[0])
                 except EndedLook as end:
-                    return Look(sort=end.look.sort, why=f"{name}: {end.look.why}")
+                    return Look(end.look.sort, f"{name}: {end.look.why}")
             pair.append([reply.text for reply in replies if reply.ok])
         texts.append(pair)
     distance, expected, p_value = compare_samples(texts)
     why = f"{name}: distance {distance:.3f} (chance {expected:.3f}), p {p_value:.4f}"
-    return Look(sort="fine", score=p_value, why=why)
+    return Look("fine", score=p_value, why=why)
 
 
 _MOST_APART = 0.3
@@ -141,21 +140,21 @@ async def _logprobs(sides: Sides, case: Case) -> Look:
     given = await sides.arm.greedy(case, again=sides.control)
     answered(given)
     if given.tokens is None:
-        return unasked(NO_LOGPROBS)
+        return Look("unasked", NO_LOGPROBS)
     if any(value > 1e-3 for value in given.logprobs):
-        return Look(sort="wrong", why=f"a log-probability of {max(given.logprobs):.3f}")
+        return Look("wrong", f"a log-probability of {max(given.logprobs):.3f}")
     untold = unscored(given, await sides.arm.greedy(case, stream=True))
     if untold is not None:
         return untold
     expected = await plain_of(sides).greedy(case)
     answered(expected)
     if expected.tokens is None:
-        return unasked("the baseline tells no log-probabilities")
+        return Look("unasked", "the baseline tells no log-probabilities")
     for at in range(common(expected.tokens, given.tokens)):
         ours, theirs = expected.logprobs[at], given.logprobs[at]
         if not abs(ours - theirs) <= _MOST_APART and not (math.isnan(ours) and math.isnan(theirs)):
             why = f"token {at + 1} has {theirs:.3f}, plain decoding says {ours:.3f}"
-            return Look(sort="differs", why=why)
+            return Look("differs", why)
     return FINE
 
 
@@ -169,13 +168,12 @@ def unscored(whole: Reply, streamed: Reply) -> Look | None:
             f"{len(empty)} of {rows} tokens come without the likeliest tokens: "
             f"{whole.logprobs[empty[0]]:.3f} stands at token {empty[0] + 1}"
         )
-        return Look(sort="wrong", why=why)
+        return Look("wrong", why)
     if not streamed.ok or not whole.tells_all or whole.text != streamed.text:
         return None
     came = len(streamed.tokens or ())
     if came < rows and streamed.tokens is not None and not streamed.tells_all:
-        why = f"a stream has log-probabilities for {came} of {rows} tokens"
-        return Look(sort="wrong", why=why)
+        return Look("wrong", f"a stream has log-probabilities for {came} of {rows} tokens")
     return None
 
 
@@ -191,12 +189,12 @@ async def _seeds(sides: Sides, case: Case) -> Look:
     first, second = await sides.arm.ask(body), await sides.arm.ask(body)
     answered(first, second)
     if first.text != second.text:
-        return Look(sort="differs", why=f"seed {seed} gave two texts")
+        return Look("differs", f"seed {seed} gave two texts")
     if sides.same_seeds and sides.plain is not None:
         expected = await sides.plain.ask(body)
         answered(expected)
         if expected.text != first.text:
-            return Look(sort="differs", why=f"seed {seed} gives another text without speculation")
+            return Look("differs", f"seed {seed} gives another text without speculation")
     return FINE
 
 
@@ -207,9 +205,9 @@ async def _streams(sides: Sides, case: Case) -> Look:
     streamed = await sides.arm.greedy(case, stream=True)
     answered(whole, streamed)
     if len(streamed.finish_reasons) != 1:
-        return Look(sort="wrong", why=f"{len(streamed.finish_reasons)} finish reasons in a stream")
+        return Look("wrong", f"{len(streamed.finish_reasons)} finish reasons in a stream")
     if streamed.text_after_end:
-        return Look(sort="wrong", why="text after the finish reason")
+        return Look("wrong", "text after the finish reason")
     found = misses(whole, streamed)
     if found is not None:
         return found
@@ -227,7 +225,7 @@ def misses(whole: Reply, streamed: Reply) -> Look | None:
     why = f"{came} tokens in the stream, {long} in the whole answer"
     if whole.text == streamed.text:
         why = f"the text is whole, but the stream tells {came} of {long} tokens"
-    return Look(sort="wrong", why=why)
+    return Look("wrong", why)
 
 
 async def _stops(sides: Sides, case: Case) -> Look:
@@ -237,18 +235,19 @@ async def _stops(sides: Sides, case: Case) -> Look:
     answered(whole)
     stop = stop_within(whole)
     if stop is None:
-        return unasked("the answers only repeat themselves")
+        return Look("unasked", "the answers only repeat themselves")
     given = await sides.arm.ask({**whole.body, "stop": [stop]})
     answered(given)
     if stop in given.text:
-        return Look(sort="wrong", why=f"the text goes on past the stop string {stop!r}")
+        return Look("wrong", f"the text goes on past the stop string {stop!r}")
     if given.text == whole.text[: whole.text.find(stop)]:
         said = f"finish_reason {given.finish_reason!r} after a stop string"
-        return FINE if given.finish_reason == "stop" else Look(sort="wrong", why=said)
+        return FINE if given.finish_reason == "stop" else Look("wrong", said)
     plain = None if sides.plain is None else await sides.plain.greedy(case)
     found = same_or_near(whole, given, plain, sides.tie)
-    other = f"another text than before with the stop string {stop!r}"
-    return NEAR_TIE if found.sort == "fine" else Look(sort="differs", why=other)
+    if found.sort == "fine":
+        return NEAR_TIE
+    return Look("differs", f"another text than before with the stop string {stop!r}")
 
 
 def stop_within(whole: Reply) -> str | None:
@@ -306,17 +305,17 @@ def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
         value = json.loads(text)
     except ValueError:
         if reply.finish_reason == "length":
-            return Look(sort="fine", why="cut short")
-        return Look(sort="wrong", why=f"no JSON: {text[:30]!r} ... {text[-30:]!r}")
+            return Look("fine", "cut short")
+        return Look("wrong", f"no JSON: {text[:30]!r} ... {text[-30:]!r}")
     if not isinstance(value, dict):
-        return Look(sort="wrong", why=f"{name}: no object")
+        return Look("wrong", f"{name}: no object")
     odd = set(value) ^ set(SCHEMA["properties"])
     if odd:
-        return Look(sort="wrong", why=f"{name} has or lacks {', '.join(sorted(odd))[:60]}")
+        return Look("wrong", f"{name} has or lacks {', '.join(sorted(odd))[:60]}")
     for key, given in value.items():
         allowed = SCHEMA["properties"][key].get("enum")
         if given not in allowed if allowed else not isinstance(given, bool):
-            return Look(sort="wrong", why=f"{name}, {key}: {str(given)[:30]!r}")
+            return Look("wrong", f"{name}, {key}: {str(given)[:30]!r}")
     return None
 
 
@@ -337,12 +336,12 @@ async def _tools(sides: Sides, case: Case) -> Look:
         answered(reply)
         if [called for called, _ in reply.calls] != [name]:
             names = ", ".join(called for called, _ in reply.calls) or "no function"
-            return Look(sort="wrong", why=f"{names} called instead of {name}")
+            return Look("wrong", f"{names} called instead of {name}")
         found = _judge_json(reply, reply.calls[0][1], "the arguments")
         if found is not None:
             return found
         calls.append(reply.calls)
-    other = Look(sort="differs", why="another call in the stream than in the whole answer")
+    other = Look("differs", "another call in the stream than in the whole answer")
     return FINE if calls[0] == calls[1] else other
 
 
@@ -369,7 +368,7 @@ async def _prefixes(sides: Sides, case: Case) -> Look:
     answered(second)
     asked = (second.usage or {}).get("prompt_tokens")
     if second.cached_tokens is None or not asked:
-        return unasked(_UNTOLD)
+        return Look("unasked", _UNTOLD)
     share = second.cached_tokens / asked
     found = f"{second.cached_tokens} of {asked} tokens of a prompt came from the cache"
     return Look(sort="fine" if share >= 0.5 else "differs", why=found, score=share)
@@ -378,17 +377,17 @@ async def _prefixes(sides: Sides, case: Case) -> Look:
 def _usage(reply: Reply) -> Look:
     """Drafts are not output: completion_tokens are the tokens that came."""
     if reply.usage is None:
-        return unasked("answers have no usage")
+        return Look("unasked", "answers have no usage")
     counted, asked = reply.usage.get("completion_tokens"), reply.body.get("max_tokens")
     if counted is None:
-        return unasked("usage has no completion_tokens")
+        return Look("unasked", "usage has no completion_tokens")
     if asked is not None and counted > asked:
-        return Look(sort="wrong", why=f"{counted} completion_tokens with max_tokens {asked}")
+        return Look("wrong", f"{counted} completion_tokens with max_tokens {asked}")
     # The token that ended the answer may be left out of either.
     allowed = 1 if reply.finish_reason == "stop" else 0
     if reply.num_tokens is None or abs(counted - reply.num_tokens) <= allowed:
         return FINE
-    return Look(sort="wrong", why=f"{counted} completion_tokens, and {reply.num_tokens} came")
+    return Look("wrong", f"{counted} completion_tokens, and {reply.num_tokens} came")
 
 
 _MARKS = re.compile(r"<\|?(?:placeholder|draft|mask|pad|unk)[\w ]*\|?>", re.IGNORECASE)
@@ -399,10 +398,10 @@ def _placeholders(reply: Reply) -> Look:
     own."""
     odd = [number for number in reply.token_ids or () if number < 0]
     if odd:
-        return Look(sort="wrong", why=f"token id {odd[0]} in an answer")
+        return Look("wrong", f"token id {odd[0]} in an answer")
     found = _MARKS.search(reply.text)
     if found is not None and found[0] not in str(reply.body.get("prompt")):
-        return Look(sort="wrong", why=f"{found[0]} in the text")
+        return Look("wrong", f"{found[0]} in the text")
     return FINE
 
 

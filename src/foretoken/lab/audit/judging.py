@@ -29,7 +29,7 @@ _PERMUTATIONS = 20_000
 Sort = Literal["fine", "differs", "wrong", "unasked", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """How one look ended."""
 
@@ -40,7 +40,7 @@ class Look:
     """A number whose mean is to be the same with and without speculation."""
 
 
-FINE = Look(sort="fine")
+FINE = Look("fine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +95,15 @@ def answered(*replies: Reply) -> None:
     """End the look if one of the replies is no answer."""
     for reply in replies:
         if reply.refused is not None:
-            raise EndedLook(unasked(reply.refused))
+            raise EndedLook(Look("unasked", reply.refused))
         if reply.error is not None:
-            raise EndedLook(Look(sort="failed", why=reply.error))
-
-
-def unasked(why: str) -> Look:
-    return Look(sort="unasked", why=why)
+            raise EndedLook(Look("failed", reply.error))
 
 
 def plain_of(sides: Sides) -> Asker:
     """Plain decoding; without it the look ends."""
     if sides.plain is None:
-        raise EndedLook(unasked("it needs a server without speculation: give --baseline"))
+        raise EndedLook(Look("unasked", "it needs a server without speculation: give --baseline"))
     return sides.plain
 
 

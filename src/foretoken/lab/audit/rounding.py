@@ -147,7 +147,7 @@ def same(first: Reply, second: Reply, tie: float) -> Look:
     if found is None:
         return FINE
     gap, why = found
-    return NEAR_TIE if gap is not None and gap <= tie else Look(sort="differs", why=why)
+    return NEAR_TIE if gap is not None and gap <= tie else Look("differs", why)
 
 
 def same_or_near(first: Reply, second: Reply, plain: Reply | None, tie: float) -> Look:
@@ -161,4 +161,4 @@ def same_or_near(first: Reply, second: Reply, plain: Reply | None, tie: float) -
     return NEAR_TIE if all(look.sort == "fine" for look in both) else found
 
 
-NEAR_TIE = Look(sort="fine", why="near-tie")
+NEAR_TIE = Look("fine", "near-tie")

@@ -150,7 +150,6 @@ def gather(
     notes: tuple[str, ...] = (),
     load: Load | None = None,
 ) -> ArmData:
-    """What the segments of an arm add up to, with a note on everything odd."""
     own = [end for end in finished if end.arm == arm]
     counters: Counter[str] = Counter()
     gauges: dict[str, float] = {}

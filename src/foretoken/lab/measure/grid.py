@@ -124,7 +124,6 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
 
 
 def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
-    """Put a value where `{name}` stands in an arm's command."""
     found = False
     text = value if isinstance(value, str) else json.dumps(value)
     for arm in (plain["baseline"], plain["candidate"]):
