@@ -23,17 +23,6 @@ _WORDS = {
     "unasked": ("not asked", "dim"),
 }
 """How a status is said, and in which style."""
-ServerArgument = Annotated[
-    str,
-    typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
-]
-PlainOption = Annotated[
-    str | None,
-    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-]
-SamplesOption = Annotated[
-    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
-]
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,22 +30,29 @@ ParametersOption = Annotated[
         help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
     ),
 ]
-ChecksOption = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-]
 
 
 def audit(
-    candidate: ServerArgument,
-    baseline: PlainOption = None,
+    candidate: Annotated[
+        str,
+        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+    ] = None,
     workload: o.WorkloadOption = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
     ] = None,
     max_tokens: o.TokensOption = None,
-    samples: SamplesOption = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
+    ] = None,
     parameters: ParametersOption = None,
-    only: ChecksOption = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+    ] = None,
     out: o.OutOption = Path("lab-audit"),
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,

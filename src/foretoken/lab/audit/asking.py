@@ -163,7 +163,6 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
 
 
 def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
-    """Tokens with their log-probability and the likeliest beside it."""
     if not isinstance(given, dict):
         return []
     if isinstance(given.get("content"), list):

@@ -56,7 +56,6 @@ class Sides:
     same_seeds: bool = False
     """Whether seeded answers are promised to be those of plain decoding."""
     samples: int = 200
-    """Draws of each prompt, server and set of sampling parameters."""
     parameters: tuple[Mapping[str, Any], ...] = ()
 
     @property

@@ -57,7 +57,6 @@ class AuditPlan:
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
     same_seeds: bool = False
-    """Whether seeded answers are promised to be plain decoding's."""
 
     def __post_init__(self) -> None:
         check_fields(self, "plan.")

@@ -46,7 +46,6 @@ class ArmConfig:
     """Draft length, where acceptance can only be told from chunks."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
-    """Longest time that one request may take."""
 
     def __post_init__(self) -> None:
         where, given = f"arm {self.name!r}", f"url={self.url!r}, command={self.command!r}"

@@ -30,8 +30,7 @@ from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import GRID, finished_ab, write_json
 from foretoken.lab.stats.intervals import Floats, Interval, unknown
-from foretoken.lab.stats.lines import quotient
-from foretoken.lab.stats.ratios import FEWEST_BLOCKS
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS, quotient
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]

@@ -109,7 +109,6 @@ def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
 
 
 def _acceptance_tiles(run: ReportRun) -> list[Tile]:
-    """Rate against break-even, with the share of steps that draft, and length."""
     bucket = run.drafts
     limit, share = break_even_of(run.summary), draft_share_of(run.summary)
     if bucket is None:
@@ -303,7 +302,6 @@ def gain_along(
 
 
 def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
-    """A row per run: its gain of TPOT P50, named by what differs."""
     named = overall.dimensions[:3]
     rows = [
         (", ".join(f"{d.name} {d.show(index)}" for d in named) or run.name, gain)

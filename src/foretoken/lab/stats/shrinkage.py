@@ -78,7 +78,6 @@ def _half_width(drawn_R: Floats, size: int) -> Floats:
 def _fit(
     sample: tuple[Floats, Floats, Floats], picks_RN: NDArray[np.int64], qs: tuple[float, ...]
 ) -> _Fit:
-    """Fit the model to every row of picked requests."""
     means, steps, within = (values[picks_RN] for values in sample)
     dof = np.where(np.isfinite(within), steps - 1.0, 0.0)
     total, dofs = steps.sum(axis=1), np.maximum(dof.sum(axis=1), 1e-12)
