@@ -57,7 +57,7 @@ _TIMES: dict[str, Value] = {
     "ttft": lambda r: r.ttft_s,
     "e2e": lambda r: r.e2e_s,
 }
-_STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
+STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
 
 
 def pair(
@@ -84,7 +84,7 @@ def compute_gains(
     gains = []
     for name, value in _TIMES.items():
         samples = sample_of(base, value), sample_of(other, value)
-        gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in _STATISTICS]
+        gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in STATISTICS]
     gains.append(_gain("tpot_total", _per_token(base, other), weighted_mean, unseen))
     gains.append(_rate_gain("tokens_per_s", records, data, output_tokens))
     if levels.any:
@@ -125,7 +125,7 @@ def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
 
 def time_gain(metric: str, samples: tuple[Sample, Sample], unseen_sd: float = 0.0) -> ArmGain:
     """The gain in a time, such as `tpot_p95`, of the baseline's and the candidate's requests."""
-    q = _STATISTICS[metric.rsplit("_", 1)[-1]]
+    q = STATISTICS[metric.rsplit("_", 1)[-1]]
     statistic = weighted_mean if q is None else WeightedQuantile(q)
     return _gain(metric, samples, statistic, unseen_sd, q)
 

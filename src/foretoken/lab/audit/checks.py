@@ -70,17 +70,14 @@ async def _verification(sides: Sides, case: Case) -> Look:
         answered(reply)
         if not reply.tops:
             return Look("unasked", "the likeliest tokens are not told")
-        told.append((surprise(drawn.tokens[number], reply.tops[0]), drawn.tokens[number]))
+        # Its log-probability less what is expected of a draw from the likeliest tokens.
+        token, top = drawn.tokens[number], reply.tops[0]
+        chances = {name: math.exp(value) for name, value in top.items()}
+        expected = sum(chances[name] * top[name] for name in top) / sum(chances.values())
+        told.append((top.get(token, min(top.values()) - _BEYOND) - expected, token))
     value, token = min(told, default=(0.0, ""))
     why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
     return Look("fine", score=sum(one for one, _ in told), why=why if told else "")
-
-
-def surprise(token: str, top: Mapping[str, float]) -> float:
-    """Log-probability of a token less what is expected of a draw from the likeliest ones."""
-    chances = {name: math.exp(value) for name, value in top.items()}
-    expected = sum(chances[name] * top[name] for name in top) / sum(chances.values())
-    return top.get(token, min(top.values()) - _BEYOND) - expected
 
 
 SAMPLED_TOKENS, SAMPLED_PROMPTS = 3, 2

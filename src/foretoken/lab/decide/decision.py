@@ -15,6 +15,7 @@ from rich.text import Text
 
 from foretoken.lab.analysis.whole_time import draft_share_of
 from foretoken.lab.decide.evidence import Evidence, RuleResult
+from foretoken.lab.decide.rules import RULES
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
@@ -79,7 +80,7 @@ def decide(
 ) -> Decision:
     evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)
     rules = tuple(
-        Judged(rule=r.name, weight=r.weight, result=r.judge(evidence, **r.parameters))
+        Judged(rule=r.name, weight=r.weight, result=RULES[r.name](evidence, **r.parameters))
         for r in policy.rules
     )
     counted = [j for j in rules if j.weight != "note"]

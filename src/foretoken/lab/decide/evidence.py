@@ -5,6 +5,7 @@ rule answers. Knows no rule.
 import math
 from dataclasses import dataclass
 
+from foretoken.lab.analysis.gains import STATISTICS
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
 from foretoken.lab.stats.intervals import Interval
@@ -144,7 +145,7 @@ def judge_ratio(
 
 def blocks_to_support(gain: ArmGain) -> int:
     """Blocks, of as many requests as those that there are, that can tell about the gain at all."""
-    q = _QUANTILES.get(gain.metric.rsplit("_", 1)[-1])
+    q = STATISTICS.get(gain.metric.rsplit("_", 1)[-1])
     if q is None or not gain.num_pairs:
         return FEWEST_BLOCKS
     requests = TAIL_VALUES / min(q, 1 - q)
@@ -154,9 +155,6 @@ def blocks_to_support(gain: ArmGain) -> int:
 def requests_to_support(gain: ArmGain) -> int:
     """Requests an arm that can tell about the gain at all, in blocks as large as these."""
     return math.ceil(blocks_to_support(gain) * gain.num_pairs / max(1, gain.num_blocks))
-
-
-_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def show(interval: Interval) -> str:

@@ -28,6 +28,7 @@ from foretoken.lab.decide.evidence import (
     show_break_even,
     show_share,
 )
+from foretoken.lab.http.client import KV_USAGE
 from foretoken.lab.lint.names import engine_table
 from foretoken.lab.records.results import ClassGains
 from foretoken.lab.stats.intervals import Interval, share_interval
@@ -36,7 +37,6 @@ from foretoken.lab.verdict import WORTH_IT
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 PREEMPTIONS = "vllm:num_preemptions"
-KV_USAGE = "vllm:kv_cache_usage_perc"
 DRAFTED = "vllm:spec_decode_num_draft_tokens"
 SPLIT = "split the traffic"
 """How the answer begins where some classes win and others lose."""
