@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken.lab.launch.drafting import Schedule
 
 from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
 from benchmarks.simulate.traffic import DraftChance, RequestClass
@@ -18,6 +17,7 @@ from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, Si
 from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_cases
 from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
+from foretoken.lab.launch.engines import Schedule
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.real import VISITS, Journal
 from foretoken.lab.tune.search import (
