@@ -114,7 +114,9 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
         allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
-        if (folder / REQUESTS).is_file():
+        if (folder / "answer.json").is_file():
+            allowed += "; this is of `foretoken lab tune`: --resume says its verdict again"
+        elif (folder / REQUESTS).is_file():
             allowed = (
                 f"a finished run; this has no {SUMMARY} yet: measure it to its end with --resume"
             )
