@@ -43,7 +43,7 @@ from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
     RANK_BYTES,
     RUNTIME_BYTES,
-    KeptNumbers,
+    KVPerToken,
     Packs,
     WeightCounts,
 )
@@ -248,7 +248,7 @@ DRAFTING = {
     "twin": Drafting(models=(ModelMemory(shape=DEMO),), lookahead=4),
     "head": Drafting(
         heads=(
-            HeadMemory(counts=WeightCounts(0, 0, 1_000_000, 0), kept=KeptNumbers(512, 64, "auto")),
+            HeadMemory(counts=WeightCounts(0, 0, 1_000_000, 0), kept=KVPerToken(512, 64, "auto")),
         ),
         features_per_token=576,
         lookahead=3,
@@ -331,7 +331,7 @@ def test_int8_keys_and_values_make_room_for_more() -> None:
 
 
 def test_int8_of_a_head_counts_its_scales() -> None:
-    kept = KeptNumbers(2 * 4 * 64, 64, "int8")
+    kept = KVPerToken(2 * 4 * 64, 64, "int8")
     assert (kept.bytes(2), replace(kept, kv_cache_dtype="auto").bytes(2)) == (8 * 68, 8 * 128)
     head = HeadMemory(counts=WeightCounts(0, 0, 1000, 0), kept=kept)
     drafting = Drafting(heads=(head,), features_per_token=192)

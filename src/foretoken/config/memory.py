@@ -14,7 +14,7 @@ from foretoken.shape.memory_formula import (
     RANK_BYTES,
     RUNTIME_BYTES,
     Held,
-    KeptNumbers,
+    KVPerToken,
     Need,
     Packs,
     StepSize,
@@ -132,7 +132,7 @@ class HeadMemory:
     """Of its own weights."""
     quantization: str | None = None
     """A name of QUANTIZATIONS, or None."""
-    kept: KeptNumbers | None = None
+    kept: KVPerToken | None = None
     """Its keys and values of a token, if it has any."""
     borrows_head: bool = False
     """Whether it makes logits with the target's head, which rank 0 has all of then."""

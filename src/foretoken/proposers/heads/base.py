@@ -30,7 +30,7 @@ from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.shape.gguf import about_gguf
-from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
+from foretoken.shape.memory_formula import KVPerToken, WeightCounts
 
 
 class TargetFacts(Protocol):
@@ -151,7 +151,7 @@ class DraftHead(nn.Module, ABC):
         """Whether, rounded or not, it makes logits with the target's head itself."""
         return False
 
-    def kept(self, kv_cache_dtype: str) -> KeptNumbers | None:
+    def kept(self, kv_cache_dtype: str) -> KVPerToken | None:
         """The keys and values that it keeps of a token, if any."""
         return None
 
