@@ -86,19 +86,19 @@ def test_activations_of_target_and_draft() -> None:
     config = EngineConfig.from_kwargs(
         model="demo", quantization="int4", activations="int8", speculative_config=draft
     )
-    assert config.numbers.x_bits == 8 and config.numbers.x_bits_asked_by == "activations"
-    assert one(draft).numbers.x_bits == 16
-    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits == 16
+    assert config.precision.x_bits == 8 and config.precision.x_bits_asked_by == "activations"
+    assert one(draft).precision.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").precision.x_bits == 16
     rounded = EngineConfig.from_kwargs(model="demo", quantization="int8")
-    assert rounded.numbers.x_bits == 16, "a target's tokens are nobody's to check"
+    assert rounded.precision.x_bits == 16, "a target's tokens are nobody's to check"
     for method in ("draft_model", "eagle3"):
         given = {"method": method, "model": "demo-draft", "quantization": "int8"}
-        assert one(given).numbers.x_bits == (8 if method == "draft_model" else 16)
-        assert one(given).numbers.x_bits_asked_by is None
-        assert one({**given, "activations": "int16"}).numbers.x_bits == 16
-    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits_asked_by is None
+        assert one(given).precision.x_bits == (8 if method == "draft_model" else 16)
+        assert one(given).precision.x_bits_asked_by is None
+        assert one({**given, "activations": "int16"}).precision.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").precision.x_bits_asked_by is None
     head = {"method": "eagle3", "model": "demo-eagle3", "activations": "int8"}
-    assert one({**head, "quantization": "int8"}).numbers.x_bits == 8
+    assert one({**head, "quantization": "int8"}).precision.x_bits == 8
     with pytest.raises(ConfigError, match="beside quantization"):
         one(head)
     with pytest.raises(ConfigError, match="ngram has no weights"):

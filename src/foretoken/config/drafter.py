@@ -22,7 +22,7 @@ from foretoken.config.quantization import (
     DRAFT_MODEL_X_BITS,
     Activations,
     KVCacheDtype,
-    Numbers,
+    PrecisionConfig,
     check_draft_activations,
     check_draft_quantization,
 )
@@ -281,10 +281,10 @@ class DrafterConfig:
         return self.tree.depth_of(self.num_speculative_tokens)
 
     @property
-    def numbers(self) -> Numbers:
+    def precision(self) -> PrecisionConfig:
         """How its weights, activations, keys and values are kept."""
         is_model = find_method(self.method).drafts_with == "model"
-        return Numbers(
+        return PrecisionConfig(
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             activations=self.activations,

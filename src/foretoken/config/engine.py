@@ -8,7 +8,7 @@ from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
 from foretoken.config.quantization import (
     Activations,
     KVCacheDtype,
-    Numbers,
+    PrecisionConfig,
     Quantization,
     check_quantization,
 )
@@ -142,9 +142,9 @@ class EngineConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def numbers(self) -> Numbers:
+    def precision(self) -> PrecisionConfig:
         """How the target's weights, activations, keys and values are kept."""
-        return Numbers(
+        return PrecisionConfig(
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             activations=self.activations,

@@ -47,7 +47,7 @@ _SUCCESSORS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class PrecisionConfig:
     """How a model keeps and multiplies its numbers, by names of this module."""
 
     quantization: str | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory, ModelMemory
-from foretoken.config.quantization import Numbers
+from foretoken.config.quantization import PrecisionConfig
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
@@ -42,7 +42,7 @@ class BuildContext:
     verifier: Verifier
     pool: PagePool
     """The target's pages. A drafter's own keys and values lie under the same numbers."""
-    load_model: Callable[[Path, Numbers], Runner]
+    load_model: Callable[[Path, PrecisionConfig], Runner]
     """(folder, how its numbers are kept) -> another model over a KV store of its own, with as many
     pages as the target's."""
     device: str

@@ -10,4 +10,11 @@ from foretoken.shape.model import ModelShape, token_flops
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import CheckpointQuantization
 
-__all__ = ["DTYPES", "ModelFamily", "ModelShape", "RopeShape", "CheckpointQuantization", "token_flops"]
+__all__ = [
+    "DTYPES",
+    "ModelFamily",
+    "ModelShape",
+    "RopeShape",
+    "CheckpointQuantization",
+    "token_flops",
+]

@@ -114,7 +114,9 @@ class ModelShape:
         return cls._from_dict(Path(), config, stored=None)
 
     @classmethod
-    def _from_dict(cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None) -> Self:
+    def _from_dict(
+        cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None
+    ) -> Self:
         check_kinds(config)
         around = find_multimodal(config.get("model_type"))
         standing_for = () if around is None else placeholders(config)

@@ -122,7 +122,9 @@ def _gptq(given: Config) -> CheckpointQuantization:
         words += ", in order of activations"
     if not given.get("desc_act") or not _whole(group):
         held = _held(bits, group, symmetric=symmetric)
-    return CheckpointQuantization(method="gptq", weights=words, held=(held,), zeros_less_one=layout == "gptq")
+    return CheckpointQuantization(
+        method="gptq", weights=words, held=(held,), zeros_less_one=layout == "gptq"
+    )
 
 
 def _awq(given: Config) -> CheckpointQuantization:
@@ -142,7 +144,9 @@ def _fp8(given: Config) -> CheckpointQuantization:
     refuse_unless(given, {"fmt": ("e4m3", "e4m3")})
     rounds = given.get("activation_scheme") is not None
     block = _block(given.get("weight_block_size"))
-    return CheckpointQuantization(method="fp8", weights="fp8", block=block, rounds_activations=rounds)
+    return CheckpointQuantization(
+        method="fp8", weights="fp8", block=block, rounds_activations=rounds
+    )
 
 
 _READERS: dict[str, Callable[[Config], CheckpointQuantization]] = {

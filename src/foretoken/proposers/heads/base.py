@@ -234,7 +234,7 @@ def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Prop
         engine=engine,
         view=FeatureView(features, head.points),
         sampler=DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
-        linears=HeadLinears(config.quantization, config.numbers.x_bits),
+        linears=HeadLinears(config.quantization, config.precision.x_bits),
         trees=tree_shape(config),
         confidence=Confidence.of(config),
         gaps=engine.target.gaps.get(config.label),
