@@ -33,7 +33,7 @@ from foretoken.layers.rope import Rotation
 from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
@@ -110,7 +110,7 @@ class Toy(StatelessHead):
         fill(net, folder.tensors)
         return net
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         self.scale = site.config.own.toy_scale
         return super().proposer(site)
 
@@ -190,7 +190,7 @@ class PagedToy(PagedHead):
         fill(net, folder.tensors)
         return net
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         return build_paged(self, site)
 
     @property

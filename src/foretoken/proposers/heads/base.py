@@ -54,7 +54,7 @@ class TargetFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSite:
+class HeadServingContext:
     """Where a head is put to work: its settings, and what the engine gives it."""
 
     config: DrafterConfig
@@ -125,7 +125,7 @@ class DraftHead(nn.Module, ABC):
         """What `load` does, under its `no_grad`."""
 
     @abstractmethod
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """The drafter over this network, which is in the target's type and on its device.
 
         Raises:
@@ -229,7 +229,7 @@ def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Prop
     head = head.to(like.device, like.dtype).eval().requires_grad_(False)
     head.leave_file()
     verifier = engine.verifier
-    site = HeadSite(
+    site = HeadServingContext(
         config=config,
         engine=engine,
         view=FeatureView(features, head.points),

@@ -25,7 +25,7 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
@@ -174,7 +174,7 @@ class Medusa(StatelessHead):
         fill(net, folder.tensors, rename=_our_name)
         return net
 
-    def serve(self, site: HeadSite) -> None:
+    def serve(self, site: HeadServingContext) -> None:
         """Put the linear maps on kernels, and find what makes logits where the head is shared.
 
         Raises:
