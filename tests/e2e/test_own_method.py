@@ -39,7 +39,7 @@ from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
 from foretoken.proposers.heads.stateless import StatelessHead
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
@@ -84,7 +84,7 @@ PAGED = DraftingMethod(
 )
 
 
-def find(config: Any, target: Target) -> FoundDrafter:
+def load_spec(config: Any, target: Target) -> DrafterSpec:
     return find_head(Toy if config.method == "toy" else PagedToy, config, target)
 
 

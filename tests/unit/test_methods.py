@@ -150,11 +150,11 @@ def test_heads_are_told_by_their_tensors(names: set[str], method: str | None) ->
     assert (None if found is None else found.name) == method
 
 
-def test_code_without_a_function_find() -> None:
+def test_code_without_a_function_load_spec() -> None:
     register_method(replace(TOY, code="json"))
     config = EngineConfig.from_kwargs(
         model="demo", speculative_config={"method": "toy", "model": "somewhere"}
     ).speculative_config
     target: Any = None
-    with pytest.raises(ConfigError, match=r"\(json\) has a function find\(config, target\)"):
+    with pytest.raises(ConfigError, match=r"\(json\) has a function load_spec\(config, target\)"):
         find_drafters(config, target)

@@ -24,7 +24,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
@@ -192,8 +192,8 @@ class DraftHead(nn.Module, ABC):
                     parameter.data = parameter.data.clone()
 
 
-def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> FoundDrafter:
-    """The head that `config` names; the `find` of each method's module calls this.
+def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> DrafterSpec:
+    """The head that `config` names; the `load_spec` of each method's module calls this.
 
     Raises:
         ConfigError: a head of another kind or target, or without a mask to draft in parallel with.
@@ -214,7 +214,7 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)
-    return FoundDrafter(
+    return DrafterSpec(
         build=partial(_build, head, config),
         head=head.memory(config.quantization, config.kv_cache_dtype),
         points=head.points,

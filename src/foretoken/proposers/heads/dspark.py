@@ -25,13 +25,13 @@ from foretoken.proposers.heads.dflash.head import BlockFollow, BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape
 from foretoken.proposers.heads.dflash.serving import build_blocks
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.shape.fields import refuse_unless
 
 _KINDS = ("vanilla", "gated")
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The DSpark head that `config` names; errors as of `find_head`."""
     return find_head(DSpark, config, target)
 

@@ -31,10 +31,10 @@ from foretoken.proposers.heads.parts import (
     num_layers,
     read_layer_shape,
 )
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The EAGLE head that `config` names; errors as of `find_head`."""
     return find_head(Eagle, config, target)
 

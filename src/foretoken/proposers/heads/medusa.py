@@ -29,12 +29,12 @@ from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, chec
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The Medusa heads that `config` names; errors as of `find_head`."""
     return find_head(Medusa, config, target)
 
