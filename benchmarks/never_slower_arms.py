@@ -23,7 +23,7 @@ from never_slower_load import Ask, Crowd, Round, run_round
 from served import SIZES, Server, demo_server, pages_of
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.lab.http.timed import TransportError
 from foretoken.text.tokenizer import Tokenizer
 from tools.python_text.stdlib import held_out_files

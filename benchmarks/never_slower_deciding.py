@@ -17,7 +17,7 @@ import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
 
 from foretoken import LLM, SamplingParams
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from tools.python_text.heldout import heldout_prompts
 
 

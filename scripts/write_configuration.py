@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
 from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.speculative import LoadConfig, RuleConfig
 from foretoken.training.llama import LlamaShape

@@ -38,8 +38,8 @@ from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
+from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, Target
-from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.leading import Leader, LoadShare

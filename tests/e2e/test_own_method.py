@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import foretoken
 from foretoken import LLM, SamplingParams
-from foretoken.config import SpeculativeConfig, methods
-from foretoken.config.methods import DraftingMethod, Marks, MethodPlan
+from foretoken.config import SpeculativeConfig, method_registry
+from foretoken.config.method_registry import DraftingMethod, Marks, MethodPlan
 from foretoken.config.reader import between
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.planner import build_plan
@@ -222,7 +222,7 @@ class PagedToy(PagedHead):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is in the table during a test of this file, and forgotten after it."""
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     foretoken.register_method(TOY)
     foretoken.register_method(PAGED)
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from tests.guards.sources import PACKAGE, ROOT, Module, classes, importers, modules
 
 BUDGETS = Path(__file__).with_name("rooms.toml")
@@ -16,7 +16,7 @@ BESIDE = ("benchmarks", "tests", "tools")
 """Rooms beside the package."""
 MOST_FILES_OF_A_FOLDER = 16
 FEWEST_LINES = 25
-TABLE = "config/methods.py"
+TABLE = "config/method_registry.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import foretoken
-from foretoken.config import EngineConfig, methods
-from foretoken.config.methods import (
+from foretoken.config import EngineConfig, method_registry
+from foretoken.config.method_registry import (
     DraftingMethod,
     Marks,
     built_methods,
@@ -21,7 +21,7 @@ from foretoken.config.methods import (
     register_method,
 )
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.proposers.registry import find_drafters
+from foretoken.proposers.drafter_factory import find_drafters
 
 TOY = DraftingMethod(
     name="toy",
@@ -37,17 +37,17 @@ TOY = DraftingMethod(
 @pytest.fixture(autouse=True)
 def table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten."""
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     yield
-    methods._plugins.cache_clear()
-    methods._record_of.cache_clear()
+    method_registry._plugins.cache_clear()
+    method_registry._record_of.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """Pretend that a package names a method."""
-    points = (EntryPoint(name=name, value=value, group=methods.ENTRY_POINTS),)
-    methods._plugins.cache_clear()
-    monkeypatch.setattr(methods, "entry_points", lambda group: points)
+    points = (EntryPoint(name=name, value=value, group=method_registry.ENTRY_POINTS),)
+    method_registry._plugins.cache_clear()
+    monkeypatch.setattr(method_registry, "entry_points", lambda group: points)
 
 
 @pytest.mark.parametrize("method", built_methods(), ids=lambda method: str(method.name))
@@ -114,7 +114,7 @@ def test_a_method_of_an_installed_package_is_loaded_when_its_word_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, "toy", f"{__name__}:TOY")
-    assert find_method("ngram").name == "ngram" and "toy" not in methods._table
+    assert find_method("ngram").name == "ngram" and "toy" not in method_registry._table
     assert find_method("toy") is TOY
 
 

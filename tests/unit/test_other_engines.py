@@ -16,7 +16,7 @@ from foretoken.cli.lab.lint import own_parser
 from foretoken.cli.serve import served, settings_of
 from foretoken.cli.serve_options import other_settings
 from foretoken.config import EngineConfig
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.lab.launch.read import read_source

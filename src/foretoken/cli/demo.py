@@ -26,7 +26,7 @@ from foretoken.cli.timed_runs import (
     with_bar,
 )
 from foretoken.config.auto import AUTO
-from foretoken.config.methods import ROWS
+from foretoken.config.method_registry import ROWS
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:

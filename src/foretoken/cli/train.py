@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from foretoken.cli.options import read_prompts, write_commands
 from foretoken.cli.timed_runs import estimate, show_ratio
-from foretoken.config.methods import ROWS, DraftingMethod, known_methods
+from foretoken.config.method_registry import ROWS, DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import EXITS, FASTER, LEAVE_IT_OFF, MEASURE_MORE, Verdict, judge_gain
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.config.methods import known_methods, method_names
+from foretoken.config.method_registry import known_methods, method_names
 from foretoken.config.other_engines import OtherName, find_other, other_names, other_values
 from foretoken.config.reader import VALUE, KeyTable, is_int
 from foretoken.errors import ConfigError, NotYetError

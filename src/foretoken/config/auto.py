@@ -7,7 +7,7 @@ only who takes part. Torch-free; reads the table of methods and no weights.
 
 from foretoken.checkpoint import installed
 from foretoken.config.drafter import DrafterConfig
-from foretoken.config.methods import DraftingMethod, PackagedDrafter, built_methods
+from foretoken.config.method_registry import DraftingMethod, PackagedDrafter, built_methods
 from foretoken.config.published import packaged_drafter
 
 AUTO = "auto"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Self
 
-from foretoken.config.methods import (
+from foretoken.config.method_registry import (
     DraftingMethod,
     built_methods,
     find_method,

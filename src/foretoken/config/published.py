@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from foretoken.checkpoint import PACKAGED, local_gguf, packaged_model
-from foretoken.config.methods import (
+from foretoken.config.method_registry import (
     DraftingMethod,
     method_of_config,
     method_of_tensors,

@@ -4,7 +4,7 @@ torch."""
 from dataclasses import dataclass
 from typing import Annotated
 
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.config.reader import Allowed, read, require, words
 from foretoken.errors import ConfigError, NotYetError
 

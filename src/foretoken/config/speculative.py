@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from foretoken.config.aliases import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
-from foretoken.config.methods import find_method, method_names
+from foretoken.config.method_registry import find_method, method_names
 from foretoken.config.reader import (
     Allowed,
     at_least,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import trained_kinds
+from foretoken.config.method_registry import trained_kinds
 from foretoken.errors import ConfigError
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers

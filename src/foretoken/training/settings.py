@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from foretoken.config.methods import trained_kinds
+from foretoken.config.method_registry import trained_kinds
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import one_of
 from foretoken.training.llama import LlamaShape

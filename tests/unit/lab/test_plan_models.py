@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foretoken.checkpoint import packaged_model
-from foretoken.config import methods
+from foretoken.config import method_registry
 from foretoken.config.memory import ModelMemory
-from foretoken.config.methods import DraftingMethod, MethodPlan
+from foretoken.config.method_registry import DraftingMethod, MethodPlan
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
@@ -236,7 +236,7 @@ TOY = DraftingMethod(
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method in the table for the length of a test."""
-    monkeypatch.setitem(methods._table, TOY.name, TOY)
+    monkeypatch.setitem(method_registry._table, TOY.name, TOY)
 
 
 @pytest.mark.usefixtures("toy")

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, Literal, Self, final
 
 from foretoken.config.drafter import drafter_keys
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.config.speculative import general_keys
 from foretoken.errors import ConfigError, one_of

@@ -2,7 +2,7 @@
 
 import re
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import LENGTHS, NAMES, DraftingSetup, LaunchEngine, Told, Unsaid

@@ -1,6 +1,6 @@
 """llama.cpp's server: told by a type of drafts, with flags of its own for each look-up."""
 
-from foretoken.config.methods import DraftingMethod, NgramSettings
+from foretoken.config.method_registry import DraftingMethod, NgramSettings
 from foretoken.lab.launch.drafting import (
     DraftingSetup,
     LaunchEngine,

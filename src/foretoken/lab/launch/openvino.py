@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.config.methods import DraftingMethod, NgramSettings
+from foretoken.config.method_registry import DraftingMethod, NgramSettings
 from foretoken.lab.launch.drafting import (
     DraftingSetup,
     LaunchEngine,

@@ -1,6 +1,6 @@
 """SGLang: told by an algorithm, the steps of a draft, and the rows to verify."""
 
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.lab.launch.drafting import (
     DraftingSetup,
     LaunchEngine,

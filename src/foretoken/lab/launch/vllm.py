@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretoken.config.methods import DraftingMethod, NgramSettings
+from foretoken.config.method_registry import DraftingMethod, NgramSettings
 from foretoken.config.other_engines import find_other
 from foretoken.config.reader import defaults_of
 from foretoken.lab.launch.drafting import DraftingSetup, LaunchEngine, Told, Unsaid, told_keys

@@ -16,7 +16,7 @@ import yaml
 
 from foretoken.checkpoint import PACKAGED, packaged_model
 from foretoken.config.drafter import DrafterConfig, drafter_keys
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError

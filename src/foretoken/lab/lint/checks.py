@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.control.cost import CostModel, RooflineCost, StepShape, speculative_step
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.acceptance import (

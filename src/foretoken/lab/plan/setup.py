@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from foretoken.config.methods import DraftingMethod, MethodPlan, known_methods
+from foretoken.config.method_registry import DraftingMethod, MethodPlan, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import (
     CheckpointError,
     ConfigError,

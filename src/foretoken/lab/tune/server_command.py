@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from foretoken.config.auto import auto_drafters
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.drafting import DraftingSetup, Schedule
 from foretoken.lab.launch.engines import ENGINES, given, tell

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import trained_kinds
+from foretoken.config.method_registry import trained_kinds
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import run_folder

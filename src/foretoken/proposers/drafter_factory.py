@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from foretoken.config import DrafterConfig, SpeculativeConfig
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
