@@ -23,9 +23,10 @@ from torch import Tensor, nn
 import foretoken
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig, method_registry
-from foretoken.config.method_registry import DraftingMethod, Marks, MethodPlan
+from foretoken.config.method_registry import DraftingMethod, Marks
 from foretoken.config.reader import between
 from foretoken.errors import ConfigError
+from foretoken.lab.plan.method_plans import MethodPlan
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.layers.embedding import Embedding
@@ -67,7 +68,9 @@ TOY = DraftingMethod(
     quantizations=("int8",),
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
-    plan=MethodPlan(usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
+    extras=(
+        MethodPlan(usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
+    ),
 )
 
 

@@ -18,7 +18,7 @@ MOST_FILES_OF_A_FOLDER = 16
 FEWEST_LINES = 25
 TABLE = "config/method_registry.py"
 WHERE_METHODS_ARE_NAMED = {
-    "cli/demo.py": "which of them the demo shows first",
+    "cli/demo.py": "which of them the demo measures, and how far they draft",
     "config/drafter.py": "what a model without a method is",
     "lab/launch/drafting.py": "what vLLM takes a model without a method for",
     "lab/launch/engines.py": "what engines take a model without a method for",
@@ -31,6 +31,7 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/server_command.py": "the look-up that every engine has",
+    "training/kinds.py": "which methods are trained, and by what",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

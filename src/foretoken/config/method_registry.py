@@ -1,8 +1,8 @@
 """The table of drafting methods: everything that is known of a method by its word.
 
-Configuration, heads, training, the planner and the checks of launches ask here instead of keeping
-lists of their own. To add a method, add one record: a row below, or `register_method` from a
-package of its own. Torch-free; the code behind a method is named and imported only when it drafts.
+What the engine asks of it is here; what training and the planner ask stands with them. To add a
+method, add one record: a row below, or `register_method` from a package of its own. Torch-free; the
+code behind a method is named and imported only when it drafts.
 """
 
 import importlib
@@ -79,52 +79,6 @@ class PackagedDrafter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodPlan:
-    """What the planner assumes of a method until somebody has measured it."""
-
-    usual_drafts: int
-    """Draft tokens per verification to start with."""
-    needs: str
-    """What that work is."""
-    acceptance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of a method of your own: workload -> range of the chance that a draft is accepted given that
-    all before it were. The workload "" stands for all that are not named. What is published of the
-    methods here stands in the planner's own table."""
-    hits: Mapping[str, float] = field(default_factory=dict)
-    """Workload -> share of steps that find anything to draft; 1 where not named."""
-    features: int = 0
-    """Layers of the target whose hidden states a head reads."""
-    layers: int = 1
-    """Layers of a head, each about as large as one of the target's."""
-    block: int = 0
-    """Most drafts of a usual head that drafts whole blocks; 0: it has no such bound."""
-    head_vocabulary: int = 0
-    """Words that a head usually drafts from; 0: all of the target's."""
-    vllm_package: str = ""
-    """A package that vLLM imports for it and does not install."""
-
-    def package(self, engine: str) -> str:
-        """What has to be installed beside an engine for it; empty: nothing."""
-        return self.vllm_package if engine == "vllm" else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A kind of training run that makes drafters of a method."""
-
-    kind: str
-    """Its word in the `[head]` table of a training config."""
-    command: str
-    """Its word after `foretoken train`."""
-    summary: str
-    """What is trained, in a few words."""
-    code: str
-    """Dotted path of the module that trains it: its `KIND`, see `foretoken.training.heads.kind`."""
-    formats: tuple[str, ...] = ()
-    """Published formats that it can be written in, beside its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NgramSettings:
     """Which n-grams are looked up."""
 
@@ -189,8 +143,6 @@ class DraftingMethod:
     """Whether it drafts trees, of a given shape or growing by confidence."""
     own_tokenizer: bool = False
     """Whether the drafter may have another tokenizer than the target."""
-    own_file: bool = True
-    """Of drafters with weights: False where they are part of the target's checkpoint."""
     quantizations: tuple[str, ...] = ()
     """Words for `quantization` that round its weights at load."""
     under_parallel_drafting: str | None = None
@@ -210,8 +162,6 @@ class DraftingMethod:
     """What four of its drafts usually take, in plain steps of the target."""
     threshold_key: str | None = None
     """A key of its own that does what draft_confidence_threshold does for networks."""
-    vllm_needs_length: bool = True
-    """Whether vLLM wants num_speculative_tokens with it."""
     aliases: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Other words for it, each with the keys that it sets beside the method. Words of other
     engines are in their own table, `other_engines.toml`."""
@@ -219,12 +169,9 @@ class DraftingMethod:
     """How its published drafters are told from others."""
     packaged: tuple[PackagedDrafter, ...] = ()
     """Drafters of it that ship with the package."""
-    demo: Mapping[str, object] | None = None
-    """The speculative_config that `foretoken demo` measures; None: it does not."""
-    plan: MethodPlan | None = None
-    """None: the planner does not plan it."""
-    trained: tuple[Trained, ...] = ()
-    """The kinds of runs that train it."""
+    extras: tuple[object, ...] = ()
+    """Of a method of your own, what other parts ask: a `foretoken.training.kinds.Trained` for each
+    kind of run that trains it, a `foretoken.lab.plan.method_plans.MethodPlan` for the planner."""
 
     @property
     def has_weights(self) -> bool:
@@ -274,10 +221,6 @@ class DraftingMethod:
 
 
 _FLOATS_TO_INTEGERS = ("int8", "int4")
-_NGRAM_HITS = {"chat": 0.20, "code": 0.40, "summarize": 0.45, "rag": 0.40, "edit": 0.85,
-               "json": 0.40, "creative": 0.08, "mixed": 0.25}  # fmt: skip
-_SUFFIX_HITS = {"chat": 0.30, "code": 0.50, "summarize": 0.45, "rag": 0.45, "edit": 0.85,
-                "json": 0.75, "creative": 0.10, "mixed": 0.35}  # fmt: skip
 
 ROWS = (
     DraftingMethod(
@@ -298,26 +241,6 @@ ROWS = (
                 target="demo", model="demo-draft", quantization="int8", acceptance=0.57
             ),
         ),
-        # What was fastest on the packaged pair, by benchmarks/methods.py.
-        demo={
-            "method": "draft_model",
-            "model": "demo-draft",
-            "num_speculative_tokens": 4,
-            "quantization": "int8",
-        },
-        plan=MethodPlan(
-            usual_drafts=5,
-            needs="a second model of the same tokenizer to find and load",
-        ),
-        trained=(
-            Trained(
-                kind="draft",
-                command="draft",
-                summary="a small Llama that learns what the target says",
-                code="foretoken.training.heads.draft",
-                formats=("vllm",),
-            ),
-        ),
     ),
     DraftingMethod(
         name="parallel",
@@ -334,16 +257,6 @@ ROWS = (
         aliases={"pard": {}},
         marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
         packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
-        demo={"model": "demo-parallel", "num_speculative_tokens": 3},
-        trained=(
-            Trained(
-                kind="parallel",
-                command="pard",
-                summary="a draft model that guesses all its tokens in one pass (PARD)",
-                code="foretoken.training.heads.pard",
-                formats=("vllm",),
-            ),
-        ),
     ),
     DraftingMethod(
         name="eagle",
@@ -355,21 +268,7 @@ ROWS = (
         own_kv=True,
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="an EAGLE head trained for exactly this target",
-            features=1,
-        ),
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
-        trained=(
-            Trained(
-                kind="eagle",
-                command="eagle",
-                summary="an EAGLE head (1 and 2) over the target's last features",
-                code="foretoken.training.heads.eagle",
-                formats=("vllm", "eagle"),
-            ),
-        ),
     ),
     DraftingMethod(
         name="eagle3",
@@ -408,29 +307,6 @@ ROWS = (
                 cost=0.39,
             ),
         ),
-        demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="a head trained for exactly this target",
-            features=3,
-            head_vocabulary=32_000,
-        ),
-        trained=(
-            Trained(
-                kind="eagle3",
-                command="eagle3",
-                summary="an EAGLE-3 head, by its training-time test",
-                code="foretoken.training.heads.eagle3",
-                formats=("speculators", "vllm", "eagle"),
-            ),
-            Trained(
-                kind="peagle",
-                command="peagle",
-                summary="a P-EAGLE head, an EAGLE-3 network that guesses all tokens in one pass",
-                code="foretoken.training.heads.peagle",
-                formats=("speculators", "vllm"),
-            ),
-        ),
     ),
     DraftingMethod(
         name="mlp",
@@ -453,20 +329,6 @@ ROWS = (
                 target="demo", model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25
             ),
         ),
-        demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="an MLP speculator trained for exactly this target",
-            features=1,
-        ),
-        trained=(
-            Trained(
-                kind="mlp",
-                command="mlp",
-                summary="an MLP speculator",
-                code="foretoken.training.heads.mlp",
-            ),
-        ),
     ),
     DraftingMethod(
         name="medusa",
@@ -484,20 +346,6 @@ ROWS = (
                 target="demo", model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29
             ),
         ),
-        demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="Medusa heads trained for exactly this target",
-            features=1,
-        ),
-        trained=(
-            Trained(
-                kind="medusa",
-                command="medusa",
-                summary="Medusa heads over the target's own output head",
-                code="foretoken.training.heads.medusa",
-            ),
-        ),
     ),
     DraftingMethod(
         name="ngram",
@@ -509,12 +357,6 @@ ROWS = (
         drafts_with="text",
         code="foretoken.proposers.lookup.ngram",
         settings=NgramSettings,
-        demo={"method": "ngram", "num_speculative_tokens": 10},
-        plan=MethodPlan(
-            usual_drafts=5,
-            needs="nothing to load or train",
-            hits=_NGRAM_HITS,
-        ),
     ),
     DraftingMethod(
         name="suffix",
@@ -527,13 +369,6 @@ ROWS = (
         settings=SuffixSettings,
         default_drafts_key="suffix_decoding_max_tree_depth",
         threshold_key="suffix_decoding_min_token_prob",
-        vllm_needs_length=False,
-        plan=MethodPlan(
-            usual_drafts=4,
-            needs="nothing to load; vLLM imports arctic-inference for it",
-            vllm_package="arctic-inference",
-            hits=_SUFFIX_HITS,
-        ),
     ),
     DraftingMethod(
         name="custom_class",
@@ -548,14 +383,7 @@ ROWS = (
         source="multi-token prediction, arXiv 2404.19737, 2412.19437",
         drafts_with="head",
         own_kv=True,
-        own_file=False,
-        vllm_needs_length=False,
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
-        plan=MethodPlan(
-            usual_drafts=1,
-            needs="the checkpoint brings its own draft layers",
-            features=3,
-        ),
     ),
     DraftingMethod(
         name="dflash",
@@ -575,26 +403,9 @@ ROWS = (
                 target="demo", model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38
             ),
         ),
-        demo={"model": "demo-dflash", "num_speculative_tokens": 4},
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
-        ),
-        plan=MethodPlan(
-            usual_drafts=7,
-            needs="a DFlash head trained for exactly this target",
-            features=5,
-            layers=5,
-            block=15,
-        ),
-        trained=(
-            Trained(
-                kind="dflash",
-                command="dflash",
-                summary="a DFlash head, which fills in a block of drafts by one pass",
-                code="foretoken.training.heads.dflash.kind",
-                formats=("speculators", "vllm", "sglang"),
-            ),
         ),
     ),
     DraftingMethod(
@@ -610,13 +421,11 @@ ROWS = (
         quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        vllm_needs_length=False,
         packaged=(
             PackagedDrafter(
                 target="demo", model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42
             ),
         ),
-        demo={"model": "demo-dspark", "num_speculative_tokens": 4},
         marks=Marks(
             values=(("speculators_model_type", "dspark"),),
             architectures=(
@@ -625,22 +434,6 @@ ROWS = (
                 "DSparkDraftModel",
                 "DSparkSpeculator",
                 "Gemma4DSparkModel",
-            ),
-        ),
-        plan=MethodPlan(
-            usual_drafts=7,
-            needs="a DSpark head trained for exactly this target",
-            features=5,
-            layers=5,
-            block=7,
-        ),
-        trained=(
-            Trained(
-                kind="dspark",
-                command="dspark",
-                summary="a DSpark head, whose drafts follow one another in a block and are judged",
-                code="foretoken.training.heads.dspark",
-                formats=("speculators", "vllm", "sglang"),
             ),
         ),
     ),
@@ -733,11 +526,6 @@ def built_methods() -> tuple[DraftingMethod, ...]:
 def method_names(wanted: Callable[[DraftingMethod], bool] = lambda _: True) -> tuple[str, ...]:
     """The words of the methods that can draft here and that are `wanted`."""
     return tuple(method.name for method in built_methods() if wanted(method))
-
-
-def trained_kinds() -> dict[str, Trained]:
-    """All kinds of training runs that make drafters, by their word in a training config."""
-    return {kind.kind: kind for method in known_methods() for kind in method.trained}
 
 
 def find_method(name: object, where: str = "speculative_config.method") -> DraftingMethod:

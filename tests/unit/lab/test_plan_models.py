@@ -10,7 +10,7 @@ import pytest
 from foretoken.checkpoint import packaged_model
 from foretoken.config import method_registry
 from foretoken.config.memory import ModelMemory
-from foretoken.config.method_registry import DraftingMethod, MethodPlan
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
@@ -22,10 +22,11 @@ from foretoken.lab.plan.memory_plan import (
     plan_memory,
     weight_bytes,
 )
+from foretoken.lab.plan.method_plans import MethodPlan, planned_methods
 from foretoken.lab.plan.page import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
 from foretoken.lab.plan.predict import StepCosts
-from foretoken.lab.plan.setup import PlanSettings, Setup, planned_methods, resolve_setup
+from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
 from foretoken.lab.plan.sizes import (
     find_quantization,
     known_models,
@@ -224,11 +225,13 @@ TOY = DraftingMethod(
     drafts_with="head",
     code="foretoken.proposers.base",
     own_kv=True,
-    plan=MethodPlan(
-        usual_drafts=2,
-        needs="patience",
-        acceptance={"code": (0.5, 0.6), "": (0.1, 0.2)},
-        features=1,
+    extras=(
+        MethodPlan(
+            usual_drafts=2,
+            needs="patience",
+            acceptance={"code": (0.5, 0.6), "": (0.1, 0.2)},
+            features=1,
+        ),
     ),
 )
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import foretoken
 from foretoken.cli.app import app
 from foretoken.config import method_registry
-from foretoken.config.method_registry import DraftingMethod, Trained, register_method, trained_kinds
+from foretoken.config.method_registry import DraftingMethod, register_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
@@ -34,6 +34,7 @@ from foretoken.training.evaluation import (
 )
 from foretoken.training.heads import mlp
 from foretoken.training.heads.kind import HeadKind, Layout, find_kind, require_form
+from foretoken.training.kinds import Trained, trained_kinds
 from foretoken.training.llama_folder import read_exported
 from foretoken.training.runs import train
 from foretoken.types import CompletionOutput, RequestMetrics
@@ -49,7 +50,7 @@ TOY = DraftingMethod(
     summary="a method of a package of its own",
     source="this test",
     drafts_with="head",
-    trained=(Trained(kind="toy", command="toy", summary="a toy", code=__name__),),
+    extras=(Trained(kind="toy", command="toy", summary="a toy", code=__name__),),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
-from foretoken.config.method_registry import known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
@@ -171,13 +171,18 @@ def mended_vllm(launch: Launch) -> Launch:
         config[_RANKS] = launch.ranks
     if config.get(_UNPADDED) is True and not _reads_features(config):
         del config[_UNPADDED]
-    if config and _LENGTH not in config and (method is None or method.vllm_needs_length):
+    if config and _LENGTH not in config and _needs_length(method):
         config[_LENGTH] = method.default_drafts if method else 5
     if config == launch.speculation:
         return launch
     return launch.having(
         replace(part, value=config, raw="") if in_json(part.name) else part for part in launch.parts
     )
+
+
+def _needs_length(method: DraftingMethod | None) -> bool:
+    """Whether vLLM wants num_speculative_tokens with a method."""
+    return method is None or method.name not in engine_table("vllm")["methods_with_a_length"]
 
 
 def _reads_features(config: Mapping[str, Any]) -> bool:
@@ -192,7 +197,7 @@ def _of(check: str, level: str, key: str, message: str, remedy: str = "") -> Fin
 
 def _length_and_ranks(launch: Launch, config: Mapping[str, Any]) -> Iterator[Finding]:
     count, method = config.get(_LENGTH), method_in(config)
-    if count is None and (method is None or method.vllm_needs_length):
+    if count is None and _needs_length(method):
         yield _of("broken_config", "error", _LENGTH, "it is required for this method")
     elif not (count is None or is_unsaid(count)) and not 1 <= (number(count) or 0) <= 128:
         yield _of("broken_config", "error", _LENGTH, f"{count!r} is not within 1 and 128")

@@ -14,9 +14,10 @@ from foretoken.lab.launch.drafting import DraftingSetup
 from foretoken.lab.launch.engines import given
 from foretoken.lab.launch.launch import Launch, number
 from foretoken.lab.plan.devices import find_device
+from foretoken.lab.plan.method_plans import planned_methods
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods
+from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
 _ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"

@@ -23,6 +23,7 @@ from foretoken.lab.plan.checks import (
     judge,
 )
 from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
+from foretoken.lab.plan.method_plans import plan_of
 from foretoken.lab.plan.predict import (
     DraftSchedule,
     MethodOutlook,
@@ -288,7 +289,7 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
     method = setup.drafting
     assert method is not None, "something drafts"
     model = setup.draft_model.name if setup.draft_model is not None else None
-    if method.drafts_with == "head" and method.own_file:
+    if method.drafts_with == "head" and plan_of(method).own_file:
         model = _TRAINED
     ranges: Ranges = ()
     count = setup.k
