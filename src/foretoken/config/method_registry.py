@@ -170,7 +170,7 @@ class DraftingMethod:
     packaged: tuple[PackagedDrafter, ...] = ()
     """Drafters of it that ship with the package."""
     extras: tuple[object, ...] = ()
-    """Of a method of your own, what other parts ask: a `foretoken.training.kinds.Trained` for each
+    """Of a method of your own, what other parts ask: a `foretoken.training.heads.trained_kinds.Trained` for each
     kind of run that trains it, a `foretoken.lab.plan.method_plans.MethodPlan` for the planner."""
 
     @property

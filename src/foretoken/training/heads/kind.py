@@ -1,6 +1,6 @@
 """What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
-The table of `foretoken.training.kinds` names the module of each kind, which has a `KIND`. Here is
+The table of `foretoken.training.heads.trained_kinds` names the module of each kind, which has a `KIND`. Here is
 what such a record says, and how it is found. Knows no kind.
 """
 
@@ -18,7 +18,7 @@ from foretoken.kv.features import FINAL
 from foretoken.training.heads.guesses import Guesser
 from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.kinds import trained_kinds
+from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.settings import Settings
 
 OWN = "own"
