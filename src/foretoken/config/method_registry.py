@@ -170,8 +170,9 @@ class DraftingMethod:
     packaged: tuple[PackagedDrafter, ...] = ()
     """Drafters of it that ship with the package."""
     extras: tuple[object, ...] = ()
-    """Of a method of your own, what other parts ask: a `foretoken.training.heads.trained_kinds.Trained` for each
-    kind of run that trains it, a `foretoken.lab.plan.method_plans.MethodPlan` for the planner."""
+    """Of a method of your own, what other parts ask: a record of
+    `foretoken.training.heads.trained_kinds` for each kind of run that trains it, and one of
+    `foretoken.lab.plan.method_plans` for the planner."""
 
     @property
     def has_weights(self) -> bool:

@@ -1,7 +1,7 @@
 """What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
-The table of `foretoken.training.heads.trained_kinds` names the module of each kind, which has a `KIND`. Here is
-what such a record says, and how it is found. Knows no kind.
+The table in `trained_kinds` names the module of each kind, which has a `KIND`. Here is what such a
+record says, and how it is found. Knows no kind.
 """
 
 import importlib
