@@ -10,13 +10,13 @@ import pytest
 import foretoken
 from foretoken import checkpoint
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import SPECULATIVE_KEYS
 from foretoken.config.auto import MOST_WITH_WEIGHTS, auto_drafters, expected_gain
 from foretoken.config.drafter import drafter_keys
 from foretoken.config.method_registry import built_methods, find_method, known_methods
 from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.reader import keys_of
 from foretoken.config.speculative import RULES
+from foretoken.config.translate import SPECULATIVE_KEYS
 from foretoken.errors import ConfigError, NotYetError
 
 

@@ -30,10 +30,10 @@ from foretoken.cli.serve_options import (
     parameters,
 )
 from foretoken.config import EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
 from foretoken.config.other_engines import find_other
 from foretoken.config.reader import KeyTable, read, require
+from foretoken.config.translate import ENGINE_KEYS, accepted_flags
 from foretoken.errors import ConfigError
 from foretoken.extras import require_package
 from foretoken.placement import cores_of, keep_to

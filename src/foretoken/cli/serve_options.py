@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from foretoken.config import EngineConfig
-from foretoken.config.aliases import ENGINE_KEYS
 from foretoken.config.other_engines import find_other
+from foretoken.config.translate import ENGINE_KEYS
 from foretoken.errors import ConfigError, nearest
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
 from foretoken.config.quantization import (
     Activations,
     KVCacheDtype,
@@ -14,6 +13,7 @@ from foretoken.config.quantization import (
 )
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
+from foretoken.config.translate import ENGINE_KEYS, with_flags_gathered
 from foretoken.errors import NotYetError
 
 _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)

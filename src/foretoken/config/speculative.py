@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from foretoken.config.aliases import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
 from foretoken.config.method_registry import find_method, method_names
@@ -24,6 +23,7 @@ from foretoken.config.reader import (
     require,
     words,
 )
+from foretoken.config.translate import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.errors import ConfigError
 
 RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")

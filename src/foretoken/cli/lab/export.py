@@ -103,7 +103,7 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
 def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig | None]":
     """The options of a server of Foretoken's, the model among them, and how it drafts."""
     from foretoken.config import SpeculativeConfig
-    from foretoken.config.aliases import accepted_flags
+    from foretoken.config.translate import accepted_flags
 
     config, _ = served(settings)
     speculation = config.speculative_config
