@@ -1,4 +1,4 @@
-"""From settings to an engine: finds the models, decides every "auto", builds the parts.
+"""From settings to an engine: finds the models, has each "auto" resolved, builds the parts.
 
 The only place that knows all the constructors.
 """

@@ -13,7 +13,7 @@ from foretoken.config.quantization import (
 )
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
-from foretoken.config.translate import ENGINE_KEYS, with_flags_gathered
+from foretoken.config.translate import ENGINE_KEYS, translate_keywords
 from foretoken.errors import NotYetError
 
 _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)
@@ -111,12 +111,11 @@ class EngineConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key of vLLM whose part is not built, at other than its neutral value.
         """
-        kept = ENGINE_KEYS.accept(with_flags_gathered(given), (f.name for f in fields(cls)))
-        speculative = kept.get("speculative_config")
-        if isinstance(speculative, Mapping):
-            kept["speculative_config"] = SpeculativeConfig.from_dict(
-                speculative, target=kept.get("model")
-            )
+        known = tuple(field.name for field in fields(cls))
+        kept = ENGINE_KEYS.accept(translate_keywords(given, known), known)
+        keys = kept.get("speculative_config")
+        if isinstance(keys, Mapping):
+            kept["speculative_config"] = SpeculativeConfig.from_keys(keys, kept.get("model"))
         return cls(**kept)
 
     def __post_init__(self) -> None:

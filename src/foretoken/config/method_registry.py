@@ -7,7 +7,7 @@ code behind a method is named and imported only when it drafts.
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -466,8 +466,14 @@ ROWS = (
 
 
 _table: dict[str, DraftingMethod] = {row.name: row for row in ROWS}
+_reserved: set[str] = set()
 _NOT_METHODS = ("auto", "drafters", "grammar", "none", "prediction")
 """Words that mean something else where a method or a drafter is named."""
+
+
+def reserve_keys(keys: Iterable[str]) -> None:
+    """Say that these keys of speculative_config are no single method's; told by who reads them."""
+    _reserved.update(keys)
 
 
 def register_method(method: DraftingMethod) -> None:
@@ -485,9 +491,6 @@ def register_method(method: DraftingMethod) -> None:
 
 def _check_free(method: DraftingMethod) -> None:
     """Raise ConfigError for words and keys that would hide, or be hidden by, those of others."""
-    # It is read by means of this table, and says which keys are not a single method's.
-    from foretoken.config.speculative import general_keys
-
     if not method.name.isidentifier():
         allowed = "a word of letters, digits and underscores"
         raise ConfigError("register_method.name", method.name, allowed)
@@ -497,7 +500,7 @@ def _check_free(method: DraftingMethod) -> None:
     for word in (method.name, *method.aliases):
         if word in taken or (known is not None and known != method):
             raise ConfigError("register_method.name", word, "a word that no other method has")
-    owners = dict.fromkeys(general_keys(), "speculative_config itself")
+    owners = dict.fromkeys(_reserved, "speculative_config itself")
     for row in others:
         if row.settings is not method.settings:
             owners |= dict.fromkeys(row.keys, f"method {row.name}")

@@ -6,7 +6,6 @@ what is allowed, and the nearest name where a word or a key is wrong. Knows no s
 """
 
 import dataclasses
-import json
 import math
 import types
 import typing
@@ -21,8 +20,6 @@ from foretoken.types.scalars import plain
 
 T = TypeVar("T")
 
-VALUE = "<value>"
-"""Stands for what was given, in what a KeyTable says to write instead."""
 _NAMES = {int: "an integer", float: "a number", str: "text", bool: "True or False"}
 
 
@@ -74,17 +71,15 @@ class KeyTable:
     """How messages name the dictionary, such as `speculative_config`."""
     neutral: Mapping[str, tuple[Any, ...]]
     """Keys of other engines, and the values at which they change nothing here."""
-    removed: Mapping[str, str]
-    """Keys of other engines that are not taken, and what to write instead; see VALUE."""
     gone: Mapping[str, str] = field(default_factory=dict)
-    """Keys that were ours, and what to write instead; beside the values that are neutral."""
+    """Keys that are not taken, beside their neutral values, and what to write instead."""
 
     def accept(self, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         """The part of `given` whose keys are `known`, with `_` for `-`.
 
         Raises:
             NotYetError: a neutral key at another value.
-            ConfigError: a removed or an unknown key.
+            ConfigError: a key that is gone or unknown.
         """
         known = tuple(known)
         kept = {}
@@ -99,9 +94,6 @@ class KeyTable:
             elif name in self.neutral:
                 allowed = " or ".join(repr(v) for v in self.neutral[name])
                 raise NotYetError(f"{self.where}.{name}", value, f"{allowed} (not yet built)")
-            elif name in self.removed:
-                allowed = self.removed[name].replace(VALUE, json.dumps(value, default=repr))
-                raise ConfigError(f"{self.where}.{name}", value, allowed)
             else:
                 raise ConfigError(f"{self.where}.{name}", value, one_of(name, sorted(known)))
         return kept

@@ -1,4 +1,5 @@
-"""Decides every "auto" once, from the config, the model's shape and the machine, and says so.
+"""Decides what depends on the model's shape and the machine, once, and says so: type, device,
+lengths, invariance, pages.
 
 The result holds numbers only; nothing later changes it.
 """

@@ -1,25 +1,23 @@
-"""Names of other engines: those that mean something of ours, and those that change nothing here.
+"""The words that users write, translated once; everything behind it knows our words alone.
 
-A name whose meaning is the same is taken for ours. A key whose part is not built is accepted at
-its neutral value; any other name of the table of other engines says what to write instead.
-Torch-free.
+Ours are taken, and those of vLLM's current release. Any other name in the table of other engines is
+an error that says what to write instead; `foretoken lab lint` and `foretoken lab export` translate
+whole commands. Torch-free.
 """
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from foretoken.config.method_registry import known_methods, method_names
 from foretoken.config.other_engines import OtherName, find_other, other_names, other_values
-from foretoken.config.reader import VALUE, KeyTable, is_int
+from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError, NotYetError
 
 logger = logging.getLogger("foretoken")
 
-_ANSWERED = {
-    row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say
-}
-"""Names that are not taken -> what to write instead."""
+_LINT = "; `foretoken lab lint 'COMMAND'` translates the words of other engines"
 
 ENGINE_KEYS = KeyTable(
     where="LLM",
@@ -40,12 +38,6 @@ ENGINE_KEYS = KeyTable(
         "limit_mm_per_prompt": (None,),
         "compilation_config": (None,),
     },
-    removed={
-        row.name: f'speculative_config={{"{row.name}": {VALUE}}}'
-        for row in other_names()
-        if row.kind == "keys" and not row.say
-    }
-    | _ANSWERED,
 )
 """Keywords of `LLM`."""
 
@@ -68,7 +60,6 @@ SPECULATIVE_KEYS = KeyTable(
         "draft_lm_head_quantization": (None,),
         "use_local_argmax_reduction": (False,),
     },
-    removed=_ANSWERED,
     gone={
         "policy": "nothing: adaptive_speculation chooses among drafters in each step; where that "
         "is off, the first in the list that has a draft serves",
@@ -80,111 +71,116 @@ SPECULATIVE_KEYS = KeyTable(
 )
 """Keys of `speculative_config`."""
 
-_STEPS, _TOP_K, _ROWS = (
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-)
-"""SGLang's three words for the shape of a draft."""
+_FLAGS = {
+    row.name: row.key
+    for row in other_names()
+    if (row.engine, row.kind) == ("vllm", "flags") and row.key and not row.gone
+}
+"""vLLM's short flags, and the keys of `speculative_config` that they stand for."""
 
 
 def key_names() -> frozenset[str]:
-    """Names of other engines that `speculative_config` takes for a key of ours, or answers."""
+    """Names of other engines that `speculative_config` answers."""
     rows = (row for row in other_names() if row.kind in ("flags", "keys"))
     return frozenset(row.name for row in rows if row.say or row.key not in (None, row.name))
 
 
-def accepted_flags() -> frozenset[str]:
-    """Keywords of `LLM` that belong into `speculative_config` and are put there."""
-    found = {row.name for row in other_names() if row.kind == "flags" and row.key}
-    return frozenset({*found, _ROWS})
+def translate_keywords(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Keywords of `LLM` in our words, with `speculative_config` and what vLLM has beside it.
 
-
-def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`speculative_config` under our keys and values; a line of log per name that was changed.
+    Args:
+        given: as they were written.
+        known: keywords that are ours.
 
     Raises:
-        ConfigError: one setting under two names, with different values; or a method that another
-            engine has and Foretoken has not.
+        ConfigError: a word of another engine, a key of speculative_config outside of it, or a flag
+            that contradicts it.
+        NotYetError: a method that is known and not built.
     """
-    result: dict[str, Any] = {}
-    for written, value in _with_our_shape(given).items():
+    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
+    for written, value in given.items():
         name = written.replace("-", "_")
-        row = find_other("keys", name) or find_other("flags", name)
-        key = row.key if row is not None and row.key else name
-        ours = _our_value(key, value, row)
-        if key != name or ours != value:
-            _note(name, value, key, ours)
-        _put(result, key, ours, f"speculative_config.{written}")
-    word, ours = given.get("method"), result.get("method")
-    for method in known_methods():
-        if method.name == ours and isinstance(word, str):
-            for key, value in method.aliases.get(word, {}).items():
-                result.setdefault(key, value)
-    return result
+        if name in _FLAGS:
+            flags[name] = value
+        elif name in known or name in ENGINE_KEYS.neutral:
+            found[name] = value
+        else:
+            row = find_other("flags", name) or find_other("keys", name)
+            if row is not None:
+                raise _answer(f"{ENGINE_KEYS.where}.{name}", name, value, row, outside=True)
+            found[written] = value
+    config = found.get("speculative_config")
+    if flags and not (config is None or isinstance(config, Mapping)):
+        allowed = f"a dictionary beside {', '.join(flags)}"
+        raise ConfigError("speculative_config", config, allowed)
+    if flags or isinstance(config, Mapping):
+        merged = dict(config or {})
+        for name, value in flags.items():
+            _put(merged, _FLAGS[name], value, name)
+        found["speculative_config"] = translate(merged)
+    return found
 
 
-def _with_our_shape(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """SGLang's shape of a draft in our words: a chain, or a tree of levels.
+def translate(given: Mapping[str, Any], where: str = SPECULATIVE_KEYS.where) -> dict[str, Any]:
+    """`speculative_config`, or one of its `drafters`, in our words.
 
-    SGLang's numbers say each other: along a chain, rows are one more than the steps.
-    A block of drafts takes one step, whatever is said.
-    """
-    named = {key.replace("-", "_"): key for key in given}
-    steps, rows = (given.get(named.get(name, "")) for name in (_STEPS, _ROWS))
-    counts = [count for count in (steps, rows) if count is not None]
-    if not counts or not all(is_int(count, 1) for count in counts):
-        return given
-    top_k = given.get(named.get(_TOP_K, ""), 1)
-    rest = {k: v for k, v in given.items() if k.replace("-", "_") not in (_STEPS, _TOP_K, _ROWS)}
-    drafts = None if rows is None else max(1, rows - 1)
-    blocks = _drafts_blocks(given, named)
-    if top_k == 1:
-        found = {"num_speculative_tokens": drafts if steps is None or blocks else steps}
-    else:
-        depth = None if blocks else steps
-        found = {"tree_top_k": top_k, "tree_depth": depth, "num_speculative_tokens": drafts}
-    found = {key: value for key, value in found.items() if value is not None}
-    logger.info("SGLang's shape of a draft is taken as %s", found)
-    for key, value in found.items():
-        _put(rest, key, value, f"speculative_config.{_STEPS}")
-    return rest
-
-
-def _drafts_blocks(given: Mapping[str, Any], named: Mapping[str, str]) -> bool:
-    """Whether the method among these names makes all its drafts in one pass."""
-    words = (given.get(named.get(name, "")) for name in ("method", "speculative_algorithm"))
-    rows = [find_other("methods", word) for word in words]
-    ours = {row.method or row.name for row in rows if row is not None}
-    return any(method.name in ours and method.in_one_pass for method in known_methods())
-
-
-def _our_value(key: str, value: object, row: OtherName | None) -> object:
-    """The value of our `key` in our words."""
-    if key == "method":
-        return our_method(value)
-    word = str(value).lower() if isinstance(value, bool) else value
-    if not isinstance(word, str):
-        return value
-    named = {} if row is None else row.values
-    return named.get(word, other_values(key).get(word, value))
-
-
-def our_method(word: object, where: str = "speculative_config.method") -> object:
-    """The word of the method that `word` means; others are left for the table of methods to judge.
+    Args:
+        given: as it was written.
+        where: how messages name it.
 
     Raises:
-        ConfigError: a method of another engine that has no counterpart here, with what to type.
-        NotYetError: one that has a counterpart, which is not built.
+        ConfigError: a word of another engine, or one setting in two spellings.
+        NotYetError: a method that is known and not built.
     """
-    if not isinstance(word, str):
-        return word
+    found: dict[str, Any] = {}
+    for written, value in given.items():
+        name = str(written).replace("-", "_")
+        row = find_other("keys", name) or find_other("flags", name)
+        if row is not None and (row.say or row.key not in (None, name)):
+            raise _answer(f"{where}.{name}", name, value, row)
+        theirs = other_values(name).get(value) if isinstance(value, str) else None
+        if theirs is not None:
+            raise ConfigError(f"{where}.{name}", value, theirs + _LINT)
+        _put(found, name, value, f"{where}.{written}")
+    word = found.get("method")
+    if isinstance(word, str):
+        found["method"] = _our_method(word, f"{where}.method")
+        for method in known_methods():
+            if method.name == found["method"]:
+                found = {**method.aliases.get(word, {}), **found}
+    drafters = found.get("drafters")
+    if isinstance(drafters, Sequence) and not isinstance(drafters, str):
+        found["drafters"] = [
+            translate(one, f"{where}.drafters[{index}]") if isinstance(one, Mapping) else one
+            for index, one in enumerate(drafters)
+        ]
+    return found
+
+
+def _our_method(word: str, where: str) -> str:
+    """The word of the method that `word` means; what nobody has is left for the table of methods.
+
+    Raises:
+        ConfigError: a word of another engine, with what to type.
+        NotYetError: a method that is not built.
+    """
     for method in known_methods():
         if (word == method.name and method.is_built) or word in method.aliases:
             return method.name
     row = find_other("methods", word)
     if row is None:
         return word
+    ours = _meant(word, row, where)
+    if ours != word and (row.engine != "vllm" or row.gone):
+        raise ConfigError(where, word, ours + _LINT)
+    if ours != word:
+        logger.info("method %r is taken as %r", word, ours)
+    return ours
+
+
+def _meant(word: str, row: OtherName, where: str) -> str:
+    """Our word for a method of another engine, where it is built."""
     if row.say:
         raise ConfigError(where, word, row.say)
     ours = row.method or row.name
@@ -193,26 +189,21 @@ def our_method(word: object, where: str = "speculative_config.method") -> object
     return ours
 
 
-def with_flags_gathered(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `LLM` with flags of other engines moved into `speculative_config`.
-
-    Raises:
-        ConfigError: a flag contradicts the speculative_config beside it, or a key of
-            speculative_config stands outside of it.
-    """
-    known = accepted_flags()
-    flags = {k: v for k, v in given.items() if k.replace("-", "_") in known}
-    if not flags:
-        return dict(given)
-    rest = {k: v for k, v in given.items() if k not in flags}
-    beside = rest.get("speculative_config")
-    if beside is not None and not isinstance(beside, Mapping):
-        allowed = f"a dictionary beside {', '.join(flags)}"
-        raise ConfigError("speculative_config", beside, allowed)
-    merged = with_our_names(beside or {})
-    for name, own in with_our_names(flags).items():
-        _put(merged, name, own, name)
-    return {**rest, "speculative_config": merged}
+def _answer(
+    where: str, name: str, value: object, row: OtherName, *, outside: bool = False
+) -> ConfigError:
+    """What is said about a name that is not taken where it stands: what to write instead."""
+    if row.say:
+        return ConfigError(where, value, row.say)
+    key, ours = row.key or name, value
+    if isinstance(value, str | bool):
+        word = str(value).lower() if isinstance(value, bool) else value
+        ours = row.values.get(word, other_values(key).get(word, value))
+        method = find_other("methods", word) if key == "method" else None
+        ours = ours if method is None else _meant(word, method, where)
+    pair = json.dumps({key: ours}, default=repr)
+    text = f"speculative_config={pair}" if outside else pair[1:-1]
+    return ConfigError(where, value, text if key == name else text + _LINT)
 
 
 def _put(into: dict[str, Any], name: str, value: object, where: str) -> None:
@@ -220,10 +211,3 @@ def _put(into: dict[str, Any], name: str, value: object, where: str) -> None:
         allowed = f"one value of {name}, which is also given as {into[name]!r}"
         raise ConfigError(where, value, allowed)
     into[name] = value
-
-
-def _note(given: str, value: object, key: str, ours: object) -> None:
-    if value == ours:
-        logger.info("%s is taken as speculative_config.%s", given, key)
-    else:
-        logger.info("%s=%r is taken as speculative_config.%s=%r", given, value, key, ours)

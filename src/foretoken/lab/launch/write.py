@@ -39,12 +39,15 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     json_for_shell,
+    number,
 )
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
 EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
 """Engines beside Foretoken whose launches are written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
+_TOP_K = "speculative-eagle-topk"
+"""SGLang's branches of a tree; 1: a chain."""
 _TREES = ("sglang", "openvino")
 """Engines that draft trees which grow."""
 _GGUF_KINDS = {
@@ -246,6 +249,11 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
     unsaid = [Unsaid(one[1], "a variable that is not carried over") for one in sets]
     for part in launch.of("argument", "set"):
         if part.name in (*MODELS, *RANKS) or part.value == launch.model or is_told(launch, part):
+            continue
+        if engine == "foretoken" and part.name == _TOP_K:
+            depth = number(launch.options.get("speculative-num-steps"))
+            shape = {"tree_top_k": number(part.value), "tree_depth": depth}
+            keys |= {} if shape["tree_top_k"] in (None, 1) or depth is None else shape
             continue
         drafts = re.match(ENGINES[launch.engine].drafting, part.name)
         found = option_for(launch.engine, part, "keys" if drafts else "options")

@@ -130,7 +130,7 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
     if place is not None and config == launch.speculation and not moved and not twice:
         parts[place:place] = kept
     elif place is not None and config:
-        parts.insert(place, _json_part(launch, config))
+        parts.insert(place, json_part(launch, config))
     values = ((part, gone_value(launch.engine, part.name, part.value)) for part in parts)
     return launch.having(part for part, gone in values if gone is None or gone.now), found
 
@@ -279,7 +279,8 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
     return [[1, most, k], [most + 1, max(MOST_RUNNING, most + 1), 0]]
 
 
-def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+def json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+    """The option of a launch that holds this speculative config."""
     if launch.engine == "vllm" and _names_a_model(config):
         config.setdefault("method", method_by_name(config["model"]))
     old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)

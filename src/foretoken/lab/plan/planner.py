@@ -23,7 +23,7 @@ from foretoken.lab.plan.checks import (
     judge,
 )
 from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
-from foretoken.lab.plan.method_plans import plan_of
+from foretoken.lab.plan.method_plans import plan_of, planned_methods
 from foretoken.lab.plan.predict import (
     DraftSchedule,
     MethodOutlook,
@@ -44,7 +44,6 @@ from foretoken.lab.plan.setup import (
     PlanSettings,
     Setup,
     named_drafts,
-    planned_methods,
     resolve_setup,
 )
 from foretoken.lab.plan.sizes import PlanModel, Quantization
