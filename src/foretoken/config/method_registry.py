@@ -9,7 +9,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self
@@ -60,10 +60,10 @@ class Marks:
 class PackagedDrafter:
     """A drafter that ships with the package."""
 
-    target: str
-    """The packaged model that it drafts for."""
     model: str
     """Its packaged name."""
+    target: str = "demo"
+    """The packaged model that it drafts for."""
     in_parallel: bool | None = None
     """Of methods that draft either way: whether it is the one for parallel_drafting."""
     most_drafts: int | None = None
@@ -223,6 +223,7 @@ class DraftingMethod:
 
 _FLOATS_TO_INTEGERS = ("int8", "int4")
 
+_head = partial(DraftingMethod, drafts_with="head", trees=True, quantizations=_FLOATS_TO_INTEGERS)
 ROWS = (
     DraftingMethod(
         name="draft_model",
@@ -237,11 +238,7 @@ ROWS = (
         own_tokenizer=True,
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-draft", quantization="int8", acceptance=0.57
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-draft", quantization="int8", acceptance=0.57),),
     ),
     DraftingMethod(
         name="parallel",
@@ -257,30 +254,24 @@ ROWS = (
         under_parallel_drafting="parallel",
         aliases={"pard": {}},
         marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
-        packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
+        packaged=(PackagedDrafter(model="demo-parallel"),),
     ),
-    DraftingMethod(
+    _head(
         name="eagle",
         summary="one decoder layer over the target's last features (EAGLE, EAGLE-2)",
         source="arXiv 2401.15077, 2406.16858",
         usual_acceptance=0.65,
-        drafts_with="head",
         code="foretoken.proposers.heads.eagle",
         own_kv=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
     ),
-    DraftingMethod(
+    _head(
         name="eagle3",
         summary="decoder layers over three hidden states of the target (EAGLE-3, P-EAGLE)",
         source="arXiv 2503.01840, 2602.01469",
         usual_acceptance=0.7,
-        drafts_with="head",
         code="foretoken.proposers.heads.eagle3",
         own_kv=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         under_parallel_drafting="eagle3",
         aliases={"peagle": {"parallel_drafting": True}},
         marks=Marks(
@@ -296,57 +287,36 @@ ROWS = (
             ),
         ),
         packaged=(
+            PackagedDrafter(model="demo-eagle3", in_parallel=False, acceptance=0.73, cost=0.37),
             PackagedDrafter(
-                target="demo", model="demo-eagle3", in_parallel=False, acceptance=0.73, cost=0.37
-            ),
-            PackagedDrafter(
-                target="demo",
-                model="demo-parallel",
-                in_parallel=True,
-                most_drafts=5,
-                acceptance=0.65,
-                cost=0.39,
+                model="demo-parallel", in_parallel=True, most_drafts=5, acceptance=0.65, cost=0.39
             ),
         ),
     ),
-    DraftingMethod(
+    _head(
         name="mlp",
         summary="one small stage for each token ahead (MLP speculators)",
         source="arXiv 2404.19124",
         usual_acceptance=0.5,
         usual_cost=0.1,
-        drafts_with="head",
         code="foretoken.proposers.heads.mlp",
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         aliases={"mlp_speculator": {}},
         marks=Marks(
             keys=("n_predict",),
             values=(("model_type", "mlp_speculator"),),
             architectures=("MLPSpeculatorPreTrainedModel",),
         ),
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25),),
     ),
-    DraftingMethod(
+    _head(
         name="medusa",
         summary="one head for each token ahead (Medusa)",
         source="arXiv 2401.10774",
         usual_acceptance=0.5,
         usual_cost=0.1,
-        drafts_with="head",
         code="foretoken.proposers.heads.medusa",
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         marks=Marks(keys=("medusa_num_heads",)),
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29),),
     ),
     DraftingMethod(
         name="ngram",
@@ -386,47 +356,33 @@ ROWS = (
         own_kv=True,
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
     ),
-    DraftingMethod(
+    _head(
         name="dflash",
         summary="a block of masks filled in by one pass over hidden states of several layers",
         source="DFlash, arXiv 2602.06036",
         usual_acceptance=0.7,
-        drafts_with="head",
         code="foretoken.proposers.heads.dflash",
         own_kv=True,
         in_one_pass=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38),),
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
         ),
     ),
-    DraftingMethod(
+    _head(
         name="dspark",
         summary="DFlash's blocks, with a small sequential part and a judgement of each draft",
         source="arXiv 2607.05147",
         usual_acceptance=0.75,
-        drafts_with="head",
         code="foretoken.proposers.heads.dspark",
         own_kv=True,
         in_one_pass=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42),),
         marks=Marks(
             values=(("speculators_model_type", "dspark"),),
             architectures=(
