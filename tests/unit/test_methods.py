@@ -16,10 +16,9 @@ from foretoken.config.method_registry import (
     built_methods,
     find_method,
     known_methods,
-    method_of_config,
-    method_of_tensors,
     register_method,
 )
+from foretoken.config.published import method_of_config, method_of_tensors
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.proposers.drafter_factory import find_drafters
 
@@ -68,8 +67,9 @@ def test_a_registered_method_is_known_everywhere() -> None:
         model="demo", speculative_config={"method": "plaything", "model": "somewhere"}
     ).speculative_config
     assert config is not None and config.drafters[0].method == "toy"
+    target: Any = None
     with pytest.raises(ConfigError, match="an importable module as the code of toy"):
-        TOY.implementation()
+        find_drafters(config, target)
 
 
 def test_registering_twice_is_harmless_and_taking_a_word_is_not() -> None:

@@ -137,11 +137,6 @@ class HeadMemory:
     borrows_head: bool = False
     """Whether it makes logits with the target's head, which rank 0 has all of then."""
 
-    def with_int8_keys(self) -> "HeadMemory":
-        """The same with its keys and values rounded."""
-        kept = None if self.kept is None else replace(self.kept, kv_cache_dtype="int8")
-        return replace(self, kept=kept)
-
     def kv_per_token(self, dtype_bytes: int) -> int:
         """Of a token's keys and values."""
         return 0 if self.kept is None else self.kept.bytes(dtype_bytes)

@@ -5,13 +5,11 @@ method, add one record: a row below, or `register_method` from a package of its 
 code behind a method is named and imported only when it drafts.
 """
 
-import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 from foretoken.config.reader import (
@@ -20,7 +18,6 @@ from foretoken.config.reader import (
     check_fields,
     is_int,
     keys_of,
-    read,
     require,
 )
 from foretoken.errors import ConfigError, NotYetError
@@ -184,41 +181,10 @@ class DraftingMethod:
         """The keys that only it has."""
         return () if self.settings is None else keys_of(self.settings)
 
-    def read_own(self, given: Mapping[str, Any]) -> Any:
-        """Its own settings from those of its keys that were given; None if it has none.
-
-        Raises:
-            ConfigError: a value is not allowed.
-        """
-        if self.settings is None:
-            return None
-        make = getattr(self.settings, "from_keys", None)
-        return read(self.settings, given, "speculative_config") if make is None else make(**given)
-
-    def num_drafts(self, own: Any) -> int:
-        """Draft tokens per verification where nobody says how many, with these own settings."""
-        key = self.default_drafts_key
-        return self.default_drafts if key is None else int(getattr(own, key))
-
     @property
     def is_built(self) -> bool:
         """Whether it drafts here; else it is only known by its word."""
         return self.code is not None
-
-    def implementation(self) -> ModuleType:
-        """The module that implements it, imported now.
-
-        Raises:
-            ConfigError: there is no such module.
-        """
-        assert self.code is not None, f"{self.name} is not built"
-        try:
-            return importlib.import_module(self.code)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{self.code}.".startswith(f"{error.name}."):
-                raise
-            allowed = f"an importable module as the code of {self.name}, not {self.code!r}"
-            raise ConfigError("speculative_config.method", self.name, allowed) from error
 
 
 _FLOATS_TO_INTEGERS = ("int8", "int4")
@@ -513,26 +479,6 @@ def find_method(name: object, where: str = "speculative_config.method") -> Draft
         allowed = f"{', '.join(method_names())} ({name!r} is not yet built)"
         raise NotYetError(where, name, allowed)
     return found
-
-
-def method_of_config(config: Mapping[str, Any]) -> DraftingMethod | None:
-    """The method that a config.json is made for; None where it does not say (EAGLE, models)."""
-    return next((method for method in known_methods() if method.marks.are_in(config)), None)
-
-
-def method_of_tensors(has: Callable[[str], bool]) -> DraftingMethod | None:
-    """The method whose drafters have these tensors; None where they are a model's.
-
-    Args:
-        has: whether a tensor of exactly this name is there.
-    """
-    fitting = [
-        (len(names), method)
-        for method in known_methods()
-        for names in method.marks.tensors
-        if all(map(has, names))
-    ]
-    return max(fitting, key=lambda found: found[0])[1] if fitting else None
 
 
 @cache

@@ -4,8 +4,7 @@ torch."""
 from dataclasses import dataclass
 from typing import Annotated
 
-from foretoken.config.method_registry import DraftingMethod
-from foretoken.config.reader import Allowed, read, require, words
+from foretoken.config.reader import Allowed, words
 from foretoken.errors import ConfigError, NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
@@ -68,48 +67,6 @@ class PrecisionConfig:
         if self.activations == "auto":
             return None
         return "speculative_config.activations" if self.of_draft else "activations"
-
-
-def check_draft_activations(method: DraftingMethod, given: str, quantization: str | None) -> None:
-    """Raise unless the drafters of `method` can multiply so.
-
-    Raises:
-        ConfigError: a drafter without weights, or a head whose weights are not rounded.
-    """
-    field = "speculative_config.activations"
-    if given == "auto":
-        return
-    require(field, given, method.has_weights, f"auto: {method.name} has no weights")
-    ok = method.drafts_with == "model" or quantization is not None
-    require(field, given, ok, "auto, or beside quantization: it is for integer weights")
-
-
-def check_draft_quantization(method: DraftingMethod, given: object) -> None:
-    """Raise unless `given` can be done to the drafters of `method`.
-
-    Raises:
-        NotYetError: as for `check_quantization`.
-        ConfigError: a drafter without weights, or what cannot be done to its weights.
-    """
-    field = "speculative_config.quantization"
-    if given is None or given in method.quantizations:
-        return
-    require(field, given, method.has_weights, f"None: {method.name} has no weights")
-    if method.drafts_with == "model":
-        check_quantization(field, given)
-    else:
-        schemes = ", ".join(("None", *method.quantizations))
-        raise ConfigError(field, given, f"{schemes}: {method.name} heads are rounded at load")
-
-
-def check_kv_cache(field: str, given: object) -> None:
-    """Raise unless keys and values can be kept so.
-
-    Raises:
-        NotYetError: a type that vLLM has and Foretoken does not.
-        ConfigError: anything else.
-    """
-    read(KVCacheDtype, given, field)
 
 
 def check_quantization(field: str, given: object) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -105,25 +105,22 @@ def flat(kind: type[T]) -> T:
     return found
 
 
-def keys_of(kind: type) -> tuple[str, ...]:
-    """The keys that a dictionary for `kind` may have, those of its `flat` fields included."""
-    found: list[str] = []
+def _keyed_fields(kind: type) -> Iterator[tuple[type, Any]]:
+    """Fields that stand for keys, with their classes; for a `flat` field those of its class."""
     for spec in fields(kind):
         group = spec.metadata.get("flat")
-        found += [spec.name] if group is None else keys_of(group)
-    return tuple(found)
+        yield from [(kind, spec)] if group is None else _keyed_fields(group)
+
+
+def keys_of(kind: type) -> tuple[str, ...]:
+    """The keys that a dictionary for `kind` may have, those of its `flat` fields included."""
+    return tuple(spec.name for _, spec in _keyed_fields(kind))
 
 
 def defaults_of(kind: type) -> dict[str, Any]:
     """Key -> default, for the keys of `kind` that have one."""
-    found: dict[str, Any] = {}
-    for spec in fields(kind):
-        group = spec.metadata.get("flat")
-        if group is not None:
-            found |= defaults_of(group)
-        elif spec.default is not MISSING:
-            found[spec.name] = spec.default
-    return found
+    specs = (spec for _, spec in _keyed_fields(kind))
+    return {spec.name: spec.default for spec in specs if spec.default is not MISSING}
 
 
 def grouped(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,11 +178,7 @@ def _kinds(kind: type) -> dict[str, Any]:
 @cache
 def _key_kinds(kind: type) -> dict[str, Any]:
     """Key -> annotation, keys of `flat` fields included."""
-    found: dict[str, Any] = {}
-    for spec in fields(kind):
-        group = spec.metadata.get("flat")
-        found |= {spec.name: _kinds(kind)[spec.name]} if group is None else _key_kinds(group)
-    return found
+    return {spec.name: _kinds(owner)[spec.name] for owner, spec in _keyed_fields(kind)}
 
 
 def _text(kind: Any) -> str:

@@ -1,5 +1,6 @@
 """From the words in `speculative_config` to drafters: each method's own module is asked."""
 
+import importlib
 from collections.abc import Mapping
 
 from foretoken.config import DrafterConfig, SpeculativeConfig
@@ -26,14 +27,20 @@ def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str,
 
 
 def _load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """Ask the module of the drafter's method."""
-    module = find_method(config.method).implementation()
+    """Ask the module of the drafter's method, imported now."""
+    where, method = "speculative_config.method", find_method(config.method)
+    assert method.code is not None, f"{method.name} is not built"
+    try:
+        module = importlib.import_module(method.code)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{method.code}.".startswith(f"{error.name}."):
+            raise
+        allowed = f"an importable module as the code of {method.name}, not {method.code!r}"
+        raise ConfigError(where, method.name, allowed) from error
     load_spec: LoadSpec | None = getattr(module, "load_spec", None)
     if load_spec is None:
         has = f"({module.__name__}) has a function load_spec(config, target)"
-        raise ConfigError(
-            "speculative_config.method", config.method, f"a method whose module {has}"
-        )
+        raise ConfigError(where, config.method, f"a method whose module {has}")
     return load_spec(config, target)
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from foretoken.config.method_registry import DraftingMethod, known_methods
-from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
+from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING
@@ -248,7 +248,9 @@ def _removed_words(launch: Launch) -> Iterator[Finding]:
             continue
         if row is None:
             message = f"{word} is no method of {launch.engine}"
-            remedy = ", ".join(todays_names("methods", launch.engine))
+            place = ("methods", launch.engine)
+            rows = (r for r in other_names() if (r.kind, r.engine) == place and not r.gone)
+            remedy = ", ".join(one.name for one in rows)
         elif row.method and is_vllm:
             level, message, remedy = "warning", f"{word} is an old name", row.method
         else:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from foretoken.config.method_registry import DraftingMethod
-from foretoken.config.quantization import check_kv_cache
-from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
+from foretoken.config.quantization import KVCacheDtype
+from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
@@ -312,6 +312,6 @@ def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quan
     given, field = getattr(settings, name), f"plan.{name}"
     if settings.engine != "foretoken":
         return kv_element_bytes(given, field)
-    check_kv_cache(field, given)
+    read(KVCacheDtype, given, field)
     dtype_bytes = 4 if weights.name == "fp32" else 2
     return formula.kv_element_bytes(dtype_bytes, given, model.shape.head_dim)
