@@ -40,7 +40,16 @@ def auto_drafters(
         if method.drafts_with == "text"
     ]
     for method, drafter in _shipped(target)[:MOST_WITH_WEIGHTS]:
-        found.append(_configured(method, drafter, most or method.most_drafts))
+        drafts = most or method.most_drafts
+        keys: dict[str, object] = {"method": method.name, "model": drafter.model}
+        keys["num_speculative_tokens"] = min(drafts, drafter.most_drafts or drafts)
+        if drafter.in_parallel:
+            # Its method's other name, where it has one: a second drafter of a method needs one.
+            words = (word for word, sets in method.aliases.items() if sets.get("parallel_drafting"))
+            keys |= {"parallel_drafting": True, "name": next(words, f"{method.name}_parallel")}
+        if drafter.quantization is not None:
+            keys["quantization"] = drafter.quantization
+        found.append(DrafterConfig.from_keys(keys))
     return tuple(found)
 
 
@@ -70,19 +79,3 @@ def _shipped(target: str | None) -> list[tuple[DraftingMethod, PackagedDrafter]]
         and packaged_drafter(method, target, in_parallel=bool(drafter.in_parallel)) == drafter.model
     ]
     return sorted(found, key=lambda one: expected_gain(*one), reverse=True)
-
-
-def _configured(method: DraftingMethod, drafter: PackagedDrafter, most: int) -> DrafterConfig:
-    """The packaged drafter with the settings that suit it."""
-    keys: dict[str, object] = {
-        "method": method.name,
-        "model": drafter.model,
-        "num_speculative_tokens": min(most, drafter.most_drafts or most),
-    }
-    if drafter.in_parallel:
-        # Its method's other name, where it has one: a second drafter of a method needs one.
-        words = (word for word, sets in method.aliases.items() if sets.get("parallel_drafting"))
-        keys |= {"parallel_drafting": True, "name": next(words, f"{method.name}_parallel")}
-    if drafter.quantization is not None:
-        keys["quantization"] = drafter.quantization
-    return DrafterConfig.from_keys(keys)

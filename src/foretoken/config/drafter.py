@@ -48,6 +48,7 @@ MOST_DRAFTS = 128
 TREE_DEPTH = 5
 _RESERVED = ("prediction", "grammar")
 _PATHS = f"1 to {MOST_DRAFTS} different paths such as [[0], [0, 0], [1]], each beginning too"
+_BELOW_ONE = Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[A-Z_]\w*")
 
 
@@ -58,14 +59,10 @@ class StopConfig:
     min_speculative_tokens: Annotated[int, at_least(0)] = 0
     """Shorter drafts are not checked. A draft model is not started where there is no room for as
     many, and its confidence threshold does not stop it before."""
-    draft_confidence_threshold: Annotated[
-        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
-    ] = 0.0
+    draft_confidence_threshold: Annotated[float, _BELOW_ONE] = 0.0
     """Draft no further where the drafter gives its best next token less probability than this
     (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
-    min_acceptance: Annotated[
-        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
-    ] = 0.0
+    min_acceptance: Annotated[float, _BELOW_ONE] = 0.0
     """The drafter rests while less than this share of its recent draft tokens was accepted, and
     is tried again from time to time; in [0, 1). It holds beside `adaptive_speculation`."""
 
@@ -234,8 +231,8 @@ class DrafterConfig:
 
     def _check_precision(self, method: DraftingMethod) -> None:
         """Whether its weights, activations, keys and values can be kept so."""
-        where, scheme, without = WHERE + "quantization", self.quantization, method.name
-        without += " has no weights"
+        where, scheme = WHERE + "quantization", self.quantization
+        without = f"{method.name} has no weights"
         if scheme is not None and scheme not in method.quantizations:
             require(where, scheme, method.has_weights, f"None: {without}")
             if method.drafts_with == "head":

@@ -126,11 +126,11 @@ class EngineConfig:
         check_fields(self)
         check_quantization("quantization", self.quantization)
         adaptive = self.adaptive_speculation
-        if adaptive not in ("auto", False):
+        if spec is not None and adaptive not in ("auto", False):
             allowed = "False beside lengths by load in speculative_config"
-            require("adaptive_speculation", adaptive, not self.has_lengths_by_load, allowed)
+            require("adaptive_speculation", adaptive, not spec.load.is_set, allowed)
             allowed = "False beside trees, which are drafted whole; disable_by_batch_size ends them"
-            require("adaptive_speculation", adaptive, not self.drafts_trees, allowed)
+            require("adaptive_speculation", adaptive, not spec.drafts_trees, allowed)
         if self.pipeline_parallel_size > 1 and self.tensor_parallel_size > 1:
             given = self.pipeline_parallel_size
             raise NotYetError("pipeline_parallel_size", given, "1 beside tensor_parallel_size > 1")
@@ -150,21 +150,9 @@ class EngineConfig:
         )
 
     @property
-    def has_lengths_by_load(self) -> bool:
-        """Whether the user said how far to draft at which load."""
-        return self.speculative_config is not None and self.speculative_config.load.is_set
-
-    @property
-    def drafts_trees(self) -> bool:
-        """Whether a drafter drafts trees."""
-        drafters = () if self.speculative_config is None else self.speculative_config.drafters
-        return any(drafter.tree.num_nodes is not None for drafter in drafters)
-
-    @property
     def control(self) -> Control:
         """How the length of drafts is decided, `auto` resolved."""
-        given = self.adaptive_speculation
+        spec, given = self.speculative_config, self.adaptive_speculation
         if given == "auto":
-            said = self.has_lengths_by_load or self.drafts_trees
-            given = self.speculative_config is not None and not said
+            given = spec is not None and not (spec.load.is_set or spec.drafts_trees)
         return "adaptive" if given else "fixed"

@@ -163,11 +163,6 @@ class Drafting:
         """Whether there is a draft model or a head."""
         return bool(self.models or self.heads)
 
-    @property
-    def kept(self) -> tuple[ModelMemory | HeadMemory, ...]:
-        """Everything with weights."""
-        return (*self.models, *self.heads)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
@@ -257,6 +252,7 @@ def need_of(facts: MemoryFacts) -> Need:
     head = target.head_bytes(dtype_bytes, packs=facts.packs) if borrowed else 0
     models = (target, *drafting.models)
     tables = [_counted(one, facts) * _position_bytes(one.shape, facts) for one in models]
+    late = LATE_BYTES if any(model.loads_late for model in models) else 0
     processes = _counted(target, facts)
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
@@ -267,7 +263,7 @@ def need_of(facts: MemoryFacts) -> Need:
         weights=_weights_of(target, facts) + head,
         draft_weights=sum(drafts),
         activations=processes * activations,
-        workspace=RUNTIME_BYTES + more_ranks + _late_bytes(facts) + sum(tables),
+        workspace=RUNTIME_BYTES + more_ranks + late + sum(tables),
         kv_per_token=_kv_of(target, facts),
         draft_kv_per_token=sum(drafts_kv) + drafting.features_per_token * dtype_bytes,
         lookahead=drafting.lookahead,
@@ -333,12 +329,6 @@ def shortage_of(facts: MemoryFacts, budget: Budget) -> str | None:
     if budget.num_tokens < min(facts.max_model_len, budget.plain_tokens):
         return "speculative_config"
     return None
-
-
-def _late_bytes(facts: MemoryFacts) -> int:
-    """Of transformers, or of building a tokenizer, where some model needs it."""
-    models = (facts.target, *facts.drafting.models)
-    return LATE_BYTES if any(model.loads_late for model in models) else 0
 
 
 def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:

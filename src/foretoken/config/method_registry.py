@@ -494,14 +494,14 @@ def _record_of(plugin: EntryPoint) -> DraftingMethod | ConfigError:
         record = plugin.load()
     except Exception as error:  # noqa: BLE001 - a package may fail at import in any way
         allowed = f"a record that can be imported ({type(error).__name__}: {error})"
-        broken = ConfigError(where, plugin.value, allowed)
     else:
-        broken = ConfigError(where, plugin.value, f"a DraftingMethod named {plugin.name!r}")
+        allowed = f"a DraftingMethod named {plugin.name!r}"
         if isinstance(record, DraftingMethod) and record.name == plugin.name:
             try:
                 _check_free(record)
                 return record
             except ConfigError as taken:
-                broken = ConfigError(where, plugin.value, str(taken))
+                allowed = str(taken)
+    broken = ConfigError(where, plugin.value, allowed)
     logger.warning("%s", broken)
     return broken

@@ -49,18 +49,14 @@ def head_method(model: str) -> str | None:
         if file is not None:
             marked = method_of_config(gguf_head_marks(file))
             return None if marked is None else marked.name
-        found = method_of_config(read_json(folder / "config.json")) or _method_of_file(folder)
+        found = method_of_config(read_json(folder / "config.json"))
+        files = (folder / name for name in ("model.safetensors", "pytorch_model.bin"))
+        weights = next(filter(Path.is_file, files), None)
+        if found is None and weights is not None:  # as heads of the EAGLE repository
+            found = method_of_tensors(partial(_has, _stored_names(weights)))
     except ModelError:
         return None
     return None if found is None else found.name
-
-
-def _method_of_file(folder: Path) -> DraftingMethod | None:
-    """Heads of the EAGLE repository are told from models by their tensors alone."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return method_of_tensors(partial(_has, _stored_names(folder / name)))
-    return None
 
 
 def _stored_names(file: Path) -> bytes:

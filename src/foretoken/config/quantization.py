@@ -21,26 +21,19 @@ AUTO_X_BITS, DRAFT_MODEL_X_BITS = 16, 8
 """Bits of the activations that integer weights are multiplied with where nothing is named: 8 for
 draft models, whose tokens are checked either way."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
-_FROM_16_BIT = (
-    "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
-    "quark auto-round inc ipex moe_wna16"
-)
 _SUCCESSORS = {
-    "bitsandbytes": "int8 or int4 at load",
-    "quanto": "int8 or int4 at load",
-    "hqq": "int4 at load",
-    "torchao": "int8 or int4 at load",
-    "rtn": "int8 or int4 at load, which is that",
-    "experts_int8": "int8 at load",
-    "tpu_int8": "int8 at load",
-    "ptpc_fp8": "int8 at load",
-    "fbgemm_fp8": "int8 at load",
-    "deepspeedfp": "int8 or int4 at load",
-    "gptq_marlin_24": "gptq without sparsity, or int4 at load",
-    **dict.fromkeys(
-        _FROM_16_BIT.split(),
-        "int8 or int4 at load, of the 16-bit checkpoint",
-    ),
+    word: instead
+    for instead, listed in {
+        "int8 or int4 at load": "bitsandbytes quanto torchao deepspeedfp",
+        "int8 or int4 at load, which is that": "rtn",
+        "int4 at load": "hqq",
+        "int8 at load": "experts_int8 tpu_int8 ptpc_fp8 fbgemm_fp8",
+        "gptq without sparsity, or int4 at load": "gptq_marlin_24",
+        "int8 or int4 at load, of the 16-bit checkpoint": "marlin aqlm squeezellm bitblas "
+        "gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 quark auto-round inc ipex "
+        "moe_wna16",
+    }.items()
+    for word in listed.split()
 }
 """What vLLM reads and Foretoken does not -> what to use instead."""
 

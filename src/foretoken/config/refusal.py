@@ -101,7 +101,9 @@ def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
     """Ways to keep drafters in less, as keys of speculative_config."""
     drafting = facts.drafting
     if facts.packs is not Packs.NONE:
-        fewer = {scheme for one in drafting.kept for scheme in _fewer_bits(one.quantization)}
+        rounded = {one.quantization for one in drafting.models}
+        rounded |= {one.quantization for one in drafting.heads}
+        fewer = {scheme for one in rounded for scheme in _fewer_bits(one)}
         for scheme in sorted(fewer, key=QUANTIZATIONS.index):
             models = tuple(replace(one, quantization=scheme) for one in drafting.models)
             heads = tuple(replace(one, quantization=scheme) for one in drafting.heads)

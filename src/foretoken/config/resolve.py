@@ -58,11 +58,6 @@ class ResolvedConfig:
         """Tokens whose keys and values fit."""
         return self.budget.num_tokens
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Target and drafters together, all layers; features that heads read included."""
-        return self.budget.need.per_token
-
     def describe(self) -> str:
         """One line for the log."""
         full = self.num_kv_tokens / self.max_model_len
@@ -207,12 +202,9 @@ def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
 
 
 def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> None:
-    """Whether the target can be computed by as many processes as it is to be.
+    """Whether as many processes can compute the target, on these devices or the CPU (None).
 
-    Args:
-        target: the model.
-        gpus: where it runs; None: on the CPU.
-        can_watch: whether the host has the compiled kernels, by which processes watch each other.
+    `can_watch`: whether there are the compiled kernels, by which processes watch each other.
     """
     shape, ranks, stages = target.shape, target.ranks, target.stages
     for where, count in (("tensor_parallel_size", ranks), ("pipeline_parallel_size", stages)):

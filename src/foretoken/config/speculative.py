@@ -182,9 +182,8 @@ class SpeculativeConfig:
         if "drafters" in kept:
             shared["drafters"] = _several(kept, target)
         elif method == AUTO:
-            _refuse_keys_of_drafters(
-                kept, "nothing beside auto: give a method, or name the drafters in `drafters`"
-            )
+            allowed = "nothing beside auto: give a method, or name the drafters in `drafters`"
+            _refuse_keys_of_drafters(kept, allowed)
             most = kept.get("num_speculative_tokens") or longest
             shared["drafters"] = auto_drafters(target, most)
         else:
@@ -214,17 +213,18 @@ class SpeculativeConfig:
         return max(drafter.num_speculative_tokens for drafter in self.drafters)
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether a drafter drafts trees."""
+        return any(drafter.tree.num_nodes is not None for drafter in self.drafters)
+
+    @property
     def synthetic_rates(self) -> tuple[float, ...]:
         """Share of verifications that keep each draft under `synthetic`; else empty."""
         return self.rule.synthetic_rates(max(drafter.depth for drafter in self.drafters))
 
 
-GENERAL_KEYS = frozenset(
-    (
-        *(*keys_of(SpeculativeConfig), *keys_of(DrafterConfig)),
-        *(*SPECULATIVE_KEYS.neutral, *key_names()),
-    )
-)
+_KEYS = (*keys_of(SpeculativeConfig), *keys_of(DrafterConfig), *SPECULATIVE_KEYS.neutral)
+GENERAL_KEYS = key_names().union(_KEYS)
 """What `speculative_config` knows or answers beside the keys of single methods."""
 reserve_keys(GENERAL_KEYS)
 

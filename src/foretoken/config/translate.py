@@ -86,11 +86,7 @@ def key_names() -> frozenset[str]:
 
 
 def translate_keywords(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Keywords of `LLM` in our words, with `speculative_config` and what vLLM has beside it.
-
-    Args:
-        given: as they were written.
-        known: keywords that are ours.
+    """Keywords of `LLM` in our words, of which some are `known`; flags of vLLM's in the config.
 
     Raises:
         ConfigError: a word of another engine, a key of speculative_config outside of it, or a flag
@@ -123,11 +119,7 @@ def translate_keywords(given: Mapping[str, Any], known: Collection[str]) -> dict
 
 
 def translate(given: Mapping[str, Any], where: str = SPECULATIVE_KEYS.where) -> dict[str, Any]:
-    """`speculative_config`, or one of its `drafters`, in our words.
-
-    Args:
-        given: as it was written.
-        where: how messages name it.
+    """`speculative_config`, or one of its `drafters`, in our words; `where` is its name.
 
     Raises:
         ConfigError: a word of another engine, or one setting in two spellings.
@@ -158,8 +150,9 @@ def translate(given: Mapping[str, Any], where: str = SPECULATIVE_KEYS.where) -> 
     return found
 
 
-def _our_method(word: str, where: str) -> str:
+def _our_method(word: str, where: str, *, answers: bool = False) -> str:
     """The word of the method that `word` means; what nobody has is left for the table of methods.
+    `answers`: our word is wanted for an answer, whoever has this one.
 
     Raises:
         ConfigError: a word of another engine, with what to type.
@@ -171,21 +164,15 @@ def _our_method(word: str, where: str) -> str:
     row = find_other("methods", word)
     if row is None:
         return word
-    ours = _meant(word, row, where)
-    if ours != word and (row.engine != "vllm" or row.gone):
-        raise ConfigError(where, word, ours + _LINT)
-    if ours != word:
-        logger.info("method %r is taken as %r", word, ours)
-    return ours
-
-
-def _meant(word: str, row: OtherName, where: str) -> str:
-    """Our word for a method of another engine, where it is built."""
     if row.say:
         raise ConfigError(where, word, row.say)
     ours = row.method or row.name
     if any(method.name == ours and not method.is_built for method in known_methods()):
         raise NotYetError(where, word, f"{', '.join(method_names())} ({ours!r} is not yet built)")
+    if ours != word and not answers:
+        if row.engine != "vllm" or row.gone:
+            raise ConfigError(where, word, ours + _LINT)
+        logger.info("method %r is taken as %r", word, ours)
     return ours
 
 
@@ -199,8 +186,7 @@ def _answer(
     if isinstance(value, str | bool):
         word = str(value).lower() if isinstance(value, bool) else value
         ours = row.values.get(word, other_values(key).get(word, value))
-        method = find_other("methods", word) if key == "method" else None
-        ours = ours if method is None else _meant(word, method, where)
+        ours = _our_method(word, where, answers=True) if key == "method" else ours
     pair = json.dumps({key: ours}, default=repr)
     text = f"speculative_config={pair}" if outside else pair[1:-1]
     return ConfigError(where, value, text if key == name else text + _LINT)
