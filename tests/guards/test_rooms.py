@@ -5,6 +5,7 @@ import ast
 import re
 import tomllib
 from collections import Counter, defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -109,6 +110,16 @@ def test_no_short_file_only_forwards() -> None:
         and not any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in module.tree.body)
     ]
     assert not forwarding, f"put it where it is used: {forwarding}"
+
+
+def test_settings_are_imported_in_one_direction() -> None:
+    """No circle among the files of config, imports inside functions included."""
+    above = {
+        path: {one for one in by if one.startswith("config/")} - {"config/__init__.py"}
+        for path, by in importers().items()
+        if path.startswith("config/") and path != "config/__init__.py"
+    }
+    tuple(TopologicalSorter(above).static_order())
 
 
 def test_methods_are_known_in_one_place() -> None:
