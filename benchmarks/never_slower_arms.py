@@ -23,7 +23,7 @@ from never_slower_load import Ask, Crowd, Round, run_round
 from served import SIZES, Server, demo_server, pages_of
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import find_method
+from foretoken.cli.demo import METHODS
 from foretoken.lab.http.timed import TransportError
 from foretoken.text.tokenizer import Tokenizer
 from tools.python_text.stdlib import held_out_files
@@ -35,7 +35,7 @@ CHARACTERS = 600_000
 HERE = Path(__file__).parent
 BESIDE = "PYTHONPATH", os.pathsep.join(map(str, (HERE, ROOT, os.environ.get("PYTHONPATH", ""))))
 """The variable by which a server finds the modules of this folder, and what lies beside it."""
-DRAFTING = dict(find_method("draft_model").demo or {})
+DRAFTING = dict(METHODS["draft_model"] or {})
 """What drafts for the packaged target: the other half of the pair."""
 
 

@@ -17,7 +17,7 @@ import common  # noqa: F401  (it makes the packages beside it known)
 import numpy as np
 
 from foretoken import LLM, SamplingParams
-from foretoken.config.methods import find_method
+from foretoken.cli.demo import METHODS
 from tools.python_text.heldout import heldout_prompts
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="a smoke test, no numbers")
     given = parser.parse_args()
-    drafting = dict(find_method("draft_model").demo or {})
+    drafting = dict(METHODS["draft_model"] or {})
     with LLM("demo", speculative_config=drafting, adaptive_speculation=True,
              kv_cache_memory_bytes=200_000_000) as llm:  # fmt: skip
         print(json.dumps(measure(llm, given.sequences, 48 if given.quick else 512)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
 from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.speculative import LoadConfig, RuleConfig
 from foretoken.training.llama import LlamaShape
@@ -142,19 +142,18 @@ def render_section(section: Section) -> str:
 NAMES_HEADER = """
 ## Names of other engines
 
-Names about speculation that vLLM, SGLang, llama.cpp and TensorRT-LLM have or had, and that are
-taken for ours, with a line in the log: flags beside `model=` in `LLM(...)`, on the command line of
-`foretoken serve`, or inside `speculative_config`; keys inside it. All other names of theirs are
-answered with what to type, by `foretoken lab lint` too. One setting under two names with different
-values is an error.
+The names here are ours and those of vLLM's current release; `spec_method`, `spec_model` and
+`spec_tokens` may stand beside `model=` in `LLM(...)`, too. Other names about speculation that vLLM,
+SGLang, llama.cpp and TensorRT-LLM have or had are errors that say what to write instead.
+`foretoken lab lint` and `foretoken lab export foretoken` translate whole commands.
 
-| here | taken for it |
+| there | here |
 |---|---|
 """
 
 
 def render_names() -> str:
-    """The table of our keys and methods with the names of others that are taken for them."""
+    """The table of our keys and methods with the names that others have for them."""
     lines: dict[str, list[str]] = defaultdict(list)
     not_built = {method.name for method in known_methods() if method.code is None}
     for row in other_names():
@@ -166,7 +165,7 @@ def render_names() -> str:
         names += [f"value `{given}` for `{ours}`" for given, ours in values.items()]
         lines[taken] += [name for name in names if name not in lines[taken]]
     told = sorted((taken, names) for taken, names in lines.items() if names)
-    rows = (f"| `{taken}` | {', '.join(names)} |\n" for taken, names in told)
+    rows = (f"| {', '.join(names)} | `{taken}` |\n" for taken, names in told)
     return NAMES_HEADER + "".join(rows)
 
 

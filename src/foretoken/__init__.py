@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.config.methods import DraftingMethod, register_method
+    from foretoken.config.method_registry import DraftingMethod, register_method
     from foretoken.llm import LLM
     from foretoken.shape.families import ModelFamily, register_family
     from foretoken.types import CompletionOutput, RequestOutput, SamplingParams
@@ -30,12 +30,12 @@ __all__ = [
 _HOMES = {
     "LLM": "foretoken.llm",
     "CompletionOutput": "foretoken.types",
-    "DraftingMethod": "foretoken.config.methods",
+    "DraftingMethod": "foretoken.config.method_registry",
     "ModelFamily": "foretoken.shape.families",
     "RequestOutput": "foretoken.types",
     "SamplingParams": "foretoken.types",
     "register_family": "foretoken.shape.families",
-    "register_method": "foretoken.config.methods",
+    "register_method": "foretoken.config.method_registry",
 }
 
 

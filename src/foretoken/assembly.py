@@ -1,4 +1,4 @@
-"""From settings to an engine: finds the models, decides every "auto", builds the parts.
+"""From settings to an engine: finds the models, has each "auto" resolved, builds the parts.
 
 The only place that knows all the constructors.
 """
@@ -16,7 +16,7 @@ from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
-from foretoken.config.quantization import Numbers
+from foretoken.config.quantization import PrecisionConfig
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
 from foretoken.distributed.on_device import group_on
@@ -38,8 +38,8 @@ from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
+from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, Target
-from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.leading import Leader, LoadShare
@@ -160,7 +160,7 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
+        options = self._options(config.user.precision, batch_invariant=config.batch_invariant)
         borrowed = any(one.borrows_head for one in self._drafting().heads)
         staged = config.user.pipeline_parallel_size > 1
         points = tuple(point for point in self.points if point != FINAL)
@@ -242,21 +242,21 @@ class _Assembly:
         text = None if self.tokenizer is None else self.tokenizer.to_json
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
-    def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:
+    def _options(self, precision: PrecisionConfig, *, batch_invariant: bool) -> LoadOptions:
         return LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
-            quantization=numbers.quantization,
-            x_bits=numbers.x_bits,
-            x_bits_asked_by=numbers.x_bits_asked_by,
+            quantization=precision.quantization,
+            x_bits=precision.x_bits,
+            x_bits_asked_by=precision.x_bits_asked_by,
             page_size=self.config.page_size,
-            kv_dtype=kept_dtype(numbers.kv_cache_dtype),
+            kv_dtype=kept_dtype(precision.kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
 
-    def _draft_runner(self, folder: Path, numbers: Numbers) -> Runner:
-        return self._runner(folder, self._options(numbers, batch_invariant=False))
+    def _draft_runner(self, folder: Path, precision: PrecisionConfig) -> Runner:
+        return self._runner(folder, self._options(precision, batch_invariant=False))
 
     def _runner(
         self,

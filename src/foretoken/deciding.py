@@ -24,7 +24,7 @@ from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.costs import EngineCosts, find_costs, seconds_for_timing
-from foretoken.proposers.method import FoundDrafter
+from foretoken.proposers.method import DrafterSpec
 from foretoken.proposers.timing import Timed
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.runner import Runner
@@ -45,7 +45,7 @@ class FoundParts:
 
     config: ResolvedConfig
     drafters: Drafters
-    found: Mapping[str, FoundDrafter]
+    found: Mapping[str, DrafterSpec]
     runner: Runner
     pool: PagePool
     threads: StepThreads

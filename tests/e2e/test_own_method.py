@@ -20,23 +20,24 @@ from torch import Tensor, nn
 
 import foretoken
 from foretoken import SamplingParams
-from foretoken.config import SpeculativeConfig, methods
-from foretoken.config.methods import DraftingMethod, Marks, MethodPlan
+from foretoken.config import SpeculativeConfig, method_registry
+from foretoken.config.method_registry import DraftingMethod, Marks
 from foretoken.config.reader import between
 from foretoken.errors import ConfigError
+from foretoken.lab.plan.method_plans import MethodPlan
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
 from foretoken.proposers.heads.stateless import StatelessHead
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
@@ -65,7 +66,9 @@ TOY = DraftingMethod(
     quantizations=("int8",),
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
-    plan=MethodPlan(usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
+    extras=(
+        MethodPlan(usual_drafts=DEPTH, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
+    ),
 )
 
 
@@ -82,7 +85,7 @@ PAGED = DraftingMethod(
 )
 
 
-def find(config: Any, target: Target) -> FoundDrafter:
+def load_spec(config: Any, target: Target) -> DrafterSpec:
     return find_head(Toy if config.method == "toy" else PagedToy, config, target)
 
 
@@ -108,7 +111,7 @@ class Toy(StatelessHead):
         fill(net, folder.tensors)
         return net
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         self.scale = site.config.own.toy_scale
         return super().proposer(site)
 
@@ -188,7 +191,7 @@ class PagedToy(PagedHead):
         fill(net, folder.tensors)
         return net
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         return build_paged(self, site)
 
     @property
@@ -220,7 +223,7 @@ class PagedToy(PagedHead):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is in the table during a test of this file, and forgotten after it."""
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     foretoken.register_method(TOY)
     foretoken.register_method(PAGED)
 

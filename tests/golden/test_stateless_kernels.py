@@ -14,7 +14,7 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.base import HeadSite
+from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
@@ -80,7 +80,7 @@ def spans_of(kinds: list[str], trial: int, budget: int) -> tuple[Span, ...]:
 
 def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]:
     engine: Any = SimpleNamespace(target=SimpleNamespace(page_size=PAGE))
-    site = HeadSite(
+    site = HeadServingContext(
         config=DrafterConfig(method=head.method, model="random"),
         engine=engine,
         view=view,

@@ -5,10 +5,11 @@ import ast
 import re
 import tomllib
 from collections import Counter, defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from tests.guards.sources import PACKAGE, ROOT, Module, classes, importers, modules
 
 BUDGETS = Path(__file__).with_name("rooms.toml")
@@ -16,9 +17,9 @@ BESIDE = ("benchmarks", "tests", "tools")
 """Rooms beside the package."""
 MOST_FILES_OF_A_FOLDER = 16
 FEWEST_LINES = 25
-TABLE = "config/methods.py"
+TABLE = "config/method_registry.py"
 WHERE_METHODS_ARE_NAMED = {
-    "cli/demo.py": "which of them the demo shows first",
+    "cli/demo.py": "which of them the demo measures, and how far they draft",
     "config/drafter.py": "what a model without a method is",
     "lab/launch/engines.py": "which methods engines have, under which names",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
@@ -27,6 +28,7 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/server_command.py": "the look-up that every engine has",
+    "training/heads/trained_kinds.py": "which methods are trained, and by what",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""
@@ -104,6 +106,16 @@ def test_no_short_file_only_forwards() -> None:
         and not any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in module.tree.body)
     ]
     assert not forwarding, f"put it where it is used: {forwarding}"
+
+
+def test_settings_are_imported_in_one_direction() -> None:
+    """No circle among the files of config, imports inside functions included."""
+    above = {
+        path: {one for one in by if one.startswith("config/")} - {"config/__init__.py"}
+        for path, by in importers().items()
+        if path.startswith("config/") and path != "config/__init__.py"
+    }
+    tuple(TopologicalSorter(above).static_order())
 
 
 def test_methods_are_known_in_one_place() -> None:

@@ -10,13 +10,13 @@ import pytest
 import foretoken
 from foretoken import checkpoint
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import SPECULATIVE_KEYS
 from foretoken.config.auto import MOST_WITH_WEIGHTS, auto_drafters, expected_gain
 from foretoken.config.drafter import drafter_keys
-from foretoken.config.methods import built_methods, find_method, known_methods
+from foretoken.config.method_registry import built_methods, find_method, known_methods
 from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.reader import keys_of
 from foretoken.config.speculative import RULES
+from foretoken.config.translate import SPECULATIVE_KEYS
 from foretoken.errors import ConfigError, NotYetError
 
 
@@ -86,19 +86,19 @@ def test_activations_of_target_and_draft() -> None:
     config = EngineConfig.from_kwargs(
         model="demo", quantization="int4", activations="int8", speculative_config=draft
     )
-    assert config.numbers.x_bits == 8 and config.numbers.x_bits_asked_by == "activations"
-    assert one(draft).numbers.x_bits == 16
-    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits == 16
+    assert config.precision.x_bits == 8 and config.precision.x_bits_asked_by == "activations"
+    assert one(draft).precision.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").precision.x_bits == 16
     rounded = EngineConfig.from_kwargs(model="demo", quantization="int8")
-    assert rounded.numbers.x_bits == 16, "a target's tokens are nobody's to check"
+    assert rounded.precision.x_bits == 16, "a target's tokens are nobody's to check"
     for method in ("draft_model", "eagle3"):
         given = {"method": method, "model": "demo-draft", "quantization": "int8"}
-        assert one(given).numbers.x_bits == (8 if method == "draft_model" else 16)
-        assert one(given).numbers.x_bits_asked_by is None
-        assert one({**given, "activations": "int16"}).numbers.x_bits == 16
-    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits_asked_by is None
+        assert one(given).precision.x_bits == (8 if method == "draft_model" else 16)
+        assert one(given).precision.x_bits_asked_by is None
+        assert one({**given, "activations": "int16"}).precision.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").precision.x_bits_asked_by is None
     head = {"method": "eagle3", "model": "demo-eagle3", "activations": "int8"}
-    assert one({**head, "quantization": "int8"}).numbers.x_bits == 8
+    assert one({**head, "quantization": "int8"}).precision.x_bits == 8
     with pytest.raises(ConfigError, match="beside quantization"):
         one(head)
     with pytest.raises(ConfigError, match="ngram has no weights"):
@@ -266,9 +266,9 @@ def config(**keys: object) -> SpeculativeConfig:
 def test_choices_are_paths_and_count_as_drafts() -> None:
     [found] = config(choices=[[1], [0], [0, 0]]).drafters
     assert found.tree.choices == ((0,), (0, 0), (1,)) and found.num_speculative_tokens == 3
-    [older] = config(speculative_token_tree="[(0,), (0, 0), (1,)]").drafters
-    assert older.tree == found.tree
-    assert config(medusa_choices=[[0]], num_speculative_tokens=1).num_speculative_tokens == 1
+    [text] = config(choices="[(0,), (0, 0), (1,)]").drafters
+    assert text.tree == found.tree
+    assert config(choices=[[0]], num_speculative_tokens=1).num_speculative_tokens == 1
 
 
 def test_synthetic_rates_are_of_depths() -> None:
@@ -286,14 +286,9 @@ def test_only_draft_models_draft_trees() -> None:
 def test_dynamic_trees() -> None:
     [found] = config(tree_top_k=4).drafters
     assert (found.tree.tree_depth, found.num_speculative_tokens) == (5, 20)
-    theirs = config(
-        speculative_eagle_topk=2, speculative_num_steps=3, num_speculative_tokens=4, method="eagle"
-    )
-    [found] = theirs.drafters
+    [found] = config(tree_top_k=2, tree_depth=3, num_speculative_tokens=4, method="eagle").drafters
     assert (found.tree.tree_top_k, found.tree.tree_depth) == (2, 3)
     assert found.num_speculative_tokens == 4
-    counts_the_root = config(speculative_eagle_topk=2, speculative_num_draft_tokens=9)
-    assert counts_the_root.num_speculative_tokens == 8
     keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
     assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
 
@@ -328,47 +323,50 @@ def setting(config: SpeculativeConfig, key: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "key", "value"),
+    ("given", "instead"),
     [
-        ({"rejection_sample_method": "strict"}, "rejection_sample_method", "matching"),
-        ({"rejection_sample_method": "probabilistic"}, "rejection_sample_method", "standard"),
-        ({"acceptance_method": "rejection_sampler"}, "rejection_sample_method", "standard"),
+        ({"rejection_sample_method": "strict"}, "matching"),
+        ({"rejection_sample_method": "probabilistic"}, "standard"),
+        ({"acceptance_method": "rejection_sampler"}, '"rejection_sample_method": "standard"'),
         (
             {"spec-decoding-acceptance-method": "typical_acceptance_sampler"},
-            "rejection_sample_method",
-            "typical",
+            '"rejection_sample_method": "typical"',
         ),
-        ({"use_rejection_sampling": False}, "rejection_sample_method", "matching"),
-        ({"use_rejection_sampling": True}, "rejection_sample_method", "standard"),
-        ({"max_draft_len": 7}, "num_speculative_tokens", 7),
-        ({"max_matching_ngram_size": 3}, "prompt_lookup_max", 3),
-        ({"decoding_type": "NGram"}, "method", "ngram"),
-        ({"ngram_prompt_lookup_max": 8}, "prompt_lookup_max", 8),
+        ({"typical_acceptance_sampler_posterior_alpha": 0.2}, '"posterior_alpha": 0.2'),
+        ({"use_rejection_sampling": False}, '"rejection_sample_method": "matching"'),
+        ({"use_rejection_sampling": True}, '"rejection_sample_method": "standard"'),
+        ({"max_draft_len": 7}, '"num_speculative_tokens": 7'),
+        ({"max_matching_ngram_size": 3}, '"prompt_lookup_max": 3'),
+        ({"decoding_type": "NGram"}, '"method": "ngram"'),
+        ({"medusa_choices": [[0]]}, '"choices": [[0]]'),
+        ({"method": "EAGLE3"}, "eagle3"),
     ],
 )
-def test_values_arrive_under_our_names(
-    given: dict[str, object], key: str, value: object, caplog: pytest.LogCaptureFixture
+def test_words_of_other_engines_are_answered_with_ours(
+    given: dict[str, object], instead: str
 ) -> None:
-    base = {} if "decoding_type" in given else {"method": "ngram"}
+    """Those of vLLM's older releases too, in a dictionary and in one of several."""
+    for whole in (given, {"drafters": [given]}):
+        with pytest.raises(ConfigError) as caught:
+            SpeculativeConfig.from_dict(whole)
+        [key] = given
+        place = "drafters[0]." if whole is not given else ""
+        assert caught.value.field == f"speculative_config.{place}{key.replace('-', '_')}"
+        assert caught.value.allowed == f"{instead}; {LINT}"
+
+
+LINT = "`foretoken lab lint 'COMMAND'` translates the words of other engines"
+
+
+def test_words_of_vllm_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "foretoken"):
-        config = SpeculativeConfig.from_dict({**base, **given})
-    assert setting(config, key) == value
-    assert key in caplog.text, "the translation is not logged"
+        assert read(method="ngram_gpu").drafters[0].method == "ngram"
+    assert "'ngram_gpu' is taken as 'ngram'" in caplog.text
 
 
-def test_older_typical_thresholds() -> None:
-    config = SpeculativeConfig.from_dict(
-        {
-            "model": "ngram",
-            "spec_decoding_acceptance_method": "typical_acceptance_sampler",
-            "typical_acceptance_sampler_posterior_threshold": 0.05,
-            "typical_acceptance_sampler_posterior_alpha": 0.2,
-        }
-    )
-    assert (config.rule.posterior_threshold, config.rule.posterior_alpha) == (0.05, 0.2)
-
-
-@pytest.mark.parametrize("keys", [{"rejection_sample_method": "typical"}, {"max_draft_len": 3}])
+@pytest.mark.parametrize(
+    "keys", [{"rejection_sample_method": "typical"}, {"num_speculative_tokens": 3}]
+)
 def test_who_drafts_has_to_be_said_in_a_config(keys: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="method: got None; allowed: auto for what suits"):
         SpeculativeConfig.from_dict(keys)
@@ -393,10 +391,12 @@ def test_a_flag_of_another_age_is_answered(flag: str, answer: str) -> None:
 
 
 def test_one_setting_under_two_names() -> None:
-    same = {"method": "ngram", "prompt_lookup_max": 4, "ngram_prompt_lookup_max": 4}
+    same = {"method": "ngram", "prompt_lookup_max": 4, "prompt-lookup-max": 4}
     assert setting(SpeculativeConfig.from_dict(same), "prompt_lookup_max") == 4
     with pytest.raises(ConfigError, match="one value of prompt_lookup_max"):
-        SpeculativeConfig.from_dict({**same, "ngram_prompt_lookup_max": 5})
+        SpeculativeConfig.from_dict({**same, "prompt-lookup-max": 5})
+    with pytest.raises(ConfigError, match="one value of method"):
+        EngineConfig.from_kwargs(model="demo", spec_method="ngram", speculative_config=MODEL)
 
 
 def test_methods_of_tensorrt_that_are_not_built() -> None:
@@ -404,23 +404,22 @@ def test_methods_of_tensorrt_that_are_not_built() -> None:
         SpeculativeConfig.from_dict({"decoding_type": "MTP", "speculative_model": "x"})
 
 
-def test_flags_from_before_the_dictionary() -> None:
-    config = EngineConfig.from_kwargs(
-        model="demo",
-        speculative_model="[ngram]",
-        num_speculative_tokens=4,
-        ngram_prompt_lookup_max=6,
-    )
-    found = config.speculative_config
-    assert found is not None
-    keys = "method", "num_speculative_tokens", "prompt_lookup_max"
-    assert [setting(found, key) for key in keys] == ["ngram", 4, 6]
-    with pytest.raises(ConfigError, match="num_speculative_tokens"):
-        EngineConfig.from_kwargs(
-            model="demo",
-            num_speculative_tokens=4,
-            speculative_config={"method": "ngram", "num_speculative_tokens": 3},
-        )
+@pytest.mark.parametrize(
+    ("flag", "value", "instead"),
+    [
+        ("speculative_model", "[ngram]", 'speculative_config={"model": "[ngram]"}; ' + LINT),
+        ("num_speculative_tokens", 4, 'speculative_config={"num_speculative_tokens": 4}'),
+        (
+            "ngram_prompt_lookup_max",
+            6,
+            'speculative_config={"prompt_lookup_max": 6}; ' + LINT,
+        ),
+    ],
+)
+def test_flags_from_before_the_dictionary(flag: str, value: object, instead: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(model="demo", **{flag: value})
+    assert (caught.value.field, caught.value.allowed) == (f"LLM.{flag}", instead)
 
 
 def rule(name: str, **others: object) -> dict[str, object]:

@@ -32,18 +32,18 @@ from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.drafter_factory import find_drafters
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.method import Target
 from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.registry import find_drafters
 from foretoken.quant import round_weights, scheme_of
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
     RANK_BYTES,
     RUNTIME_BYTES,
-    KeptNumbers,
+    KVPerToken,
     Packs,
     WeightCounts,
 )
@@ -244,7 +244,7 @@ DRAFTING = {
     "twin": Drafting(models=(ModelMemory(shape=DEMO),), lookahead=4),
     "head": Drafting(
         heads=(
-            HeadMemory(counts=WeightCounts(0, 0, 1_000_000, 0), kept=KeptNumbers(512, 64, "auto")),
+            HeadMemory(counts=WeightCounts(0, 0, 1_000_000, 0), kept=KVPerToken(512, 64, "auto")),
         ),
         features_per_token=576,
         lookahead=3,
@@ -327,7 +327,7 @@ def test_int8_keys_and_values_make_room_for_more() -> None:
 
 
 def test_int8_of_a_head_counts_its_scales() -> None:
-    kept = KeptNumbers(2 * 4 * 64, 64, "int8")
+    kept = KVPerToken(2 * 4 * 64, 64, "int8")
     assert (kept.bytes(2), replace(kept, kv_cache_dtype="auto").bytes(2)) == (8 * 68, 8 * 128)
     head = HeadMemory(counts=WeightCounts(0, 0, 1000, 0), kept=kept)
     drafting = Drafting(heads=(head,), features_per_token=192)

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 import foretoken
-from foretoken.config import EngineConfig, methods
-from foretoken.config.methods import (
+from foretoken.config import EngineConfig, method_registry
+from foretoken.config.method_registry import (
     DraftingMethod,
     Marks,
     built_methods,
     find_method,
     known_methods,
-    method_of_config,
-    method_of_tensors,
     register_method,
 )
+from foretoken.config.published import method_of_config, method_of_tensors
 from foretoken.errors import ConfigError, NotYetError
-from foretoken.proposers.registry import find_drafters
+from foretoken.proposers.drafter_factory import find_drafters
 
 TOY = DraftingMethod(
     name="toy",
@@ -37,17 +36,17 @@ TOY = DraftingMethod(
 @pytest.fixture(autouse=True)
 def table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten."""
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     yield
-    methods._plugins.cache_clear()
-    methods._record_of.cache_clear()
+    method_registry._plugins.cache_clear()
+    method_registry._record_of.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """Pretend that a package names a method."""
-    points = (EntryPoint(name=name, value=value, group=methods.ENTRY_POINTS),)
-    methods._plugins.cache_clear()
-    monkeypatch.setattr(methods, "entry_points", lambda group: points)
+    points = (EntryPoint(name=name, value=value, group=method_registry.ENTRY_POINTS),)
+    method_registry._plugins.cache_clear()
+    monkeypatch.setattr(method_registry, "entry_points", lambda group: points)
 
 
 @pytest.mark.parametrize("method", built_methods(), ids=lambda method: str(method.name))
@@ -68,8 +67,9 @@ def test_a_registered_method_is_known_everywhere() -> None:
         model="demo", speculative_config={"method": "plaything", "model": "somewhere"}
     ).speculative_config
     assert config is not None and config.drafters[0].method == "toy"
+    target: Any = None
     with pytest.raises(ConfigError, match="an importable module as the code of toy"):
-        TOY.implementation()
+        find_drafters(config, target)
 
 
 def test_registering_twice_is_harmless_and_taking_a_word_is_not() -> None:
@@ -114,7 +114,7 @@ def test_a_method_of_an_installed_package_is_loaded_when_its_word_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, "toy", f"{__name__}:TOY")
-    assert find_method("ngram").name == "ngram" and "toy" not in methods._table
+    assert find_method("ngram").name == "ngram" and "toy" not in method_registry._table
     assert find_method("toy") is TOY
 
 
@@ -150,11 +150,11 @@ def test_heads_are_told_by_their_tensors(names: set[str], method: str | None) ->
     assert (None if found is None else found.name) == method
 
 
-def test_code_without_a_function_find() -> None:
+def test_code_without_a_function_load_spec() -> None:
     register_method(replace(TOY, code="json"))
     config = EngineConfig.from_kwargs(
         model="demo", speculative_config={"method": "toy", "model": "somewhere"}
     ).speculative_config
     target: Any = None
-    with pytest.raises(ConfigError, match=r"\(json\) has a function find\(config, target\)"):
+    with pytest.raises(ConfigError, match=r"\(json\) has a function load_spec\(config, target\)"):
         find_drafters(config, target)

@@ -1,6 +1,7 @@
 """Every name of the table of other engines, through `LLM`, `foretoken serve` and the linter.
 
-Each is accepted as what it means here, or answered with what to type: three times the same.
+Those of vLLM's current release are taken as what they mean here; all others are answered with what
+to type: three times the same.
 """
 
 import json
@@ -16,7 +17,7 @@ from foretoken.cli.lab.lint import own_parser
 from foretoken.cli.serve import served, settings_of
 from foretoken.cli.serve_options import other_settings
 from foretoken.config import EngineConfig
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import built_methods, find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.lab.launch.read import read_source
@@ -67,6 +68,9 @@ NEUTRAL_NONE = (
 )
 ROOT: Any = typer.main.get_command(app)
 PARSE = own_parser(ROOT)
+
+SHORT = ("spec_method", "spec_model", "spec_tokens")
+LINT = "; `foretoken lab lint 'COMMAND'` translates the words of other engines"
 
 Outcome = tuple[str, Any]
 """`taken` with the configuration, or `answered` with what to type."""
@@ -130,6 +134,23 @@ def rows(kind: str) -> list[OtherName]:
     return [row for row in other_names() if row.kind == kind]
 
 
+def is_taken(row: OtherName) -> bool:
+    """Whether a flag or a key is taken: it is ours too, or vLLM's of today."""
+    ours = row.key in (None, row.name) if row.kind == "keys" else row.engine == "vllm"
+    return ours and not row.say and (row.kind == "keys" or not row.gone)
+
+
+def instead(row: OtherName, value: object) -> str:
+    """What is said in place of a name that is not taken: our key with our value."""
+    assert row.key is not None
+    ours = value
+    if isinstance(value, bool):
+        ours = row.values.get(str(value).lower(), value)
+    if row.key == "method":
+        ours = "ngram"
+    return json.dumps({row.key: ours})
+
+
 @pytest.mark.parametrize("row", rows("flags"), ids=lambda row: f"{row.engine}:{row.name}")
 def test_every_flag(row: OtherName) -> None:
     if row.name == "speculative_config":
@@ -138,22 +159,20 @@ def test_every_flag(row: OtherName) -> None:
     keywords = {row.name: value} | ({"speculative_config": config} if config else {})
     words = ["--speculative-config", json.dumps(config)] if config else []
     words += [f"--{row.name.replace('_', '-')}", typed(value)]
-    offline = through_llm(keywords)
-    assert offline[0] == ("taken" if row.key else "answered"), offline
-    if row.name != "per_request_spec_decode_metrics" and not row.name.startswith("spec_"):
-        assert through_serve(words) == offline
-    if row.key:
-        expected = {"speculative_num_steps": {"num_speculative_tokens": 3}}.get(
-            row.name, {row.key: value}
-        )
-        if row.name != "speculative_num_steps":
-            assert offline == through_llm({"speculative_config": config | expected})
+    offline, served = through_llm(keywords), through_serve(words)
+    own_option = row.name == "per_request_spec_decode_metrics" or row.name in SHORT
+    if is_taken(row):
+        assert offline == through_llm({"speculative_config": config | {str(row.key): value}})
+    elif row.say:
+        assert offline == ("answered", row.say)
+        assert own_option or served == offline
     else:
-        assert offline[1] == row.say
+        pair, lint = instead(row, value), "" if row.key == row.name else LINT
+        assert offline == ("answered", f"speculative_config={pair}{lint}")
+        assert served == ("answered", f"--speculative-config '{pair}'{lint}")
     linted = through_lint(words)
-    if row.name != "per_request_spec_decode_metrics":
-        assert linted[0] == offline[0], linted
-        assert row.say is None or linted[1] == row.say
+    if not own_option:
+        assert linted == (served[0], served[1].removesuffix(LINT)) or served[0] == "taken", linted
 
 
 @pytest.mark.parametrize("row", rows("keys"), ids=lambda row: f"{row.engine}:{row.name}")
@@ -163,8 +182,9 @@ def test_every_key(row: OtherName) -> None:
     config = base(key) | {row.name: value}
     words = ["--speculative-config", json.dumps(config)]
     offline = through_llm({"speculative_config": config})
-    assert offline[0] == ("answered" if row.say else "taken"), offline
-    assert row.say is None or offline[1] == row.say
+    assert offline[0] == ("taken" if is_taken(row) else "answered"), offline
+    if not is_taken(row):
+        assert offline[1] == (row.say or instead(row, value)[1:-1] + LINT)
     assert through_serve(words) == offline
     assert through_lint(words)[0] == offline[0]
 
@@ -172,17 +192,23 @@ def test_every_key(row: OtherName) -> None:
 @pytest.mark.parametrize("row", rows("methods"), ids=lambda row: f"{row.engine}:{row.name}")
 def test_every_method(row: OtherName) -> None:
     config = {"method": row.name, "model": "demo-draft", "num_speculative_tokens": 3}
-    if (row.method or row.name) in ("ngram", "suffix", "auto"):
+    ours = row.method or row.name
+    if ours in ("ngram", "suffix", "auto"):
         del config["model"]
     if row.name == "custom_class":
         config["model"] = "package.module.Class"
     offline = through_llm({"speculative_config": config})
+    built = ours == "auto" or any(ours in (one.name, *one.aliases) for one in built_methods())
     if row.say:
         assert offline == ("answered", row.say)
-    elif offline[0] == "answered":
+    elif not built:
         with pytest.raises(NotYetError):
-            find_method(row.method or row.name)
-        assert "is not yet built" in offline[1]
+            find_method(ours)
+        assert offline[0] == "answered" and "is not yet built" in offline[1]
+    elif ours == row.name or (row.engine == "vllm" and not row.gone):
+        assert offline[0] == "taken", offline
+    else:
+        assert offline == ("answered", ours + LINT)
     words = ["--speculative-config", json.dumps(config)]
     assert through_serve(words) == offline
     assert through_lint(words)[0] == offline[0]
@@ -202,41 +228,6 @@ def test_names_are_found_however_they_are_written() -> None:
     assert [row.engine for row in lookahead if row] == ["tensorrt-llm", "sglang"]
 
 
-def test_sglangs_shape_of_a_draft() -> None:
-    chain = {"speculative_eagle_topk": 1, "speculative_num_steps": 3}
-    tree = {"speculative_eagle_topk": 4, "speculative_num_steps": 3}
-    given: dict[str, Any] = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4}
-    [one] = _drafters(given | chain)
-    assert (one.method, one.num_speculative_tokens, one.tree.tree_top_k) == ("eagle3", 3, None)
-    [other] = _drafters(given | tree | {"speculative_num_draft_tokens": 9})
-    assert (other.num_speculative_tokens, other.tree.tree_top_k, other.tree.tree_depth) == (8, 4, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "drafts"),
-    [
-        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16}, 15),
-        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8,
-          "speculative_num_steps": 1, "speculative_eagle_topk": 1}, 7),
-        ({"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": 5}, 5),
-        ({"speculative_algorithm": "DSPARK", "speculative_num_steps": 1}, 7),
-    ],
-)  # fmt: skip
-def test_a_block_of_sglangs_takes_one_step_whatever_is_said(
-    given: dict[str, Any], drafts: int
-) -> None:
-    [one] = _drafters(given | {"speculative_draft_model_path": "org/head"})
-    assert (one.method, one.num_speculative_tokens) == (
-        given["speculative_algorithm"].lower(), drafts
-    )  # fmt: skip
-
-
-def _drafters(keywords: dict[str, Any]) -> Any:
-    config = EngineConfig.from_kwargs(model="demo", **keywords).speculative_config
-    assert config is not None
-    return config.drafters
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -245,7 +236,7 @@ def _drafters(keywords: dict[str, Any]) -> Any:
         (["--model", "other"], "nothing beside the model 'demo'; a draft model is --spec-model"),
         (["--trust-remote-code"], "left out (not yet built)"),
         (["--prompt-lookup-max", "4"], "--speculative-config '{\"prompt_lookup_max\": 4}'"),
-        (["--speculative-config", "none", "-md", "demo-draft"], "left out, or JSON, beside --md"),
+        (["-md", "demo-draft"], '--speculative-config \'{"model": "demo-draft"}\''),
     ],
 )
 def test_serve_answers(words: list[str], answer: str) -> None:

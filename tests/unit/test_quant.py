@@ -21,7 +21,7 @@ from foretoken.quant.formats.compressed import CompressedFormat
 from foretoken.quant.formats.fp8 import Fp8Format
 from foretoken.quant.formats.gptq import GptqFormat
 from foretoken.shape.memory_formula import Held
-from foretoken.shape.stored import FLOATS, StoredScheme, stored_scheme
+from foretoken.shape.stored import FLOATS, CheckpointQuantization, stored_scheme
 
 CPU = torch.device("cpu")
 SCHEMES = [
@@ -282,7 +282,7 @@ def compressed(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"format": "mixed-precision", "config_groups": named, **fields}
 
 
-def read_scheme(given: object, field: str = "quantization_config") -> StoredScheme | None:
+def read_scheme(given: object, field: str = "quantization_config") -> CheckpointQuantization | None:
     return stored_scheme({field: given})
 
 

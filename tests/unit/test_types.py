@@ -264,7 +264,7 @@ def test_settings_that_belong_together_share_a_dictionary() -> None:
 
 
 def test_a_table_of_keys() -> None:
-    table = KeyTable(where="run", neutral={"lora": (False,)}, removed={"swap": "leave it out"})
+    table = KeyTable(where="run", neutral={"lora": (False,)}, gone={"swap": "leave it out"})
     assert table.accept({"max-steps": 3, "lora": False}, ["max_steps"]) == {"max_steps": 3}
     with pytest.raises(NotYetError, match="not yet built"):
         table.accept({"lora": 0}, ["max_steps"])

@@ -26,7 +26,6 @@ from foretoken.cli.timed_runs import (
     with_bar,
 )
 from foretoken.config.auto import AUTO
-from foretoken.config.methods import ROWS
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,8 +36,21 @@ BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
     AUTO: {"method": AUTO},
-    **{row.name: dict(row.demo) for row in ROWS if row.demo is not None},
+    "draft_model": {
+        "method": "draft_model",
+        "model": "demo-draft",
+        "num_speculative_tokens": 4,
+        "quantization": "int8",
+    },
+    "parallel": {"model": "demo-parallel", "num_speculative_tokens": 3},
+    "eagle3": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
+    "mlp": {"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
+    "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 10},
+    "dflash": {"model": "demo-dflash", "num_speculative_tokens": 4},
+    "dspark": {"model": "demo-dspark", "num_speculative_tokens": 4},
 }
+"""What is measured, each at the number of drafts that was fastest (benchmarks/methods.py)."""
 SHOWN = (BASELINE, AUTO)
 """Whose writing is shown."""
 

@@ -20,9 +20,9 @@ from foretoken.config.quantization import (
     AUTO_X_BITS,
     DRAFT_MODEL_X_BITS,
     QUANTIZATIONS,
-    check_kv_cache,
+    KVCacheDtype,
 )
-from foretoken.config.reader import require
+from foretoken.config.reader import read, require
 from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
@@ -77,7 +77,7 @@ def info(
     rounded = None if quantization == "none" else quantization
     allowed = ("none", *QUANTIZATIONS)
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
-    check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
+    read(KVCacheDtype, kv_cache_dtype, "--kv-cache-dtype")
     where, ranks = "--tensor-parallel-size", tensor_parallel_size
     require(where, ranks, ranks == 1 or not costs, "1 beside --costs")
     through = "1 for a model that runs through transformers"

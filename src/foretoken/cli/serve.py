@@ -30,10 +30,10 @@ from foretoken.cli.serve_options import (
     parameters,
 )
 from foretoken.config import EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
-from foretoken.config.other_engines import find_other
+from foretoken.config.other_engines import other_names
 from foretoken.config.reader import KeyTable, read, require
+from foretoken.config.translate import ENGINE_KEYS
 from foretoken.errors import ConfigError
 from foretoken.extras import require_package
 from foretoken.placement import cores_of, keep_to
@@ -52,7 +52,7 @@ _SERVER, _LIMITS = fields_of(ServerConfig), fields_of(Limits)
 _REPLICAS = fields_of(ReplicaConfig)
 _ENGINE = fields_of(EngineConfig).keys() - {"speculative_config"}
 _KNOWN = ("model", *(name for name in ROWS if name != "config"))
-_KEYS = KeyTable(where="--config", neutral={}, removed={})
+_KEYS = KeyTable(where="--config", neutral={})
 
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
@@ -97,8 +97,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         raise ConfigError("--config", str(path), f"valid YAML ({why})") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("--config", str(path), "a mapping such as `max-num-seqs: 32`")
-    others = (*ENGINE_KEYS.neutral, *ENGINE_KEYS.removed, *accepted_flags())
-    settings = _KEYS.accept(content, (*_KNOWN, *others))
+    others = (row.name for row in other_names() if row.kind in ("flags", "keys"))
+    settings = _KEYS.accept(content, (*_KNOWN, *ENGINE_KEYS.neutral, *others))
     for name in ("served_model_name", "api_key", "allowed_host"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
@@ -177,7 +177,7 @@ def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
 
 
 def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """What settings ask for; names of other engines among them are taken as by `LLM`.
+    """What settings ask for; names of other engines among them are answered as by `LLM`.
 
     Raises:
         ConfigError: a setting is unknown or out of its range.
@@ -190,14 +190,6 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if isinstance(engine.get("batch_invariant"), str):
         engine["batch_invariant"] = parse_invariant(engine["batch_invariant"])
     speculation = speculation_of(settings)
-    beside = sorted(engine.keys() & accepted_flags())
-    if beside and speculation is None and "speculative_config" in settings:
-        allowed = f"left out, or JSON, beside --{beside[0].replace('_', '-')}"
-        raise ConfigError("--speculative-config", settings["speculative_config"], allowed)
-    rows = [find_other("flags", flag) for flag in beside]
-    named = any(row is not None and row.key in ("method", "model") for row in rows)
-    if beside and speculation is None and not named:  # only how far to draft, or by which rule
-        speculation = {"method": AUTO}
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE, "").strip() or None)
     own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE, "").strip() or None)
@@ -262,7 +254,8 @@ def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:
     if error.given is True:
         allowed = allowed.replace("False (", "left out (")
     if allowed.startswith("speculative_config={"):
-        allowed = f"--speculative-config '{allowed.partition('=')[2]}'"
+        pair, semicolon, rest = allowed.partition("=")[2].partition("; ")
+        allowed = f"--speculative-config '{pair}'{semicolon}{rest}"
     return type(error)(f"--{field.replace('_', '-')}", error.given, allowed)
 
 

@@ -1,7 +1,7 @@
 """The options of `foretoken serve`: their groups, texts, and the defaults that its help shows.
 
 Defaults are read off the settings' own classes. No option has one of its own, since a file of
-settings stands between the two. Flags of other engines are picked out of the arguments: taken, or
+settings stands between the two. Flags of other engines are picked out of the arguments, to be
 answered. What each name means is in the table of other engines; whether its value is allowed is
 judged where `LLM` judges it. Torch-free.
 """
@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from foretoken.config import EngineConfig
-from foretoken.config.aliases import ENGINE_KEYS
 from foretoken.config.other_engines import find_other
+from foretoken.config.translate import ENGINE_KEYS
 from foretoken.errors import ConfigError, nearest
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig
@@ -236,7 +236,7 @@ def other_settings(context: typer.Context) -> dict[str, Any]:
 
 @final
 class ServeCommand(TyperCommand):
-    """`foretoken serve`: options under headings; flags of other engines are taken or answered."""
+    """`foretoken serve`: options under headings; flags of other engines are answered."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put aside the flags of other engines, then parse as usual."""
@@ -305,9 +305,7 @@ def _add(
         found.setdefault("speculative_config", {})["model"] = given
     elif name in _SAME:
         found[_SAME[name]] = given
-    elif name in ENGINE_KEYS.neutral or name in ENGINE_KEYS.removed:
-        found[name] = given
-    elif find_other("flags", name) or find_other("keys", name):
+    elif name in ENGINE_KEYS.neutral or find_other("flags", name) or find_other("keys", name):
         found[name] = given
     elif flag not in ("-h", "--help"):
         near = nearest(flag.lstrip("-"), [option.lstrip("-") for option in own])

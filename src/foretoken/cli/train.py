@@ -17,9 +17,10 @@ from typer.core import TyperGroup
 
 from foretoken.cli.options import read_prompts, write_commands
 from foretoken.cli.timed_runs import estimate, show_ratio
-from foretoken.config.methods import ROWS, DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import EXITS, FASTER, LEAVE_IT_OFF, MEASURE_MORE, Verdict, judge_gain
+from foretoken.training.heads.trained_kinds import kinds_of, shipped_kinds, trained_kinds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,22 +58,21 @@ class TrainGroup(TyperGroup):
         write_commands(self, formatter)
 
     def _add_packages(self) -> None:
-        for method in known_methods():
-            for kind in method.trained:
-                if kind.command not in self.commands:
-                    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-                    alone.command(kind.command, help=f"Train {kind.summary}.")(_trains(kind.kind))
-                    self.commands[kind.command] = typer.main.get_command(alone)
+        for kind in trained_kinds().values():
+            if kind.command not in self.commands:
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                alone.command(kind.command, help=f"Train {kind.summary}.")(_trains(kind.kind))
+                self.commands[kind.command] = typer.main.get_command(alone)
 
 
 def _training_of(method: DraftingMethod) -> str:
     """What to type instead of `foretoken train` with the word of this method."""
-    if method.trained:
-        return f"{', '.join(kind.command for kind in method.trained)}, which train {method.name}"
+    if kinds := kinds_of(method):
+        return f"{', '.join(kind.command for kind in kinds)}, which train {method.name}"
     if not method.has_weights:
         return f"a method that is trained; {method.name} has no weights"
-    known = ", ".join(kind.command for one in known_methods() for kind in one.trained)
-    return f"{known}; the record of {method.name} names no training (`trained`)"
+    known = ", ".join(kind.command for kind in trained_kinds().values())
+    return f"{known}; the record of {method.name} names no training (`extras`)"
 
 
 train_app = typer.Typer(
@@ -113,9 +113,8 @@ def _trains(kind: str) -> Callable[..., None]:
     return command
 
 
-for _method in ROWS:
-    for _kind in _method.trained:
-        train_app.command(_kind.command, help=f"Train {_kind.summary}.")(_trains(_kind.kind))
+for _kind in shipped_kinds():
+    train_app.command(_kind.command, help=f"Train {_kind.summary}.")(_trains(_kind.kind))
 
 
 EPILOG = (

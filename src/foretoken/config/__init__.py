@@ -1,9 +1,10 @@
-"""Everything a user may set, as frozen values, and the one place where every "auto" is decided.
+"""Everything a user may set, as frozen values.
 
-Knows no torch and no model code. `reader` turns dictionaries into settings and says what is wrong
-with them; `methods` is the table of drafting methods, which everyone else asks. Unknown keys are
-errors that list the known ones; keys of vLLM that Foretoken understands but has not built are
-accepted at their neutral value.
+Settings pass once: given, translated into our words (`translate`), split by drafter
+(`speculative`), read by annotations (`reader`), checked (each class itself). `method_registry` is
+the table of drafting methods; `resolve` decides each `auto` that needs the model and the machine,
+`auto` who drafts where nobody is named. Knows no torch and no model code. Unknown keys are errors
+that list the known ones; keys of vLLM whose part is not built are accepted at their neutral value.
 """
 
 from foretoken.config.drafter import DrafterConfig

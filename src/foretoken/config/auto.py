@@ -2,12 +2,13 @@
 
 Look-ups always, and of the drafters with weights that ship for the target the few that usually
 bring most. Which of them drafts, and how far, is decided in each step by what was measured. Says
-only who takes part. Torch-free; reads the table of methods and no weights.
+only who takes part; whether a server drafts where nobody says so is `default_speculation` in
+`foretoken.assembly`. Torch-free; reads the table of methods and no weights.
 """
 
 from foretoken.checkpoint import installed
 from foretoken.config.drafter import DrafterConfig
-from foretoken.config.methods import DraftingMethod, PackagedDrafter, built_methods
+from foretoken.config.method_registry import DraftingMethod, PackagedDrafter, built_methods
 from foretoken.config.published import packaged_drafter
 
 AUTO = "auto"
@@ -39,7 +40,16 @@ def auto_drafters(
         if method.drafts_with == "text"
     ]
     for method, drafter in _shipped(target)[:MOST_WITH_WEIGHTS]:
-        found.append(_configured(method, drafter, most or method.most_drafts))
+        drafts = most or method.most_drafts
+        keys: dict[str, object] = {"method": method.name, "model": drafter.model}
+        keys["num_speculative_tokens"] = min(drafts, drafter.most_drafts or drafts)
+        if drafter.in_parallel:
+            # Its method's other name, where it has one: a second drafter of a method needs one.
+            words = (word for word, sets in method.aliases.items() if sets.get("parallel_drafting"))
+            keys |= {"parallel_drafting": True, "name": next(words, f"{method.name}_parallel")}
+        if drafter.quantization is not None:
+            keys["quantization"] = drafter.quantization
+        found.append(DrafterConfig.from_keys(keys))
     return tuple(found)
 
 
@@ -69,19 +79,3 @@ def _shipped(target: str | None) -> list[tuple[DraftingMethod, PackagedDrafter]]
         and packaged_drafter(method, target, in_parallel=bool(drafter.in_parallel)) == drafter.model
     ]
     return sorted(found, key=lambda one: expected_gain(*one), reverse=True)
-
-
-def _configured(method: DraftingMethod, drafter: PackagedDrafter, most: int) -> DrafterConfig:
-    """The packaged drafter with the settings that suit it."""
-    keys: dict[str, object] = {
-        "method": method.name,
-        "model": drafter.model,
-        "num_speculative_tokens": min(most, drafter.most_drafts or most),
-    }
-    if drafter.in_parallel:
-        # Its method's other name, where it has one: a second drafter of a method needs one.
-        words = (word for word, sets in method.aliases.items() if sets.get("parallel_drafting"))
-        keys |= {"parallel_drafting": True, "name": next(words, f"{method.name}_parallel")}
-    if drafter.quantization is not None:
-        keys["quantization"] = drafter.quantization
-    return DrafterConfig.from_keys(keys)

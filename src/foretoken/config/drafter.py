@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Self
 
-from foretoken.config.methods import (
+from foretoken.config.method_registry import (
     DraftingMethod,
     built_methods,
     find_method,
@@ -22,9 +22,8 @@ from foretoken.config.quantization import (
     DRAFT_MODEL_X_BITS,
     Activations,
     KVCacheDtype,
-    Numbers,
-    check_draft_activations,
-    check_draft_quantization,
+    PrecisionConfig,
+    check_quantization,
 )
 from foretoken.config.reader import (
     Allowed,
@@ -36,6 +35,7 @@ from foretoken.config.reader import (
     grouped,
     is_int,
     keys_of,
+    read,
     require,
     words,
 )
@@ -48,6 +48,7 @@ MOST_DRAFTS = 128
 TREE_DEPTH = 5
 _RESERVED = ("prediction", "grammar")
 _PATHS = f"1 to {MOST_DRAFTS} different paths such as [[0], [0, 0], [1]], each beginning too"
+_BELOW_ONE = Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[A-Z_]\w*")
 
 
@@ -58,14 +59,10 @@ class StopConfig:
     min_speculative_tokens: Annotated[int, at_least(0)] = 0
     """Shorter drafts are not checked. A draft model is not started where there is no room for as
     many, and its confidence threshold does not stop it before."""
-    draft_confidence_threshold: Annotated[
-        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
-    ] = 0.0
+    draft_confidence_threshold: Annotated[float, _BELOW_ONE] = 0.0
     """Draft no further where the drafter gives its best next token less probability than this
     (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
-    min_acceptance: Annotated[
-        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
-    ] = 0.0
+    min_acceptance: Annotated[float, _BELOW_ONE] = 0.0
     """The drafter rests while less than this share of its recent draft tokens was accepted, and
     is tried again from time to time; in [0, 1). It holds beside `adaptive_speculation`."""
 
@@ -207,7 +204,9 @@ class DrafterConfig:
             found["model"] = packaged_drafter(method, target, in_parallel=in_parallel)
         if "num_speculative_tokens" not in found:
             nodes = found["tree"].num_nodes
-            found["num_speculative_tokens"] = nodes or most or method.num_drafts(own)
+            key = method.default_drafts_key
+            usual = method.default_drafts if key is None else int(getattr(own, key))
+            found["num_speculative_tokens"] = nodes or most or usual
         return cls(**found)
 
     def __post_init__(self) -> None:
@@ -225,14 +224,31 @@ class DrafterConfig:
             value = getattr(self.vocabulary, name)
             allowed = f"False: {method.name} has no tokenizer of its own"
             require(WHERE + name, value, not value or method.own_tokenizer, allowed)
-        check_draft_quantization(method, self.quantization)
-        check_draft_activations(method, self.activations, self.quantization)
-        kept = self.kv_cache_dtype
-        allowed = f"auto: {method.name} keeps no keys and values of its own"
-        require(WHERE + "kv_cache_dtype", kept, kept == "auto" or method.own_kv, allowed)
+        self._check_precision(method)
         if self.parallel_drafting and method.under_parallel_drafting is None:
             can = ", ".join(method_names(lambda one: one.under_parallel_drafting is not None))
             raise ConfigError(WHERE + "parallel_drafting", True, f"False; only {can} can")
+
+    def _check_precision(self, method: DraftingMethod) -> None:
+        """Whether its weights, activations, keys and values can be kept so."""
+        where, scheme = WHERE + "quantization", self.quantization
+        without = f"{method.name} has no weights"
+        if scheme is not None and scheme not in method.quantizations:
+            require(where, scheme, method.has_weights, f"None: {without}")
+            if method.drafts_with == "head":
+                schemes = ", ".join(("None", *method.quantizations))
+                raise ConfigError(
+                    where, scheme, f"{schemes}: {method.name} heads are rounded at load"
+                )
+            check_quantization(where, scheme)
+        where, given = WHERE + "activations", self.activations
+        if given != "auto":
+            require(where, given, method.has_weights, f"auto: {without}")
+            ok = method.drafts_with == "model" or scheme is not None
+            require(where, given, ok, "auto, or beside quantization: it is for integer weights")
+        kept = self.kv_cache_dtype
+        allowed = f"auto: {method.name} keeps no keys and values of its own"
+        require(WHERE + "kv_cache_dtype", kept, kept == "auto" or method.own_kv, allowed)
 
     def _check_model(self, method: DraftingMethod) -> None:
         where, model = WHERE + "model", self.model
@@ -281,10 +297,10 @@ class DrafterConfig:
         return self.tree.depth_of(self.num_speculative_tokens)
 
     @property
-    def numbers(self) -> Numbers:
+    def precision(self) -> PrecisionConfig:
         """How its weights, activations, keys and values are kept."""
         is_model = find_method(self.method).drafts_with == "model"
-        return Numbers(
+        return PrecisionConfig(
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             activations=self.activations,
@@ -322,10 +338,13 @@ def _own_settings(method: DraftingMethod, given: Mapping[str, Any]) -> Any:
     found = None
     for one in built_methods():
         own = {key: given[key] for key in one.keys if key in given}
+        if one.settings is None:
+            continue
+        make = getattr(one.settings, "from_keys", None)
+        read_as = read(one.settings, own, WHERE[:-1]) if make is None else make(**own)
         if one.name == method.name:
-            found = one.read_own(own)
+            found = read_as
         elif not own.keys() <= set(method.keys):
-            one.read_own(own)
             unused = ", ".join(own.keys() - set(method.keys))
             logger.info("%s is of method %s: %s does not use it", unused, one.name, method.name)
     return found

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
 from foretoken.config.quantization import (
     Activations,
     KVCacheDtype,
-    Numbers,
+    PrecisionConfig,
     Quantization,
     check_quantization,
 )
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
+from foretoken.config.translate import ENGINE_KEYS, translate_keywords
 from foretoken.errors import NotYetError
 
 _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)
@@ -111,12 +111,11 @@ class EngineConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key of vLLM whose part is not built, at other than its neutral value.
         """
-        kept = ENGINE_KEYS.accept(with_flags_gathered(given), (f.name for f in fields(cls)))
-        speculative = kept.get("speculative_config")
-        if isinstance(speculative, Mapping):
-            kept["speculative_config"] = SpeculativeConfig.from_dict(
-                speculative, target=kept.get("model")
-            )
+        known = tuple(field.name for field in fields(cls))
+        kept = ENGINE_KEYS.accept(translate_keywords(given, known), known)
+        keys = kept.get("speculative_config")
+        if isinstance(keys, Mapping):
+            kept["speculative_config"] = SpeculativeConfig.from_keys(keys, kept.get("model"))
         return cls(**kept)
 
     def __post_init__(self) -> None:
@@ -127,11 +126,11 @@ class EngineConfig:
         check_fields(self)
         check_quantization("quantization", self.quantization)
         adaptive = self.adaptive_speculation
-        if adaptive not in ("auto", False):
+        if spec is not None and adaptive not in ("auto", False):
             allowed = "False beside lengths by load in speculative_config"
-            require("adaptive_speculation", adaptive, not self.has_lengths_by_load, allowed)
+            require("adaptive_speculation", adaptive, not spec.load.is_set, allowed)
             allowed = "False beside trees, which are drafted whole; disable_by_batch_size ends them"
-            require("adaptive_speculation", adaptive, not self.drafts_trees, allowed)
+            require("adaptive_speculation", adaptive, not spec.drafts_trees, allowed)
         if self.pipeline_parallel_size > 1 and self.tensor_parallel_size > 1:
             given = self.pipeline_parallel_size
             raise NotYetError("pipeline_parallel_size", given, "1 beside tensor_parallel_size > 1")
@@ -142,30 +141,18 @@ class EngineConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def numbers(self) -> Numbers:
+    def precision(self) -> PrecisionConfig:
         """How the target's weights, activations, keys and values are kept."""
-        return Numbers(
+        return PrecisionConfig(
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             activations=self.activations,
         )
 
     @property
-    def has_lengths_by_load(self) -> bool:
-        """Whether the user said how far to draft at which load."""
-        return self.speculative_config is not None and self.speculative_config.load.is_set
-
-    @property
-    def drafts_trees(self) -> bool:
-        """Whether a drafter drafts trees."""
-        drafters = () if self.speculative_config is None else self.speculative_config.drafters
-        return any(drafter.tree.num_nodes is not None for drafter in drafters)
-
-    @property
     def control(self) -> Control:
         """How the length of drafts is decided, `auto` resolved."""
-        given = self.adaptive_speculation
+        spec, given = self.speculative_config, self.adaptive_speculation
         if given == "auto":
-            said = self.has_lengths_by_load or self.drafts_trees
-            given = self.speculative_config is not None and not said
+            given = spec is not None and not (spec.load.is_set or spec.drafts_trees)
         return "adaptive" if given else "fixed"

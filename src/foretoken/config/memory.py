@@ -14,7 +14,7 @@ from foretoken.shape.memory_formula import (
     RANK_BYTES,
     RUNTIME_BYTES,
     Held,
-    KeptNumbers,
+    KVPerToken,
     Need,
     Packs,
     StepSize,
@@ -132,15 +132,10 @@ class HeadMemory:
     """Of its own weights."""
     quantization: str | None = None
     """A name of QUANTIZATIONS, or None."""
-    kept: KeptNumbers | None = None
+    kept: KVPerToken | None = None
     """Its keys and values of a token, if it has any."""
     borrows_head: bool = False
     """Whether it makes logits with the target's head, which rank 0 has all of then."""
-
-    def with_int8_keys(self) -> "HeadMemory":
-        """The same with its keys and values rounded."""
-        kept = None if self.kept is None else replace(self.kept, kv_cache_dtype="int8")
-        return replace(self, kept=kept)
 
     def kv_per_token(self, dtype_bytes: int) -> int:
         """Of a token's keys and values."""
@@ -167,11 +162,6 @@ class Drafting:
     def has_weights(self) -> bool:
         """Whether there is a draft model or a head."""
         return bool(self.models or self.heads)
-
-    @property
-    def kept(self) -> tuple[ModelMemory | HeadMemory, ...]:
-        """Everything with weights."""
-        return (*self.models, *self.heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +252,7 @@ def need_of(facts: MemoryFacts) -> Need:
     head = target.head_bytes(dtype_bytes, packs=facts.packs) if borrowed else 0
     models = (target, *drafting.models)
     tables = [_counted(one, facts) * _position_bytes(one.shape, facts) for one in models]
+    late = LATE_BYTES if any(model.loads_late for model in models) else 0
     processes = _counted(target, facts)
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
@@ -272,7 +263,7 @@ def need_of(facts: MemoryFacts) -> Need:
         weights=_weights_of(target, facts) + head,
         draft_weights=sum(drafts),
         activations=processes * activations,
-        workspace=RUNTIME_BYTES + more_ranks + _late_bytes(facts) + sum(tables),
+        workspace=RUNTIME_BYTES + more_ranks + late + sum(tables),
         kv_per_token=_kv_of(target, facts),
         draft_kv_per_token=sum(drafts_kv) + drafting.features_per_token * dtype_bytes,
         lookahead=drafting.lookahead,
@@ -338,12 +329,6 @@ def shortage_of(facts: MemoryFacts, budget: Budget) -> str | None:
     if budget.num_tokens < min(facts.max_model_len, budget.plain_tokens):
         return "speculative_config"
     return None
-
-
-def _late_bytes(facts: MemoryFacts) -> int:
-    """Of transformers, or of building a tokenizer, where some model needs it."""
-    models = (facts.target, *facts.drafting.models)
-    return LATE_BYTES if any(model.loads_late for model in models) else 0
 
 
 def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:

@@ -68,15 +68,6 @@ def other_names() -> tuple[OtherName, ...]:
     )
 
 
-def todays_names(kind: Kind, engine: str) -> list[str]:
-    """The names that an engine has and that are not gone."""
-    return [
-        row.name
-        for row in other_names()
-        if (row.kind, row.engine) == (kind, engine) and not row.gone
-    ]
-
-
 def other_values(key: str) -> Mapping[str, str]:
     """Values of our key that have other names too, and ours."""
     found: Mapping[str, str] = _table()["values"].get(key, {})

@@ -6,21 +6,39 @@ say.
 """
 
 import zipfile
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from foretoken.checkpoint import PACKAGED, local_gguf, packaged_model
-from foretoken.config.methods import (
-    DraftingMethod,
-    method_of_config,
-    method_of_tensors,
-)
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.errors import ModelError
 from foretoken.shape.fields import read_json
 from foretoken.shape.gguf import gguf_head_marks
 
 _MOST_HEADER = 100_000_000
 """As safetensors itself allows."""
+
+
+def method_of_config(config: Mapping[str, Any]) -> DraftingMethod | None:
+    """The method that a config.json is made for; None where it does not say (EAGLE, models)."""
+    return next((method for method in known_methods() if method.marks.are_in(config)), None)
+
+
+def method_of_tensors(has: Callable[[str], bool]) -> DraftingMethod | None:
+    """The method whose drafters have these tensors; None where they are a model's.
+
+    Args:
+        has: whether a tensor of exactly this name is there.
+    """
+    fitting = [
+        (len(names), method)
+        for method in known_methods()
+        for names in method.marks.tensors
+        if all(map(has, names))
+    ]
+    return max(fitting, key=lambda found: found[0])[1] if fitting else None
 
 
 def head_method(model: str) -> str | None:
@@ -31,18 +49,14 @@ def head_method(model: str) -> str | None:
         if file is not None:
             marked = method_of_config(gguf_head_marks(file))
             return None if marked is None else marked.name
-        found = method_of_config(read_json(folder / "config.json")) or _method_of_file(folder)
+        found = method_of_config(read_json(folder / "config.json"))
+        files = (folder / name for name in ("model.safetensors", "pytorch_model.bin"))
+        weights = next(filter(Path.is_file, files), None)
+        if found is None and weights is not None:  # as heads of the EAGLE repository
+            found = method_of_tensors(partial(_has, _stored_names(weights)))
     except ModelError:
         return None
     return None if found is None else found.name
-
-
-def _method_of_file(folder: Path) -> DraftingMethod | None:
-    """Heads of the EAGLE repository are told from models by their tensors alone."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return method_of_tensors(partial(_has, _stored_names(folder / name)))
-    return None
 
 
 def _stored_names(file: Path) -> bytes:

@@ -4,8 +4,7 @@ torch."""
 from dataclasses import dataclass
 from typing import Annotated
 
-from foretoken.config.methods import DraftingMethod
-from foretoken.config.reader import Allowed, read, require, words
+from foretoken.config.reader import Allowed, words
 from foretoken.errors import ConfigError, NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
@@ -22,32 +21,25 @@ AUTO_X_BITS, DRAFT_MODEL_X_BITS = 16, 8
 """Bits of the activations that integer weights are multiplied with where nothing is named: 8 for
 draft models, whose tokens are checked either way."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
-_FROM_16_BIT = (
-    "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
-    "quark auto-round inc ipex moe_wna16"
-)
 _SUCCESSORS = {
-    "bitsandbytes": "int8 or int4 at load",
-    "quanto": "int8 or int4 at load",
-    "hqq": "int4 at load",
-    "torchao": "int8 or int4 at load",
-    "rtn": "int8 or int4 at load, which is that",
-    "experts_int8": "int8 at load",
-    "tpu_int8": "int8 at load",
-    "ptpc_fp8": "int8 at load",
-    "fbgemm_fp8": "int8 at load",
-    "deepspeedfp": "int8 or int4 at load",
-    "gptq_marlin_24": "gptq without sparsity, or int4 at load",
-    **dict.fromkeys(
-        _FROM_16_BIT.split(),
-        "int8 or int4 at load, of the 16-bit checkpoint",
-    ),
+    word: instead
+    for instead, listed in {
+        "int8 or int4 at load": "bitsandbytes quanto torchao deepspeedfp",
+        "int8 or int4 at load, which is that": "rtn",
+        "int4 at load": "hqq",
+        "int8 at load": "experts_int8 tpu_int8 ptpc_fp8 fbgemm_fp8",
+        "gptq without sparsity, or int4 at load": "gptq_marlin_24",
+        "int8 or int4 at load, of the 16-bit checkpoint": "marlin aqlm squeezellm bitblas "
+        "gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 quark auto-round inc ipex "
+        "moe_wna16",
+    }.items()
+    for word in listed.split()
 }
 """What vLLM reads and Foretoken does not -> what to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class PrecisionConfig:
     """How a model keeps and multiplies its numbers, by names of this module."""
 
     quantization: str | None = None
@@ -68,48 +60,6 @@ class Numbers:
         if self.activations == "auto":
             return None
         return "speculative_config.activations" if self.of_draft else "activations"
-
-
-def check_draft_activations(method: DraftingMethod, given: str, quantization: str | None) -> None:
-    """Raise unless the drafters of `method` can multiply so.
-
-    Raises:
-        ConfigError: a drafter without weights, or a head whose weights are not rounded.
-    """
-    field = "speculative_config.activations"
-    if given == "auto":
-        return
-    require(field, given, method.has_weights, f"auto: {method.name} has no weights")
-    ok = method.drafts_with == "model" or quantization is not None
-    require(field, given, ok, "auto, or beside quantization: it is for integer weights")
-
-
-def check_draft_quantization(method: DraftingMethod, given: object) -> None:
-    """Raise unless `given` can be done to the drafters of `method`.
-
-    Raises:
-        NotYetError: as for `check_quantization`.
-        ConfigError: a drafter without weights, or what cannot be done to its weights.
-    """
-    field = "speculative_config.quantization"
-    if given is None or given in method.quantizations:
-        return
-    require(field, given, method.has_weights, f"None: {method.name} has no weights")
-    if method.drafts_with == "model":
-        check_quantization(field, given)
-    else:
-        schemes = ", ".join(("None", *method.quantizations))
-        raise ConfigError(field, given, f"{schemes}: {method.name} heads are rounded at load")
-
-
-def check_kv_cache(field: str, given: object) -> None:
-    """Raise unless keys and values can be kept so.
-
-    Raises:
-        NotYetError: a type that vLLM has and Foretoken does not.
-        ConfigError: anything else.
-    """
-    read(KVCacheDtype, given, field)
 
 
 def check_quantization(field: str, given: object) -> None:

@@ -6,11 +6,10 @@ what is allowed, and the nearest name where a word or a key is wrong. Knows no s
 """
 
 import dataclasses
-import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -21,8 +20,6 @@ from foretoken.types.scalars import plain
 
 T = TypeVar("T")
 
-VALUE = "<value>"
-"""Stands for what was given, in what a KeyTable says to write instead."""
 _NAMES = {int: "an integer", float: "a number", str: "text", bool: "True or False"}
 
 
@@ -74,17 +71,15 @@ class KeyTable:
     """How messages name the dictionary, such as `speculative_config`."""
     neutral: Mapping[str, tuple[Any, ...]]
     """Keys of other engines, and the values at which they change nothing here."""
-    removed: Mapping[str, str]
-    """Keys of other engines that are not taken, and what to write instead; see VALUE."""
     gone: Mapping[str, str] = field(default_factory=dict)
-    """Keys that were ours, and what to write instead; beside the values that are neutral."""
+    """Keys that are not taken, beside their neutral values, and what to write instead."""
 
     def accept(self, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         """The part of `given` whose keys are `known`, with `_` for `-`.
 
         Raises:
             NotYetError: a neutral key at another value.
-            ConfigError: a removed or an unknown key.
+            ConfigError: a key that is gone or unknown.
         """
         known = tuple(known)
         kept = {}
@@ -99,9 +94,6 @@ class KeyTable:
             elif name in self.neutral:
                 allowed = " or ".join(repr(v) for v in self.neutral[name])
                 raise NotYetError(f"{self.where}.{name}", value, f"{allowed} (not yet built)")
-            elif name in self.removed:
-                allowed = self.removed[name].replace(VALUE, json.dumps(value, default=repr))
-                raise ConfigError(f"{self.where}.{name}", value, allowed)
             else:
                 raise ConfigError(f"{self.where}.{name}", value, one_of(name, sorted(known)))
         return kept
@@ -113,25 +105,22 @@ def flat(kind: type[T]) -> T:
     return found
 
 
-def keys_of(kind: type) -> tuple[str, ...]:
-    """The keys that a dictionary for `kind` may have, those of its `flat` fields included."""
-    found: list[str] = []
+def _keyed_fields(kind: type) -> Iterator[tuple[type, Any]]:
+    """Fields that stand for keys, with their classes; for a `flat` field those of its class."""
     for spec in fields(kind):
         group = spec.metadata.get("flat")
-        found += [spec.name] if group is None else keys_of(group)
-    return tuple(found)
+        yield from [(kind, spec)] if group is None else _keyed_fields(group)
+
+
+def keys_of(kind: type) -> tuple[str, ...]:
+    """The keys that a dictionary for `kind` may have, those of its `flat` fields included."""
+    return tuple(spec.name for _, spec in _keyed_fields(kind))
 
 
 def defaults_of(kind: type) -> dict[str, Any]:
     """Key -> default, for the keys of `kind` that have one."""
-    found: dict[str, Any] = {}
-    for spec in fields(kind):
-        group = spec.metadata.get("flat")
-        if group is not None:
-            found |= defaults_of(group)
-        elif spec.default is not MISSING:
-            found[spec.name] = spec.default
-    return found
+    specs = (spec for _, spec in _keyed_fields(kind))
+    return {spec.name: spec.default for spec in specs if spec.default is not MISSING}
 
 
 def grouped(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,11 +178,7 @@ def _kinds(kind: type) -> dict[str, Any]:
 @cache
 def _key_kinds(kind: type) -> dict[str, Any]:
     """Key -> annotation, keys of `flat` fields included."""
-    found: dict[str, Any] = {}
-    for spec in fields(kind):
-        group = spec.metadata.get("flat")
-        found |= {spec.name: _kinds(kind)[spec.name]} if group is None else _key_kinds(group)
-    return found
+    return {spec.name: _kinds(owner)[spec.name] for owner, spec in _keyed_fields(kind)}
 
 
 def _text(kind: Any) -> str:

@@ -47,16 +47,10 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     if 0 < fit < facts.max_model_len:
         yield f"max_model_len={fit}", _shorter(facts, fit)
     page = facts.page_of_target(budget.need)
-    if facts.kv_bytes is not None:
-        whole = page * -(-facts.max_model_len // facts.page_size)
-        for kv_bytes in (whole,) if budget.num_pages and budget.lost_tokens else (whole, page):
-            words = f"kv_cache_memory_bytes={kv_bytes}"
-            yield words, replace(facts, kv_bytes=kv_bytes)
-    else:
-        yield (
-            f"kv_cache_memory_bytes={page * -(-facts.max_model_len // facts.page_size)}",
-            replace(facts, kv_bytes=page * -(-facts.max_model_len // facts.page_size)),
-        )
+    whole = page * -(-facts.max_model_len // facts.page_size)
+    shortened = budget.num_pages and budget.lost_tokens
+    for kv_bytes in (whole,) if facts.kv_bytes is None or shortened else (whole, page):
+        yield f"kv_cache_memory_bytes={kv_bytes}", replace(facts, kv_bytes=kv_bytes)
     if facts.max_num_seqs > 1:
         for count in (facts.max_num_seqs // 2, 1):
             yield f"max_num_seqs={count}", replace(facts, max_num_seqs=count)
@@ -107,7 +101,9 @@ def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
     """Ways to keep drafters in less, as keys of speculative_config."""
     drafting = facts.drafting
     if facts.packs is not Packs.NONE:
-        fewer = {scheme for one in drafting.kept for scheme in _fewer_bits(one.quantization)}
+        rounded = {one.quantization for one in drafting.models}
+        rounded |= {one.quantization for one in drafting.heads}
+        fewer = {scheme for one in rounded for scheme in _fewer_bits(one)}
         for scheme in sorted(fewer, key=QUANTIZATIONS.index):
             models = tuple(replace(one, quantization=scheme) for one in drafting.models)
             heads = tuple(replace(one, quantization=scheme) for one in drafting.heads)
@@ -115,7 +111,10 @@ def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
     narrow = replace(
         drafting,
         models=tuple(replace(one, kv_cache_dtype="int8") for one in drafting.models),
-        heads=tuple(one.with_int8_keys() for one in drafting.heads),
+        heads=tuple(
+            one if one.kept is None else replace(one, kept=replace(one.kept, kv_cache_dtype="int8"))
+            for one in drafting.heads
+        ),
     )
     if narrow != drafting:
         yield '["kv_cache_dtype"]="int8"', narrow

@@ -1,4 +1,5 @@
-"""Decides every "auto" once, from the config, the model's shape and the machine, and says so.
+"""Decides what depends on the model's shape and the machine, once, and says so: type, device,
+lengths, invariance, pages.
 
 The result holds numbers only; nothing later changes it.
 """
@@ -57,11 +58,6 @@ class ResolvedConfig:
         """Tokens whose keys and values fit."""
         return self.budget.num_tokens
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Target and drafters together, all layers; features that heads read included."""
-        return self.budget.need.per_token
-
     def describe(self) -> str:
         """One line for the log."""
         full = self.num_kv_tokens / self.max_model_len
@@ -69,9 +65,12 @@ class ResolvedConfig:
         weights = "" if bits is None else f"{bits} weights, "
         if self.user.activations != "auto":
             weights += f"{self.user.activations} activations, "
+        ranks, as_one = self.user.num_processes, "(same tokens as one up to rounding)"
+        several = f" in {ranks} processes" if ranks > 1 else ""
+        several += f" {as_one}" if several and not self.has_bits_of_one else ""
         invariant = "on" if self.batch_invariant else "off (same tokens up to rounding)"
         return (
-            f"{self.user.model}: {weights}{self.dtype} on {self.device}{self._several_words}, "
+            f"{self.user.model}: {weights}{self.dtype} on {self.device}{several}, "
             f"batch_invariant {invariant}, "
             f"{self._kv_words} {self.budget.page_bytes / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
@@ -79,30 +78,25 @@ class ResolvedConfig:
         )
 
     @property
-    def _several_words(self) -> str:
-        ranks = self.user.num_processes
-        if ranks == 1:
-            return ""
-        as_one = "" if self.has_bits_of_one else " (same tokens as one up to rounding)"
-        return f" in {ranks} processes{as_one}"
-
-    @property
     def _kv_words(self) -> str:
         return "int8 KV cache" if self.user.kv_cache_dtype == "int8" else "KV cache"
 
     def describe_memory(self) -> list[str]:
         """The budget line by line, and what speculation takes of it."""
-        budget, need = self.budget, self.budget.need
-        tokens = budget.num_tokens
+        budget, need, ranks = self.budget, self.budget.need, self.user.num_processes
+        tokens, each = budget.num_tokens, self.budget.need.draft_kv_per_token
+        of_ranks = f"of {ranks} processes together, as are all lines"
+        if self.device != "cpu":
+            of_ranks = f"of the first of {ranks} devices, as are all lines; it has most"
+        of_drafts = f"{tokens} tokens x {each} B" if each else ""
+        if each and budget.draft_bytes < tokens * each:
+            of_drafts = f"beside a full KV cache, more beside an emptier one, x {each} B"
+        kept, of_tokens = tokens * need.kv_per_token, f"{tokens} tokens x {need.kv_per_token} B"
         lines = [
-            ("weights", need.weights, self._ranks_note),
+            ("weights", need.weights, of_ranks if ranks > 1 else ""),
             ("draft weights", need.draft_weights, ""),
-            (
-                self._kv_words,
-                tokens * need.kv_per_token,
-                f"{tokens} tokens x {need.kv_per_token} B",
-            ),
-            ("draft KV cache", budget.draft_bytes, self._draft_note),
+            (self._kv_words, kept, of_tokens),
+            ("draft KV cache", budget.draft_bytes, of_drafts),
             ("activations", need.activations, "at most, in a full step"),
             ("workspace", need.workspace, ""),
         ]
@@ -112,40 +106,19 @@ class ResolvedConfig:
             if size or note
         ]
         total = f"memory: {'all together':<15}{show(budget.total):>11}  of {show(budget.free)} free"
-        return [*shown, total, *self._speculation_line()]
-
-    @property
-    def _ranks_note(self) -> str:
-        ranks = self.user.num_processes
-        if ranks == 1:
-            return ""
-        if self.device == "cpu":
-            return f"of {ranks} processes together, as are all lines"
-        return f"of the first of {ranks} devices, as are all lines; it has most"
-
-    @property
-    def _draft_note(self) -> str:
-        budget, each = self.budget, self.budget.need.draft_kv_per_token
-        if not each:
-            return ""
-        if budget.draft_bytes < budget.num_tokens * each:
-            return f"beside a full KV cache, more beside an emptier one, x {each} B"
-        return f"{budget.num_tokens} tokens x {each} B"
-
-    def _speculation_line(self) -> list[str]:
-        budget, need = self.budget, self.budget.need
         if not need.drafts:
-            return []
-        slots = min(need.lookahead_tokens, self.num_kv_tokens)
+            return [*shown, total]
+        slots = min(need.lookahead_tokens, tokens)
         share = budget.lost_tokens / budget.plain_tokens if budget.plain_tokens else 0.0
-        lines = [
+        shown += [
+            total,
             f"memory: speculation costs {budget.lost_tokens} tokens of KV ({share:.1%} of the "
-            f"{budget.plain_tokens} without it); drafts that are being checked hold up to {slots}"
+            f"{budget.plain_tokens} without it); drafts that are being checked hold up to {slots}",
         ]
-        if need.draft_kv_per_token and not budget.is_shared:
+        if each and not budget.is_shared:
             device = f"{self.device} gives no memory back"
-            lines.append(f"memory: the draft KV cache is reserved, used or not: {device}")
-        return lines
+            shown.append(f"memory: the draft KV cache is reserved, used or not: {device}")
+        return shown
 
 
 def resolve(
@@ -172,28 +145,28 @@ def resolve(
         ConfigError: settings that contradict each other, the model or the machine, or not enough
             memory, with the arithmetic and with settings that would work.
     """
-    _check_activations(config, shape)
+    target = _target(config, shape)
     device = resolve_device(config.device, gpus)
     dtype = resolve_dtype(config.dtype, device, hardware, shape, packs)
     invariant = resolve_invariance(config.batch_invariant, device, dtype, shape, packs)
-    max_model_len = _length(config, shape)
-    drafting, target = drafting or Drafting(), _target(config, shape)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
-    tokens = config.max_num_batched_tokens or 2048
+    free = hardware.free_memory
+    if used is not None:  # on each device, if there are several
+        free = int(used.free_memory * config.gpu_memory_utilization)
     facts = MemoryFacts(
         target=target,
-        drafting=drafting,
+        drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
-        free=_usable_memory(config, hardware, used),
+        free=free,
         kv_share=CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len or shape.max_position_embeddings,
         max_model_len_given=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens or 2048,
         gives_back=device == "cpu" and hardware.gives_memory_back,
         of_one_rank=device != "cpu",
     )
@@ -203,67 +176,65 @@ def resolve(
         dtype=dtype,
         batch_invariant=invariant,
         has_bits_of_one=held is Packs.ALL,
-        max_model_len=max_model_len,
+        max_model_len=facts.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=tokens,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
         budget=budget_of(facts),
     )
 
 
-def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
+def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
+    """The model and how it is kept, if it can be kept and multiplied so, for so long a context."""
     given, rounded = config.activations, config.quantization in QUANTIZATIONS
-    ok = given == "auto" or rounded or shape.stored is not None
-    require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
+    allowed = "auto, or beside integer weights: quantization int8 or int4"
+    holds_integers = rounded or shape.stored is not None
+    require("activations", given, given == "auto" or holds_integers, allowed)
+    length, longest = config.max_model_len, shape.max_position_embeddings
+    allowed = f"at most {longest}, the model's context"
+    require("max_model_len", length, length is None or length <= longest, allowed)
+    return ModelMemory(
+        shape=shape,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        ranks=config.tensor_parallel_size,
+        stages=config.pipeline_parallel_size,
+    )
 
 
 def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> None:
-    """Whether the target can be computed by as many processes as it is to be.
+    """Whether as many processes can compute the target, on these devices or the CPU (None).
 
-    Args:
-        target: the model.
-        gpus: where it runs; None: on the CPU.
-        can_watch: whether the host has the compiled kernels, by which processes watch each other.
+    `can_watch`: whether there are the compiled kernels, by which processes watch each other.
     """
-    where, ranks = "tensor_parallel_size", target.ranks
+    shape, ranks, stages = target.shape, target.ranks, target.stages
+    for where, count in (("tensor_parallel_size", ranks), ("pipeline_parallel_size", stages)):
+        if count > 1 and not shape.is_own:
+            raise NotYetError(where, count, "1 for a model that runs through transformers")
+    where = "tensor_parallel_size"
     if ranks > 1:
-        _check_own(where, ranks, target.shape)
-        check_heads(where, ranks, target.shape)
-        if gpus is not None:
-            _check_gpus(where, ranks, gpus, can_watch=can_watch)
-            _check_even(where, ranks, target.shape)
-    where, stages, most = "pipeline_parallel_size", target.stages, target.shape.num_hidden_layers
+        check_heads(where, ranks, shape)
+    if ranks > 1 and gpus is not None:
+        seen = f"1 to {gpus.count}, the CUDA devices that PyTorch sees"
+        require(where, ranks, ranks <= gpus.count, seen)
+        alone = "1 on cuda with a PyTorch that was built without NCCL"
+        require(where, ranks, gpus.has_nccl, alone)
+        alone = "1 on cuda without the compiled kernels, by which processes notice that one is lost"
+        require(where, ranks, can_watch, alone)
+        uneven = uneven_parts(  # NCCL gathers parts of one size
+            ranks,
+            shape.num_key_value_heads,
+            shape.num_attention_heads,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            vocabulary=shape.vocab_size,
+        )
+        allowed = f"on cuda a number that divides the model's {' and '.join(uneven)}"
+        require(where, ranks, not uneven, allowed)
+    where, most = "pipeline_parallel_size", shape.num_hidden_layers
     if stages > 1:
-        _check_own(where, stages, target.shape)
         require(where, stages, stages <= most, f"1 to {most}, the layers of the model")
         if gpus is not None:
             raise NotYetError(where, stages, "1 on cuda; device cpu, or tensor_parallel_size")
-
-
-def _check_own(where: str, count: int, shape: ModelShape) -> None:
-    if not shape.is_own:
-        raise NotYetError(where, count, "1 for a model that runs through transformers")
-
-
-def _check_gpus(where: str, ranks: int, gpus: Gpus, *, can_watch: bool) -> None:
-    seen = f"1 to {gpus.count}, the CUDA devices that PyTorch sees"
-    require(where, ranks, ranks <= gpus.count, seen)
-    require(where, ranks, gpus.has_nccl, "1 on cuda with a PyTorch that was built without NCCL")
-    alone = "1 on cuda without the compiled kernels, by which processes notice that one is lost"
-    require(where, ranks, can_watch, alone)
-
-
-def _check_even(where: str, ranks: int, shape: ModelShape) -> None:
-    """NCCL gathers parts of one size."""
-    found = uneven_parts(
-        ranks,
-        shape.num_key_value_heads,
-        shape.num_attention_heads,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        vocabulary=shape.vocab_size,
-    )
-    allowed = f"on cuda a number that divides the model's {' and '.join(found)}"
-    require(where, ranks, not found, allowed)
 
 
 def check_heads(where: str, ranks: int, shape: ModelShape) -> None:
@@ -281,16 +252,6 @@ def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:
     if device not in devices or (device == "cpu" and dtype == "float16"):
         return Packs.NONE
     return Packs.ALL if device == "cpu" else Packs.INTEGERS
-
-
-def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
-    return ModelMemory(
-        shape=shape,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        ranks=config.tensor_parallel_size,
-        stages=config.pipeline_parallel_size,
-    )
 
 
 def resolve_device(wanted: str, gpus: Gpus | None) -> str:
@@ -333,17 +294,3 @@ def resolve_dtype(
     if shape.dtype == "float32" or not (widens or hardware.has_bf16):
         return "float32"
     return "bfloat16"
-
-
-def _length(config: EngineConfig, shape: ModelShape) -> int:
-    most = shape.max_position_embeddings
-    given = config.max_model_len or most
-    require("max_model_len", given, given <= most, f"at most {most}, the model's context")
-    return given
-
-
-def _usable_memory(config: EngineConfig, hardware: Hardware, gpus: Gpus | None) -> int:
-    """Bytes that the engine may take on its device, on each if there are several."""
-    if gpus is None:
-        return hardware.free_memory
-    return int(gpus.free_memory * config.gpu_memory_utilization)

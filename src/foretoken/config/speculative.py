@@ -5,14 +5,13 @@ keys. Torch-free.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from foretoken.config.aliases import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
-from foretoken.config.methods import find_method, method_names
+from foretoken.config.method_registry import find_method, method_names, reserve_keys
 from foretoken.config.reader import (
     Allowed,
     at_least,
@@ -24,6 +23,7 @@ from foretoken.config.reader import (
     require,
     words,
 )
+from foretoken.config.translate import SPECULATIVE_KEYS, key_names, translate
 from foretoken.errors import ConfigError
 
 RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")
@@ -167,29 +167,31 @@ class SpeculativeConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
-        named = with_our_names(given)
-        auto = named.get("method") == AUTO
-        if named.get("drafters") is None and named.get("method") is not None and not auto:
-            find_method(named["method"])  # before its keys: they may be unknown for that reason
+        return cls.from_keys(translate(given), target)
+
+    @classmethod
+    def from_keys(cls, given: Mapping[str, Any], target: str | None = None) -> Self:
+        """The same from keys in our words."""
+        method = given.get("method")
+        if given.get("drafters") is None and method not in (None, AUTO):
+            find_method(method)  # before its keys: they may be unknown for that reason
         common, own = keys_of(cls), drafter_keys()
-        kept = SPECULATIVE_KEYS.accept(named, (*common, *own))
-        kept = {key: value for key, value in kept.items() if value is not None}
+        kept = _accepted(given, (*common, *own))
         shared = grouped(cls, {key: value for key, value in kept.items() if key in common})
+        longest = shared["load"].longest
         if "drafters" in kept:
             shared["drafters"] = _several(kept, target)
-        elif auto:
-            _refuse_keys_of_drafters(
-                kept, "nothing beside auto: give a method, or name the drafters in `drafters`"
-            )
-            most = kept.get("num_speculative_tokens") or shared["load"].longest
+        elif method == AUTO:
+            allowed = "nothing beside auto: give a method, or name the drafters in `drafters`"
+            _refuse_keys_of_drafters(kept, allowed)
+            most = kept.get("num_speculative_tokens") or longest
             shared["drafters"] = auto_drafters(target, most)
         else:
-            most = shared["load"].longest
             single = {key: value for key, value in kept.items() if key in own}
             said = "method" in single or "model" in single
             allowed = f"{AUTO} for what suits the model, or {', '.join(method_names())}"
             require(WHERE + "method", None, said, allowed)
-            shared["drafters"] = (DrafterConfig.from_keys(single, target=target, most=most),)
+            shared["drafters"] = (DrafterConfig.from_keys(single, target=target, most=longest),)
         return cls(**shared)
 
     def __post_init__(self) -> None:
@@ -211,16 +213,26 @@ class SpeculativeConfig:
         return max(drafter.num_speculative_tokens for drafter in self.drafters)
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether a drafter drafts trees."""
+        return any(drafter.tree.num_nodes is not None for drafter in self.drafters)
+
+    @property
     def synthetic_rates(self) -> tuple[float, ...]:
         """Share of verifications that keep each draft under `synthetic`; else empty."""
         return self.rule.synthetic_rates(max(drafter.depth for drafter in self.drafters))
 
 
-def general_keys() -> frozenset[str]:
-    """What `speculative_config` knows beside the keys of single methods, other engines' names for
-    keys included."""
-    known = (*keys_of(SpeculativeConfig), *keys_of(DrafterConfig))
-    return frozenset((*known, *SPECULATIVE_KEYS.neutral, *key_names()))
+_KEYS = (*keys_of(SpeculativeConfig), *keys_of(DrafterConfig), *SPECULATIVE_KEYS.neutral)
+GENERAL_KEYS = key_names().union(_KEYS)
+"""What `speculative_config` knows or answers beside the keys of single methods."""
+reserve_keys(GENERAL_KEYS)
+
+
+def _accepted(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """What is given of the keys that are known."""
+    kept = SPECULATIVE_KEYS.accept(given, known)
+    return {key: value for key, value in kept.items() if value is not None}
 
 
 def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig, ...]:
@@ -241,7 +253,11 @@ def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig
         place = f"{where}[{index}]"
         require(place, entry, isinstance(entry, Mapping), _LIST)
         try:
-            found.append(DrafterConfig.from_keys({**common, **_entry(entry)}, target=target))
+            for key in keys_of(SpeculativeConfig):
+                allowed = "outside of drafters: it holds for all"
+                require(WHERE + key, entry.get(key), key not in entry, allowed)
+            keys = {**common, **_accepted(entry, drafter_keys())}
+            found.append(DrafterConfig.from_keys(keys, target=target))
         except ConfigError as error:
             raise type(error)(
                 error.field.replace(WHERE, place + ".", 1), error.given, error.allowed
@@ -256,16 +272,6 @@ def _refuse_keys_of_drafters(kept: Mapping[str, Any], allowed: str) -> None:
             continue
         if key in kept and kept[key] != default:
             raise ConfigError(WHERE + key, kept[key], allowed)
-
-
-def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of one entry of `drafters` that are given."""
-    entry = with_our_names(given)
-    for key in keys_of(SpeculativeConfig):
-        if key in entry:
-            raise ConfigError(WHERE + key, entry[key], "outside of drafters: it holds for all")
-    kept = SPECULATIVE_KEYS.accept(entry, drafter_keys())
-    return {key: value for key, value in kept.items() if value is not None}
 
 
 def _read_schedule(given: object, most: int) -> Schedule:

@@ -19,7 +19,7 @@ from foretoken.config import DrafterConfig
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.runtime.sequence import Sequence as RunningSequence
 from foretoken.types.scalars import plain
 
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-3
 """How far from 1 the sum of a distribution may be, in float32 over a large vocabulary."""
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The drafter whose dotted path is `config.model`; nothing is imported yet."""
 
     def build(context: BuildContext) -> Proposer:
@@ -40,7 +40,7 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
         assert config.model is not None, "checked by DrafterConfig"
         return load_custom(config.model, settings)
 
-    return FoundDrafter(build=build, checked=True)
+    return DrafterSpec(build=build, checked=True)
 
 
 def load_custom(path: str, settings: ProposerSettings) -> Proposer:

@@ -1,6 +1,6 @@
-"""What every drafting method offers: a function `find`, in the module that its row names.
+"""What every drafting method offers: a function `load_spec`, in the module that its row names.
 
-    def find(config, target) -> FoundDrafter
+    def load_spec(config, target) -> DrafterSpec
 
 An engine asks twice. First it finds its drafters: that reads files and no weights are put to work,
 because the size of the KV cache depends on what the drafters will keep. Then, with the target
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory, ModelMemory
-from foretoken.config.quantization import Numbers
+from foretoken.config.quantization import PrecisionConfig
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
@@ -42,7 +42,7 @@ class BuildContext:
     verifier: Verifier
     pool: PagePool
     """The target's pages. A drafter's own keys and values lie under the same numbers."""
-    load_model: Callable[[Path, Numbers], Runner]
+    load_model: Callable[[Path, PrecisionConfig], Runner]
     """(folder, how its numbers are kept) -> another model over a KV store of its own, with as many
     pages as the target's."""
     device: str
@@ -67,7 +67,7 @@ class BuildContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundDrafter:
+class DrafterSpec:
     """A drafter as its settings and its files describe it."""
 
     build: Callable[[BuildContext], Proposer]
@@ -82,5 +82,5 @@ class FoundDrafter:
     """Whether its drafts are not believed: code of a user's own."""
 
 
-FindDrafter = Callable[[DrafterConfig, Target], FoundDrafter]
-"""What the module of a method has as `find`."""
+LoadSpec = Callable[[DrafterConfig, Target], DrafterSpec]
+"""What the module of a method has as `load_spec`."""

@@ -8,6 +8,13 @@ from foretoken.shape.families import ModelFamily
 from foretoken.shape.fields import DTYPES
 from foretoken.shape.model import ModelShape, token_flops
 from foretoken.shape.rope_config import RopeShape
-from foretoken.shape.stored import StoredScheme
+from foretoken.shape.stored import CheckpointQuantization
 
-__all__ = ["DTYPES", "ModelFamily", "ModelShape", "RopeShape", "StoredScheme", "token_flops"]
+__all__ = [
+    "DTYPES",
+    "ModelFamily",
+    "ModelShape",
+    "RopeShape",
+    "CheckpointQuantization",
+    "token_flops",
+]

@@ -25,7 +25,7 @@ from foretoken.shape.gguf_architectures import architecture_of, head_names, head
 from foretoken.shape.gguf_ends import ends_of_text
 from foretoken.shape.gguf_file import GgufTable, GgufTensor, Strings, read_gguf
 from foretoken.shape.memory_formula import Held
-from foretoken.shape.stored import FLOATS, StoredScheme
+from foretoken.shape.stored import FLOATS, CheckpointQuantization
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MATRICES = ("token_embd.weight", "output.weight")
@@ -199,7 +199,7 @@ def _head_config(table: GgufTable) -> dict[str, Any]:
     return config
 
 
-def gguf_scheme(path: Path) -> StoredScheme:
+def gguf_scheme(path: Path) -> CheckpointQuantization:
     """The types of the file's matrices, the most frequent first, and what kernels make of them."""
     tensors = [one for one in open_gguf(path).tensors.values() if len(one.shape) > 1]
     kinds = Counter(tensor.kind for tensor in tensors)
@@ -209,7 +209,7 @@ def gguf_scheme(path: Path) -> StoredScheme:
             numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
     table = top.get("token_embd.weight", "")
     head = top.get("output.weight", table)
-    return StoredScheme(
+    return CheckpointQuantization(
         method="gguf",
         weights=", ".join(name for name, _ in kinds.most_common()),
         held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),

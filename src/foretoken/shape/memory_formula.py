@@ -191,7 +191,7 @@ def kv_token_bytes(elements: float, element_bytes: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptNumbers:
+class KVPerToken:
     """Keys and values that a network keeps for a token."""
 
     numbers: int

@@ -20,7 +20,7 @@ from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
-from foretoken.shape.stored import StoredScheme, stored_scheme
+from foretoken.shape.stored import CheckpointQuantization, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
 
 
@@ -75,7 +75,7 @@ class ModelShape:
     """The model type of the checkpoint around it, which can see or hear; None: it stands alone."""
     placeholders: tuple[tuple[str, int], ...] = ()
     """Tokens that stand for pictures and sounds, which are not read: config.json's name, id."""
-    stored: StoredScheme | None = None
+    stored: CheckpointQuantization | None = None
     """How the checkpoint's matrices were quantized before; None: they are floats."""
 
     @classmethod
@@ -114,7 +114,9 @@ class ModelShape:
         return cls._from_dict(Path(), config, stored=None)
 
     @classmethod
-    def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
+    def _from_dict(
+        cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None
+    ) -> Self:
         check_kinds(config)
         around = find_multimodal(config.get("model_type"))
         standing_for = () if around is None else placeholders(config)

@@ -21,7 +21,7 @@ _SCHEMES_ALLOWED = ", ".join((*_SCHEMES[1:], "mixed-precision"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredScheme:
+class CheckpointQuantization:
     """What all or most matrices of a checkpoint are; single ones may be stored otherwise."""
 
     method: str
@@ -47,7 +47,7 @@ class StoredScheme:
         return f"{self.method}: {self.weights}"
 
 
-def stored_scheme(config: Config) -> StoredScheme | None:
+def stored_scheme(config: Config) -> CheckpointQuantization | None:
     """What config.json says about quantized weights; None: they are floats.
 
     Raises:
@@ -66,7 +66,7 @@ def stored_scheme(config: Config) -> StoredScheme | None:
     return _READERS[method](given)
 
 
-def _compressed_tensors(given: Config) -> StoredScheme:
+def _compressed_tensors(given: Config) -> CheckpointQuantization:
     layout = given.get("format", "dense")
     if layout not in (*_SCHEMES, "mixed-precision"):
         allowed = f"{_SCHEMES_ALLOWED}, {_INSTEAD}"
@@ -99,7 +99,7 @@ def _compressed_tensors(given: Config) -> StoredScheme:
         found.append(_words(name, group_size, symmetric=symmetric))
         held.append(FLOATS if kind == "float" else _held(bits, group_size, symmetric=symmetric))
     words = "; ".join(dict.fromkeys(found)) or "floats"
-    return StoredScheme(
+    return CheckpointQuantization(
         method="compressed-tensors",
         weights=words,
         held=(max(held, key=lambda one: one.bits or 16, default=FLOATS),),
@@ -108,7 +108,7 @@ def _compressed_tensors(given: Config) -> StoredScheme:
     )
 
 
-def _gptq(given: Config) -> StoredScheme:
+def _gptq(given: Config) -> CheckpointQuantization:
     bits = given.get("bits")
     if bits not in (4, 8):
         raise UnsupportedModelError("quantization_config.bits", bits, f"4 or 8, {_INSTEAD}")
@@ -122,10 +122,12 @@ def _gptq(given: Config) -> StoredScheme:
         words += ", in order of activations"
     if not given.get("desc_act") or not _whole(group):
         held = _held(bits, group, symmetric=symmetric)
-    return StoredScheme(method="gptq", weights=words, held=(held,), zeros_less_one=layout == "gptq")
+    return CheckpointQuantization(
+        method="gptq", weights=words, held=(held,), zeros_less_one=layout == "gptq"
+    )
 
 
-def _awq(given: Config) -> StoredScheme:
+def _awq(given: Config) -> CheckpointQuantization:
     bits = given.get("bits", given.get("w_bit", 4))
     if bits != 4:
         raise UnsupportedModelError("quantization_config.bits", bits, f"4, {_INSTEAD}")
@@ -135,17 +137,19 @@ def _awq(given: Config) -> StoredScheme:
     group = given.get("group_size", given.get("q_group_size"))
     symmetric = not given.get("zero_point", True)
     words, held = _words("int4", group, symmetric=symmetric), _held(4, group, symmetric=symmetric)
-    return StoredScheme(method="awq", weights=words, held=(held,))
+    return CheckpointQuantization(method="awq", weights=words, held=(held,))
 
 
-def _fp8(given: Config) -> StoredScheme:
+def _fp8(given: Config) -> CheckpointQuantization:
     refuse_unless(given, {"fmt": ("e4m3", "e4m3")})
     rounds = given.get("activation_scheme") is not None
     block = _block(given.get("weight_block_size"))
-    return StoredScheme(method="fp8", weights="fp8", block=block, rounds_activations=rounds)
+    return CheckpointQuantization(
+        method="fp8", weights="fp8", block=block, rounds_activations=rounds
+    )
 
 
-_READERS: dict[str, Callable[[Config], StoredScheme]] = {
+_READERS: dict[str, Callable[[Config], CheckpointQuantization]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
@@ -29,6 +28,7 @@ from foretoken.training.data.text import keep_text
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
 from foretoken.training.heads.task import HeadTraining
+from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.ranks import is_alone, joined, launch, shared_out

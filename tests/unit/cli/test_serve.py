@@ -93,31 +93,43 @@ def test_the_document_shows_the_drafts_that_demo_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag",
+    "given",
     [
-        {"spec_decoding_acceptance_method": "typical"},
-        {"speculative_disable_by_batch_size": 8},
-        {"num_speculative_tokens": 3},
-        {"draft_max": 3},
-        {"max_draft_len": 3},
+        {"spec_tokens": 3},
+        {"speculative_config": '{"method": "auto", "num_speculative_tokens": 3}'},
+        {"speculative_config": '{"method": "auto", "disable_by_batch_size": 8}'},
+        {"speculative_config": '{"method": "auto", "rejection_sample_method": "typical"}'},
     ],
 )
-def test_a_flag_that_names_no_drafter_is_about_those_that_there_are(flag: dict[str, Any]) -> None:
-    config, _ = served({"model": "demo", **flag})
+def test_what_names_no_drafter_is_about_those_that_there_are(given: dict[str, Any]) -> None:
+    config, _ = served({"model": "demo", **given})
     assert config.speculative_config is not None
     drafters = {drafter.label for drafter in config.speculative_config.drafters}
     assert drafters == {drafter.label for drafter in auto_drafters("demo")}
+    rule = config.speculative_config.rule.rejection_sample_method
+    assert rule == ("typical" if "typical" in str(given) else "auto")
 
 
-def test_a_flag_of_one_drafter_asks_for_its_method() -> None:
+def test_a_key_of_one_drafter_asks_for_its_method() -> None:
+    keys = '{"method": "auto", "prompt_lookup_max": 4}'
     with pytest.raises(ConfigError, match="beside auto: give a method"):
-        served({"model": "demo", "ngram_prompt_lookup_max": 4})
+        served({"model": "demo", "speculative_config": keys})
 
 
-def test_a_rule_alone_is_taken_to_its_rule() -> None:
-    config, _ = served({"model": "demo", "spec_decoding_acceptance_method": "typical"})
-    assert config.speculative_config is not None
-    assert config.speculative_config.rule.rejection_sample_method == "typical"
+@pytest.mark.parametrize(
+    ("flag", "pair"),
+    [
+        ({"spec_decoding_acceptance_method": "typical"}, '{"rejection_sample_method": "typical"}'),
+        ({"speculative_disable_by_batch_size": 8}, '{"disable_by_batch_size": 8}'),
+        ({"num_speculative_tokens": 3}, '{"num_speculative_tokens": 3}'),
+        ({"draft_max": 3}, '{"num_speculative_tokens": 3}'),
+        ({"ngram_prompt_lookup_max": 4}, '{"prompt_lookup_max": 4}'),
+    ],
+)
+def test_a_flag_of_another_engine_is_answered_with_our_key(flag: dict[str, Any], pair: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        served({"model": "demo", **flag})
+    assert caught.value.allowed.partition("; ")[0] == f"--speculative-config '{pair}'"
 
 
 def test_kv_events_are_json_of_vllm_s_keys_and_one_server_s() -> None:

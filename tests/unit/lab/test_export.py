@@ -193,6 +193,18 @@ OF_SGLANG = (
 )
 
 
+SHAPES = (
+    ("--speculative-algorithm EAGLE3 --speculative-eagle-topk 1 --speculative-num-steps 3 "
+     "--speculative-num-draft-tokens 4", "eagle3", 3),
+    ("--speculative-algorithm DFLASH --speculative-num-draft-tokens 16", "dflash", 15),
+    ("--speculative-algorithm DFLASH --speculative-num-draft-tokens 8 --speculative-num-steps 1 "
+     "--speculative-eagle-topk 1", "dflash", 7),
+    ("--speculative-algorithm DSPARK --speculative-dspark-block-size 5", "dspark", 5),
+    ("--speculative-algorithm DSPARK --speculative-num-steps 1", "dspark", 7),
+)  # fmt: skip
+"""SGLang's numbers say each other: along a chain, rows are one more than steps; a block is one."""
+
+
 @pytest.mark.parametrize(
     ("given", "to", "words", "lost"),
     [
@@ -213,6 +225,14 @@ OF_SGLANG = (
         (OF_SGLANG, "vllm", "vllm serve org/m --gpu-memory-utilization 0.8 --speculative-config "
          '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 8}',
          ["--speculative-eagle-topk"]),
+        (OF_SGLANG, "foretoken", "foretoken serve org/m --gpu-memory-utilization 0.8 "
+         '--speculative-config {"method": "eagle3", "model": "org/head", '
+         '"num_speculative_tokens": 8, "tree_top_k": 4, "tree_depth": 3}',
+         []),
+        *((f"sglang serve --model-path m --speculative-draft-model-path h {words}", "foretoken",
+           f'foretoken serve m --speculative-config {{"method": "{method}", "model": "h", '
+           f'"num_speculative_tokens": {drafts}}}', [])
+          for words, method, drafts in SHAPES),
     ],
 )  # fmt: skip
 def test_a_command_of_any_engine_is_written_for_another(

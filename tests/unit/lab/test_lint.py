@@ -149,11 +149,33 @@ def test_foretoken_is_judged_by_its_own_parser(text: str, corrected: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("text", "corrected"),
+    [
+        ("foretoken serve demo --draft-max 4 --decoding-type NGram --port 80",
+         "foretoken serve demo --port 80 "
+         """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""),
+        ("foretoken serve demo --draft-max 4", "foretoken serve demo --speculative-config "
+         """'{"method": "auto", "num_speculative_tokens": 4}'"""),
+        ("""foretoken serve demo --speculative-config '{"method": "ngram", "max_draft_len": 4}'""",
+         "foretoken serve demo --speculative-config "
+         """'{"method": "ngram", "num_speculative_tokens": 4}'"""),
+        ("from foretoken import LLM\nllm = LLM('demo', speculative_model='[ngram]')",
+         'llm = LLM( model="demo", speculative_config={ "model": "[ngram]", }, )'),
+    ],
+)  # fmt: skip
+def test_words_of_other_engines_are_translated(text: str, corrected: str) -> None:
+    found = run(text)
+    assert found.exit_code == 1
+    written = found.stdout.split("Corrected:\n\n")[1].replace("\\\n", " ")
+    assert " ".join(written.split()) == corrected
+
+
+@pytest.mark.parametrize(
     ("command", "level", "words"),
     [
         ("foretoken serve demo", "note", "speculates with ngram (up to 10), suffix"),
         ("foretoken serve demo --speculative-config none", "note", "speculation is off"),
-        ("foretoken serve demo --model-draft demo-draft", "note", "speculates with draft_model"),
+        ("foretoken serve demo --spec-model demo-draft", "note", "speculates with draft_model"),
         ("foretoken serve demo --nonsense 5", "error", "--nonsense: got 5"),
         ("foretoken serve demo --port x", "error", "--port: got 'x'"),
         ("foretoken serve", "error", "MODEL: got None"),

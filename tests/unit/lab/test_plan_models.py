@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foretoken.checkpoint import packaged_model
-from foretoken.config import methods
+from foretoken.config import method_registry
 from foretoken.config.memory import ModelMemory
-from foretoken.config.methods import DraftingMethod, MethodPlan
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
@@ -21,6 +21,7 @@ from foretoken.lab.plan.memory_plan import (
     plan_memory,
     weight_bytes,
 )
+from foretoken.lab.plan.method_plans import MethodPlan, planned_methods
 from foretoken.lab.plan.page import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
 from foretoken.lab.plan.predict import StepCosts
@@ -29,7 +30,6 @@ from foretoken.lab.plan.setup import (
     Setup,
     find_device,
     known_devices,
-    planned_methods,
     resolve_setup,
 )
 from foretoken.lab.plan.sizes import (
@@ -230,11 +230,13 @@ TOY = DraftingMethod(
     drafts_with="head",
     code="foretoken.proposers.base",
     own_kv=True,
-    plan=MethodPlan(
-        usual_drafts=2,
-        needs="patience",
-        acceptance={"code": (0.5, 0.6), "": (0.1, 0.2)},
-        features=1,
+    extras=(
+        MethodPlan(
+            usual_drafts=2,
+            needs="patience",
+            acceptance={"code": (0.5, 0.6), "": (0.1, 0.2)},
+            features=1,
+        ),
     ),
 )
 
@@ -242,7 +244,7 @@ TOY = DraftingMethod(
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method in the table for the length of a test."""
-    monkeypatch.setitem(methods._table, TOY.name, TOY)
+    monkeypatch.setitem(method_registry._table, TOY.name, TOY)
 
 
 @pytest.mark.usefixtures("toy")

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import foretoken
 from foretoken.cli.app import app
-from foretoken.config import methods
-from foretoken.config.methods import DraftingMethod, Trained, register_method, trained_kinds
+from foretoken.config import method_registry
+from foretoken.config.method_registry import DraftingMethod, register_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
@@ -34,6 +34,7 @@ from foretoken.training.evaluation import (
 )
 from foretoken.training.heads import mlp
 from foretoken.training.heads.kind import HeadKind, Layout, find_kind, require_form
+from foretoken.training.heads.trained_kinds import Trained, trained_kinds
 from foretoken.training.llama_folder import read_exported
 from foretoken.training.runs import train
 from foretoken.types import CompletionOutput, RequestMetrics
@@ -49,7 +50,7 @@ TOY = DraftingMethod(
     summary="a method of a package of its own",
     source="this test",
     drafts_with="head",
-    trained=(Trained(kind="toy", command="toy", summary="a toy", code=__name__),),
+    extras=(Trained(kind="toy", command="toy", summary="a toy", code=__name__),),
 )
 
 
@@ -60,7 +61,7 @@ def test_every_record_names_a_module_that_trains(word: str) -> None:
 
 def test_a_kind_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its config is read; it learns, is measured and written."""
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     target = write_tiny_llama(tmp_path / "target", seed=2)
     with pytest.raises(ConfigError, match=r"head\.kind: got 'toy'"):
         train(write_config(tmp_path, "toy", steps=2), tmp_path / "run", target, silent)
@@ -72,7 +73,7 @@ def test_a_kind_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_registered_kind_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    monkeypatch.setattr(method_registry, "_table", dict(method_registry._table))
     assert said("toy").exit_code == 2 and "No such command 'toy'" in said("toy").output
     register_method(TOY)
     assert "Train a toy." in said("toy", "--help").output

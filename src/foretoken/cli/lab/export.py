@@ -102,13 +102,10 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
 def _own(settings: dict[str, Any]) -> "tuple[dict[str, Any], SpeculativeConfig | None]":
     """The options of a server of Foretoken's, the model among them, and how it drafts."""
     from foretoken.config import SpeculativeConfig
-    from foretoken.config.aliases import accepted_flags
 
     config, _ = served(settings)
     speculation = config.speculative_config
     if speculates_by_default(settings, config):
         speculation = SpeculativeConfig.from_dict({"method": "auto"}, target=config.model)
-    about_drafts = (*SPECULATION, *accepted_flags())
     given = {name: value for name, value in settings.items() if value not in ((), [])}
-    kept = {name: value for name, value in given.items() if name not in about_drafts}
-    return kept, speculation
+    return {name: value for name, value in given.items() if name not in SPECULATION}, speculation

@@ -16,10 +16,10 @@ from importlib import resources
 from typing import Any, Literal, Self
 
 from foretoken.config.drafter import drafter_keys
-from foretoken.config.methods import DraftingMethod, NgramSettings, known_methods
+from foretoken.config.method_registry import DraftingMethod, NgramSettings, known_methods
 from foretoken.config.other_engines import find_other, other_names
 from foretoken.config.reader import defaults_of
-from foretoken.config.speculative import general_keys
+from foretoken.config.speculative import GENERAL_KEYS
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
@@ -209,7 +209,7 @@ def told_keys(engine: str, keys: Mapping[str, Any]) -> Told:
         row = _rows("keys", engine).get(name)
         if row is None and engine == "vllm":
             known = find_other("keys", name, engine)
-            ours = name in general_keys() | drafter_keys().keys()
+            ours = name in GENERAL_KEYS | drafter_keys().keys()
             # A key that neither table has is newer than both, and its giver's to know.
             row = OptionRow(to=(name,)) if (not known.gone if known else not ours) else None
         yield from _told(engine, row, name, value)

@@ -16,7 +16,7 @@ import yaml
 
 from foretoken.checkpoint import PACKAGED, packaged_model
 from foretoken.config.drafter import DrafterConfig, drafter_keys
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
@@ -43,12 +43,15 @@ from foretoken.lab.launch.launch import (
     Launch,
     LaunchPart,
     json_for_shell,
+    number,
 )
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
 EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
 """Engines beside Foretoken whose launches are written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
+_TOP_K = "speculative-eagle-topk"
+"""SGLang's branches of a tree; 1: a chain."""
 _GGUF_KINDS = {"int8": "q8_0", "fp8": "q8_0", "int4": "q4_k_m", "nvfp4": "q4_k_m", "none": "bf16"}
 _CONVERTED_ENDINGS = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 """How files end that llama.cpp's converter writes by itself."""
@@ -262,6 +265,11 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
     unsaid = [Unsaid(one[1], "a variable that is not carried over") for one in sets]
     for part in launch.of("argument", "set"):
         if part.name in (*MODELS, *RANKS) or part.value == launch.model or is_told(launch, part):
+            continue
+        if engine == "foretoken" and part.name == _TOP_K:
+            depth = number(launch.options.get("speculative-num-steps"))
+            shape = {"tree_top_k": number(part.value), "tree_depth": depth}
+            keys |= {} if shape["tree_top_k"] in (None, 1) or depth is None else shape
             continue
         drafts = re.match(ENGINES[launch.engine].drafting, part.name)
         found = option_for(launch.engine, part, "keys" if drafts else "options")

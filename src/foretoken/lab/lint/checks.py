@@ -5,14 +5,16 @@ engine refuses or does otherwise than one would think, settings that are broken 
 other.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from foretoken.config import EngineConfig
-from foretoken.config.auto import auto_drafters
-from foretoken.config.methods import known_methods
+from foretoken.config.auto import AUTO, auto_drafters
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
@@ -21,7 +23,14 @@ from foretoken.lab.launch.launch import JSON_OPTIONS, Expression, Launch, in_jso
 from foretoken.lab.launch.read import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
-from foretoken.lab.lint.names import NAME_CHECKS, engine_table, gone_value, method_in, todays
+from foretoken.lab.lint.names import (
+    NAME_CHECKS,
+    engine_table,
+    gone_value,
+    json_part,
+    method_in,
+    todays,
+)
 
 OWN_CHECKS = (
     *(*NAME_CHECKS, "unread_config", "broken_config", "draft_ranks", "draft_rule"),
@@ -37,7 +46,10 @@ _UNPADDED = "disable_padded_drafter_batch"
 _STEPS, _ROWS, _TOP_K = (
     f"speculative-{name}" for name in ("num-steps", "num-draft-tokens", "eagle-topk")
 )
+_WHO = {"method", "model", "drafters"}
 _LEFT_OUT = ("leave it out", "left out")
+_OURS = re.compile(r"""(?:--speculative-config '\{|speculative_config=\{)?("\w+": .+?)(?:\}'?)?""")
+"""How errors say a key of ours, in place of a word of another engine."""
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
 _SETTINGS_FILES = ("config", "extra-llm-api-options")
 """Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
@@ -110,18 +122,27 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
 
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:
-    """What Foretoken itself says of its launch; corrected where options only have to go."""
+    """What Foretoken itself says of its launch; corrected where options only have to go, or where
+    words of other engines have to be ours."""
 
     def first_error(found: Iterable[Finding]) -> Finding | None:
         return next((finding for finding in found if finding.level == "error"), None)
 
     findings = left = ask(launch)
     kept = launch
-    while (error := first_error(left)) is not None and error.remedy.startswith(_LEFT_OUT):
-        shorter = kept.without(error.where.removeprefix("LLM.").lstrip("-").replace("_", "-"))
-        if shorter == kept:
+    while (error := first_error(left)) is not None:
+        name = error.where.removeprefix("LLM.").lstrip("-").replace("_", "-")
+        better = kept.without(name) if error.remedy.startswith(_LEFT_OUT) else kept
+        if pair := _OURS.fullmatch(error.remedy):
+            config = {**kept.speculation, **json.loads("{" + pair[1] + "}")}
+            if error.where.startswith("speculative_config."):
+                config.pop(error.where.partition(".")[2], None)
+            config = config if config.keys() & _WHO else {"method": AUTO, **config}
+            rest = (one for one in kept.parts if not in_json(one.name) and one.name != name)
+            better = kept.having((*rest, json_part(kept, config)))
+        if better == kept:
             break
-        kept, left = shorter, ask(shorter)
+        kept, left = better, ask(better)
         findings = [*findings, *(finding for finding in left if finding.level == "error")]
     corrected = written(kept) if kept != launch and first_error(left) is None else ""
     return LaunchVerdict(launch=launch, findings=tuple(findings), corrected=corrected)
@@ -157,13 +178,18 @@ def mended_vllm(launch: Launch) -> Launch:
         config[_RANKS] = launch.ranks
     if config.get(_UNPADDED) is True and not _reads_features(config):
         del config[_UNPADDED]
-    if config and _LENGTH not in config and (method is None or method.vllm_needs_length):
+    if config and _LENGTH not in config and _needs_length(method):
         config[_LENGTH] = method.default_drafts if method else 5
     if config == launch.speculation:
         return launch
     return launch.having(
         replace(part, value=config, raw="") if in_json(part.name) else part for part in launch.parts
     )
+
+
+def _needs_length(method: DraftingMethod | None) -> bool:
+    """Whether vLLM wants num_speculative_tokens with a method."""
+    return method is None or method.name not in engine_table("vllm")["methods_with_a_length"]
 
 
 def _reads_features(config: Mapping[str, Any]) -> bool:
@@ -178,7 +204,7 @@ def _of(check: str, level: str, key: str, message: str, remedy: str = "") -> Fin
 
 def _length_and_ranks(launch: Launch, config: Mapping[str, Any]) -> Iterator[Finding]:
     count, method = config.get(_LENGTH), method_in(config)
-    if count is None and (method is None or method.vllm_needs_length):
+    if count is None and _needs_length(method):
         yield _of("broken_config", "error", _LENGTH, "it is required for this method")
     elif not (count is None or is_unsaid(count)) and not 1 <= (number(count) or 0) <= 128:
         yield _of("broken_config", "error", _LENGTH, f"{count!r} is not within 1 and 128")

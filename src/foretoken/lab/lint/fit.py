@@ -12,9 +12,10 @@ from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.engines import DraftingSetup, given
 from foretoken.lab.launch.launch import Launch, number
+from foretoken.lab.plan.method_plans import planned_methods
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, find_device, planned_methods
+from foretoken.lab.plan.setup import PlanSettings, find_device
 from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from foretoken.config.methods import DraftingMethod, known_methods
-from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
+from foretoken.config.method_registry import DraftingMethod, known_methods
+from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.launch.engines import BY_LOAD, MOST_RUNNING
@@ -127,7 +127,7 @@ def todays(launch: Launch) -> tuple[Launch, list[Finding]]:
     if place is not None and config == launch.speculation and not moved and not twice:
         parts[place:place] = kept
     elif place is not None and config:
-        parts.insert(place, _json_part(launch, config))
+        parts.insert(place, json_part(launch, config))
     values = ((part, gone_value(launch.engine, part.name, part.value)) for part in parts)
     return launch.having(part for part, gone in values if gone is None or gone.now), found
 
@@ -245,7 +245,9 @@ def _removed_words(launch: Launch) -> Iterator[Finding]:
             continue
         if row is None:
             message = f"{word} is no method of {launch.engine}"
-            remedy = ", ".join(todays_names("methods", launch.engine))
+            place = ("methods", launch.engine)
+            rows = (r for r in other_names() if (r.kind, r.engine) == place and not r.gone)
+            remedy = ", ".join(one.name for one in rows)
         elif row.method and is_vllm:
             level, message, remedy = "warning", f"{word} is an old name", row.method
         else:
@@ -276,7 +278,8 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
     return [[1, most, k], [most + 1, max(MOST_RUNNING, most + 1), 0]]
 
 
-def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+def json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
+    """The option of a launch that holds this speculative config."""
     if launch.engine == "vllm" and _names_a_model(config):
         config.setdefault("method", method_by_name(config["model"]))
     old = next((p for p in launch.parts if in_json(p.name) and "." not in p.name), None)

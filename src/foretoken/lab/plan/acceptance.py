@@ -238,7 +238,7 @@ def drafting_of(setup: Setup) -> DraftedWork:
     settings, draft = setup.settings, setup.draft_model
     hot = settings.temperature > DRAWN_FROM and draft is not None
     stored = setup.head_quantization if draft is None else setup.draft_quantization
-    in_own_file = setup.drafting is not None and setup.has_weights and setup.drafting.own_file
+    in_own_file = setup.has_weights and setup.method_plan is not None and setup.method_plan.own_file
     return DraftedWork(
         method=setup.method,
         target_b=setup.target.params / 1e9,

@@ -8,6 +8,7 @@ per token, and look-ahead slots per running request. Bytes throughout, by the fo
 
 from dataclasses import dataclass
 
+from foretoken.lab.plan.method_plans import plan_of
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of
 from foretoken.shape import memory_formula as formula
@@ -127,13 +128,9 @@ def draft_load(setup: Setup) -> DraftLoad:
             lookahead=setup.k,
         )
     if drafting is not None and drafting.drafts_with == "head":
-        assert drafting.plan is not None, setup.method
-        head = head_of(target, drafting)
-        read = (
-            2.0 * drafting.plan.features * target.shape.hidden_size
-            if engine == "foretoken"
-            else 0.0
-        )
+        head, read = head_of(target, drafting), 0.0
+        if engine == "foretoken":
+            read = 2.0 * plan_of(drafting).features * target.shape.hidden_size
         weights = head.dense_params + head.expert_params
         return DraftLoad(
             weight_bytes=weights * setup.head_quantization.stored_bytes,

@@ -21,6 +21,7 @@ from foretoken.lab.plan.checks import (
     judge,
 )
 from foretoken.lab.plan.memory_plan import MemoryPlan, draft_load, overhead_bytes, plan_memory
+from foretoken.lab.plan.method_plans import plan_of, planned_methods
 from foretoken.lab.plan.predict import (
     DraftSchedule,
     MethodOutlook,
@@ -40,7 +41,6 @@ from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
     Setup,
-    planned_methods,
     resolve_setup,
 )
 from foretoken.lab.plan.sizes import PlanModel, Quantization
@@ -271,7 +271,7 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
     method = setup.drafting
     assert method is not None, "something drafts"
     model = setup.draft_model.name if setup.draft_model is not None else None
-    if method.drafts_with == "head" and method.own_file:
+    if method.drafts_with == "head" and plan_of(method).own_file:
         model = "HEAD-TRAINED-FOR-THIS-TARGET"
     ranges: Ranges = ()
     count = setup.k

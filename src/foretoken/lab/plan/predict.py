@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.control.cost import CostModel, RooflineCost, StepShape, speculative_step
 from foretoken.lab.launch.engines import refusal
 from foretoken.lab.plan.acceptance import (
@@ -25,7 +25,8 @@ from foretoken.lab.plan.acceptance import (
     assume_acceptance,
 )
 from foretoken.lab.plan.memory_plan import kv_per_token
-from foretoken.lab.plan.setup import Setup, planned_methods
+from foretoken.lab.plan.method_plans import plan_of, planned_methods
+from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
 from foretoken.lab.plan.speedup import MOST_K, best_k, next_step
 
@@ -427,14 +428,13 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
     """Every method that makes sense for this target, the asked one with its own k."""
     found = []
     for method, own in _ways(setup):
-        assert method.plan is not None, method.name
-        refused = refusal(setup.settings.engine, method)
+        refused, plan = refusal(setup.settings.engine, method), plan_of(method)
         found.append(
             MethodOutlook(
                 method=method.name,
-                available=not (refused or (method.drafts_with == "head" and method.own_file)),
+                available=not (refused or (method.drafts_with == "head" and plan.own_file)),
                 refused=refused,
-                needs=method.plan.needs,
+                needs=plan.needs,
                 prediction=predict(own),
             )
         )
@@ -453,8 +453,7 @@ def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
 
 def with_method(setup: Setup, method: DraftingMethod) -> Setup:
     """The same models with another method, of which no acceptance was given."""
-    assert method.plan is not None, method.name
-    settings, k = replace(setup.settings, acceptance="", rate=""), method.plan.usual_drafts
+    settings, k = replace(setup.settings, acceptance="", rate=""), plan_of(method).usual_drafts
     return replace(setup, method=method.name, k=k, settings=settings)
 
 
@@ -464,9 +463,9 @@ def _ways(setup: Setup) -> Iterator[tuple[DraftingMethod, Setup]]:
     order = ("text", "head", "model")
     for method in sorted(
         planned_methods().values(),
-        key=lambda method: (not method.own_file, order.index(method.drafts_with)),
+        key=lambda method: (not plan_of(method).own_file, order.index(method.drafts_with)),
     ):
-        there = method.own_file or setup.target.mtp_layers > 0
+        there = plan_of(method).own_file or setup.target.mtp_layers > 0
         if there and (method.drafts_with != "model" or setup.draft is not None):
             asked = method.name == setup.method
             yield method, setup if asked else with_method(setup, method)

@@ -13,12 +13,13 @@ from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Self
 
-from foretoken.config.methods import DraftingMethod, MethodPlan, known_methods
-from foretoken.config.quantization import check_kv_cache
-from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
+from foretoken.config.method_registry import DraftingMethod
+from foretoken.config.quantization import KVCacheDtype
+from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain
+from foretoken.lab.plan.method_plans import MethodPlan, plan_of, planned_methods
 from foretoken.lab.plan.sizes import (
     QUANTIZATIONS,
     PlanModel,
@@ -150,11 +151,6 @@ _FROM_ZERO = Allowed("a number >= 0", lambda value: bool(value >= 0))
 WORKLOADS = ("chat", "code", "math", "summarize", "rag", "edit", "json", "creative", "mixed")
 
 
-def planned_methods() -> dict[str, DraftingMethod]:
-    """The methods that can be planned, by their words: the table says what to assume of them."""
-    return {method.name: method for method in known_methods() if method.plan is not None}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """Everything a plan asks, as a user writes it."""
@@ -268,7 +264,7 @@ class Setup:
 
     @property
     def method_plan(self) -> MethodPlan | None:
-        return self.drafting.plan if self.drafting else None
+        return plan_of(self.drafting) if self.drafting else None
 
     @property
     def drafts_with(self) -> str:
@@ -308,7 +304,7 @@ class Setup:
     def head_quantization(self) -> Quantization:
         """How the weights of a head are stored: as the checkpoint that brings it, else as asked of
         drafts, unless that is said of a draft model."""
-        if self.drafting is not None and not self.drafting.own_file:
+        if self.method_plan is not None and not self.method_plan.own_file:
             return self.quantization
         return self.draft_quantization if self.draft is None else QUANTIZATIONS["bf16"]
 
@@ -322,8 +318,7 @@ DRAWN_FROM = 0.5
 def first_drafts(settings: PlanSettings) -> int:
     """Drafts per verification that were asked for, else those of the method to start with."""
     own = planned_methods().get(_method(settings))
-    usual = own.plan.usual_drafts if own is not None and own.plan is not None else 0
-    return settings.num_speculative_tokens or usual
+    return settings.num_speculative_tokens or (plan_of(own).usual_drafts if own else 0)
 
 
 def _method(settings: PlanSettings) -> str:
@@ -394,6 +389,6 @@ def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quan
     given, field = getattr(settings, name), f"plan.{name}"
     if settings.engine != "foretoken":
         return kv_element_bytes(given, field)
-    check_kv_cache(field, given)
+    read(KVCacheDtype, given, field)
     dtype_bytes = 4 if weights.name == "fp32" else 2
     return formula.kv_element_bytes(dtype_bytes, given, model.shape.head_dim)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
-from foretoken.config.methods import DraftingMethod
+from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import (
     CheckpointError,
     ConfigError,
@@ -29,6 +29,7 @@ from foretoken.errors import (
     UnsupportedModelError,
     one_of,
 )
+from foretoken.lab.plan.method_plans import plan_of
 from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import family_alike, find_family
 from foretoken.shape.field_kinds import check_kinds
@@ -315,14 +316,15 @@ def _from_hub(name: str, field: str) -> PlanModel:
 
 def head_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
     """The layers of a head for this target, and the output head that it shares."""
-    assert method.drafts_with == "head" and method.plan is not None, method.name
-    shape, layers, count = target.shape, target.shape.num_hidden_layers, method.plan.layers
+    assert method.drafts_with == "head", method.name
+    plan, shape, layers = plan_of(method), target.shape, target.shape.num_hidden_layers
+    count = plan.layers
     dense, experts = target.dense_params // layers, target.expert_params // layers
-    if target.num_experts and method.own_file:
+    if target.num_experts and plan.own_file:
         # The target's attention, and an MLP as wide as its dense ones.
         width = 2 * shape.query_size + 2 * shape.kv_size + 3 * shape.intermediate_size
         dense, experts = shape.hidden_size * width, 0
-    words = min(method.plan.head_vocabulary or shape.vocab_size, shape.vocab_size)
+    words = min(plan.head_vocabulary or shape.vocab_size, shape.vocab_size)
     per_layer = (target.kv_elements + target.window_elements) // layers
     return replace(
         target,

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.config.auto import auto_drafters
-from foretoken.config.methods import known_methods
+from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.engines import ENGINES, DraftingSetup, Schedule, given, tell
 from foretoken.lab.launch.launch import LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_source, read_words
 from foretoken.lab.launch.write import words_of
 from foretoken.lab.lint.fit import Machine, why_not_loaded
+from foretoken.lab.plan.method_plans import find_plan
 from foretoken.lab.tune.settings import OFF, Setting, ranges_of
 
 EXAMPLE = "a command such as 'vllm serve MODEL' or 'foretoken serve demo'"
@@ -148,8 +149,8 @@ def offered(command: ServerCommand, named: Sequence[str]) -> dict[str, DraftingS
 def packages_of(engine: str, drafters: Mapping[str, DraftingSetup]) -> list[str]:
     """Packages that an engine imports for these drafters and does not bring."""
     methods = {one.method for one in drafters.values()}
-    plans = [one.plan for one in known_methods() if one.name in methods and one.plan]
-    return [package for one in plans if (package := one.package(engine))]
+    plans = (find_plan(one) for one in known_methods() if one.name in methods)
+    return [package for one in plans if one and (package := one.package(engine))]
 
 
 def settings_of(

@@ -24,13 +24,13 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.shape.gguf import about_gguf
-from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
+from foretoken.shape.memory_formula import KVPerToken, WeightCounts
 
 
 class TargetFacts(Protocol):
@@ -54,7 +54,7 @@ class TargetFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSite:
+class HeadServingContext:
     """Where a head is put to work: its settings, and what the engine gives it."""
 
     config: DrafterConfig
@@ -125,7 +125,7 @@ class DraftHead(nn.Module, ABC):
         """What `load` does, under its `no_grad`."""
 
     @abstractmethod
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """The drafter over this network, which is in the target's type and on its device.
 
         Raises:
@@ -151,7 +151,7 @@ class DraftHead(nn.Module, ABC):
         """Whether, rounded or not, it makes logits with the target's head itself."""
         return False
 
-    def kept(self, kv_cache_dtype: str) -> KeptNumbers | None:
+    def kept(self, kv_cache_dtype: str) -> KVPerToken | None:
         """The keys and values that it keeps of a token, if any."""
         return None
 
@@ -192,8 +192,8 @@ class DraftHead(nn.Module, ABC):
                     parameter.data = parameter.data.clone()
 
 
-def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> FoundDrafter:
-    """The head that `config` names; the `find` of each method's module calls this.
+def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> DrafterSpec:
+    """The head that `config` names; the `load_spec` of each method's module calls this.
 
     Raises:
         ConfigError: a head of another kind or target, or without a mask to draft in parallel with.
@@ -214,7 +214,7 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> F
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)
-    return FoundDrafter(
+    return DrafterSpec(
         build=partial(_build, head, config),
         head=head.memory(config.quantization, config.kv_cache_dtype),
         points=head.points,
@@ -229,12 +229,12 @@ def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Prop
     head = head.to(like.device, like.dtype).eval().requires_grad_(False)
     head.leave_file()
     verifier = engine.verifier
-    site = HeadSite(
+    site = HeadServingContext(
         config=config,
         engine=engine,
         view=FeatureView(features, head.points),
         sampler=DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
-        linears=HeadLinears(config.quantization, config.numbers.x_bits),
+        linears=HeadLinears(config.quantization, config.precision.x_bits),
         trees=tree_shape(config),
         confidence=Confidence.of(config),
         gaps=engine.target.gaps.get(config.label),

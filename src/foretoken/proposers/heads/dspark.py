@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, find_head
 from foretoken.proposers.heads.dflash.formats import describe
 from foretoken.proposers.heads.dflash.head import BlockFollow, BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape
 from foretoken.proposers.heads.dflash.serving import build_blocks
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.shape.fields import refuse_unless
 
 _KINDS = ("vanilla", "gated")
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The DSpark head that `config` names; errors as of `find_head`."""
     return find_head(DSpark, config, target)
 
@@ -102,7 +102,7 @@ class DSpark(BlockHead):
         width = shape.layer.hidden_size + (markov.rank if markov.judges_by_token else 0)
         self.confidence_head = ConfidenceHead(width) if markov.judges else None
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """Drafts of a block, one after the other."""
         return build_blocks(self, site)
 

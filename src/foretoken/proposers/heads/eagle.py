@@ -18,7 +18,7 @@ from foretoken.config import DrafterConfig
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
@@ -31,10 +31,10 @@ from foretoken.proposers.heads.parts import (
     num_layers,
     read_layer_shape,
 )
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The EAGLE head that `config` names; errors as of `find_head`."""
     return find_head(Eagle, config, target)
 
@@ -103,7 +103,7 @@ class Eagle(PagedHead):
         """It has none of its own."""
         return True
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """Drafts from its own guesses, one slot a draft."""
         return build_paged(self, site)
 

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.config.methods import method_names, method_of_config, method_of_tensors
+from foretoken.config.method_registry import method_names
+from foretoken.config.published import method_of_config, method_of_tensors
 from foretoken.errors import (
     CheckpointError,
     ModelNotFoundError,

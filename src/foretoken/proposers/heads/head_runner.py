@@ -29,7 +29,7 @@ from foretoken.proposers.heads.parts import Attend as HeadAttend
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
-from foretoken.shape.memory_formula import KeptNumbers
+from foretoken.shape.memory_formula import KVPerToken
 
 
 class CompiledHead(Protocol):
@@ -112,11 +112,11 @@ class PagedHead(DraftHead, ABC):
     def drop_matrices(self) -> None:
         """Free all linear maps: from now on a compiled twin runs them."""
 
-    def kept(self, kv_cache_dtype: str) -> KeptNumbers:
+    def kept(self, kv_cache_dtype: str) -> KVPerToken:
         """Keys and values of all layers."""
         shape = self.layer_shape
         heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads
-        return KeptNumbers(heads * shape.head_dim, shape.head_dim, kv_cache_dtype)
+        return KVPerToken(heads * shape.head_dim, shape.head_dim, kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The Medusa heads that `config` names; errors as of `find_head`."""
     return find_head(Medusa, config, target)
 
@@ -174,7 +174,7 @@ class Medusa(StatelessHead):
         fill(net, folder.tensors, rename=_our_name)
         return net
 
-    def serve(self, site: HeadSite) -> None:
+    def serve(self, site: HeadServingContext) -> None:
         """Put the linear maps on kernels, and find what makes logits where the head is shared.
 
         Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.stored_kv import kept_dtype
-from foretoken.proposers.heads.base import HeadSite
+from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
 from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
 from foretoken.proposers.progress import MadeOf, Stretches
@@ -62,7 +62,7 @@ MakeHeadSteps = Callable[[HeadRunner, list[Span], Stretches], KVSteps]
 
 
 def build_paged(
-    head: PagedHead, site: HeadSite, make_steps: MakeHeadSteps | None = None
+    head: PagedHead, site: HeadServingContext, make_steps: MakeHeadSteps | None = None
 ) -> KVProposer:
     """The drafter over a head; by default further drafts continue from its own outputs."""
     config, engine = site.config, site.engine

@@ -21,7 +21,7 @@ from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.heads.base import DraftHead, HeadSite
+from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import serve_linears
 from foretoken.proposers.tree import TreeSteps, draft_of_trees, draft_trees, start_trees
 from foretoken.runtime.batch import Span
@@ -51,11 +51,11 @@ class StatelessHead(DraftHead, ABC):
         """
         return None
 
-    def serve(self, site: HeadSite) -> None:
+    def serve(self, site: HeadServingContext) -> None:
         """Exchange its linear maps for those that serve."""
         serve_linears(self, self.tops, site.linears)
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """Chains or trees from the newest hidden states.
 
         Raises:
@@ -74,7 +74,7 @@ class StatelessProposer(Proposer):
     """Drafts from the newest hidden state of each sequence."""
 
     def __init__(
-        self, head: StatelessHead, site: HeadSite, compiled: "StatelessCall | None"
+        self, head: StatelessHead, site: HeadServingContext, compiled: "StatelessCall | None"
     ) -> None:
         """Draft with `head`, whose linear maps serve; chains with `compiled` where there is one."""
         self.name = head.method

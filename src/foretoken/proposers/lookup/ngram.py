@@ -11,12 +11,12 @@ Source: prompt lookup decoding (Saxena 2023), as in vLLM's `ngram` and transform
 from foretoken.config import DrafterConfig
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The drafter of these settings; it needs nothing of the engine."""
-    return FoundDrafter(
+    return DrafterSpec(
         build=lambda _: NgramProposer(
             prompt_lookup_min=config.own.prompt_lookup_min,
             prompt_lookup_max=config.own.prompt_lookup_max,

@@ -99,14 +99,14 @@ class ModelOnDisk:
 
     def load(self, context: BuildContext) -> Runner:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
-        numbers = self.config.numbers
+        precision = self.config.precision
         if self.config.quantization != AUTO:
-            return context.load_model(self.folder, numbers)
+            return context.load_model(self.folder, precision)
 
         def load(folder: Path, bits: str | None) -> Runner:
             # Floats are not multiplied so, which is no error of a setting for what may be chosen.
-            kept = numbers.activations if bits else "auto"
-            kept_as = replace(numbers, quantization=bits, activations=kept)
+            kept = precision.activations if bits else "auto"
+            kept_as = replace(precision, quantization=bits, activations=kept)
             return context.load_model(folder, kept_as)
 
         return load_cheaper(load, self.folder)

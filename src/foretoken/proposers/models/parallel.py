@@ -18,7 +18,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.language import ModelOnDisk
 from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
 from foretoken.proposers.progress import DraftProgress, Stretches
@@ -32,7 +32,7 @@ from foretoken.shape.fields import read_json
 from foretoken.text.tokenizer import Tokenizer
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The model of `config`.
 
     Raises:
@@ -46,7 +46,7 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     if words.shared is not None:
         allowed = f"a {config.method} draft of the target's {wanted.vocab_size} ids"
         raise ConfigError("speculative_config.model", f"{disk.shape.vocab_size} ids", allowed)
-    return FoundDrafter(build=partial(_build, disk, _mask_token(disk)), model=disk.memory)
+    return DrafterSpec(build=partial(_build, disk, _mask_token(disk)), model=disk.memory)
 
 
 def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Proposer:

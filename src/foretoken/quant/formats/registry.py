@@ -8,10 +8,10 @@ from foretoken.quant.formats.compressed import CompressedFormat
 from foretoken.quant.formats.fp8 import Fp8Format
 from foretoken.quant.formats.gguf import GgufFile, GgufFormat
 from foretoken.quant.formats.gptq import GptqFormat
-from foretoken.shape import StoredScheme
+from foretoken.shape import CheckpointQuantization
 
 
-def format_of(stored: StoredScheme, path: Path) -> Format:
+def format_of(stored: CheckpointQuantization, path: Path) -> Format:
     """The reader of the checkpoint at `path`, which is quantized so."""
     if stored.method == "gguf":
         return GgufFormat(GgufFile(path))

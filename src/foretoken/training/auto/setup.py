@@ -8,12 +8,13 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
 from foretoken.training.heads.kind import find_kind, require_fit
 from foretoken.training.heads.target import TargetParts
+from foretoken.training.heads.trained_kinds import kinds_of
 from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
@@ -78,7 +79,7 @@ def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...],
 
 def _by_promise() -> list[str]:
     methods = sorted(known_methods(), key=_usual_gain, reverse=True)
-    return [kind.kind for method in methods for kind in method.trained]
+    return [kind.kind for method in methods for kind in kinds_of(method)]
 
 
 def _usual_gain(method: DraftingMethod) -> float:
@@ -90,7 +91,7 @@ def _usual_gain(method: DraftingMethod) -> float:
 def method_word(kind: str) -> str:
     """The method in `speculative_config` that drafts with what a run of this kind made."""
     for method in known_methods():
-        for trained in method.trained:
+        for trained in kinds_of(method):
             if trained.kind == kind:
                 return trained.command if trained.command in method.aliases else method.name
     raise AssertionError(f"{kind} is no kind")

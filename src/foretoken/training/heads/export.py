@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import trained_kinds
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import run_folder
 from foretoken.training.heads.kind import find_kind, require_form
+from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.llama_folder import export, read_checkpoint
 
 EMBEDDING = "embed_tokens.weight"

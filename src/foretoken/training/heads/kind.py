@@ -1,8 +1,7 @@
 """What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
-The table of drafting methods names the module of each kind (`trained` in
-`foretoken.config.methods`); the module has a `KIND`. Here is what such a record says, and how it is
-found. Knows no kind.
+The table in `trained_kinds` names the module of each kind, which has a `KIND`. Here is what such a
+record says, and how it is found. Knows no kind.
 """
 
 import importlib
@@ -14,12 +13,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
-from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError, one_of
 from foretoken.kv.features import FINAL
 from foretoken.training.heads.guesses import Guesser
 from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
+from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.settings import Settings
 
 OWN = "own"

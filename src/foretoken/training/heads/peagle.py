@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.config.methods import ANCHORED
+from foretoken.config.method_registry import ANCHORED
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3

@@ -3,9 +3,9 @@
 from foretoken.config import DrafterConfig
 from foretoken.proposers.heads.base import find_head
 from foretoken.proposers.heads.dflash.network import DFlash
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The DFlash head that `config` names; errors as of `find_head`."""
     return find_head(DFlash, config, target)

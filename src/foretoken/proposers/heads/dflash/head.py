@@ -22,7 +22,7 @@ from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.dflash.layers import BlockLayer, BlockShape, BlockView
 from foretoken.proposers.heads.parts import Attend, HeadNorm
-from foretoken.shape.memory_formula import KeptNumbers
+from foretoken.shape.memory_formula import KVPerToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +126,11 @@ class BlockHead(DraftHead, ABC):
             self.shape = replace(self.shape, own_head=False)
             del self.lm_head
 
-    def kept(self, kv_cache_dtype: str) -> KeptNumbers:
+    def kept(self, kv_cache_dtype: str) -> KVPerToken:
         """Keys and values of the context in all layers."""
         layer = self.shape.layer
         heads = 2 * layer.num_hidden_layers * layer.num_key_value_heads
-        return KeptNumbers(heads * layer.head_dim, layer.head_dim, kv_cache_dtype)
+        return KVPerToken(heads * layer.head_dim, layer.head_dim, kv_cache_dtype)
 
     def context(self, features: Tensor) -> Tensor:
         """The context vectors [..., D] of the target's features, side by side [..., F]."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Self, final
 import torch
 
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadSite, TargetFacts
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts
 from foretoken.proposers.heads.dflash.formats import describe
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.serving import build_blocks
@@ -25,7 +25,7 @@ class DFlash(BlockHead):
 
     method: ClassVar[str] = "dflash"
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """Drafts of a block, each chosen without the others."""
         return build_blocks(self, site)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.stored_kv import kept_dtype
-from foretoken.proposers.heads.base import HeadSite
+from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.head_runner import HeadPages
@@ -28,7 +28,7 @@ from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
 
-def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
+def build_blocks(head: BlockHead, site: HeadServingContext) -> KVProposer:
     """The drafter over a block head.
 
     Raises:

@@ -3,9 +3,9 @@
 from foretoken.config import DrafterConfig
 from foretoken.proposers.heads.base import find_head
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The EAGLE-3 or P-EAGLE head that `config` names; errors as of `find_head`."""
     return find_head(Eagle3, config, target)

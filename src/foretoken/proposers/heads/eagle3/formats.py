@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.config.methods import ANCHORED
+from foretoken.config.method_registry import ANCHORED
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.proposers.heads.base import TargetFacts, check_fits
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape

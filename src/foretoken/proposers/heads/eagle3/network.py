@@ -20,7 +20,7 @@ from foretoken.kv.features import FINAL
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_ids
+from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_ids
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
@@ -109,7 +109,7 @@ class Eagle3(PagedHead):
         """The token embeddings: its own, or the target's."""
         return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
 
-    def proposer(self, site: HeadSite) -> Proposer:
+    def proposer(self, site: HeadServingContext) -> Proposer:
         """Drafts from its own outputs, one slot a draft, or all at once from masks."""
         if not self.parallel:
             return build_paged(self, site)

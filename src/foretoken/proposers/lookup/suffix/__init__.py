@@ -2,12 +2,12 @@
 
 from foretoken.config import DrafterConfig
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
-from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.method import DrafterSpec, Target
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The drafter of these settings; it needs nothing of the engine."""
-    return FoundDrafter(
+    return DrafterSpec(
         build=lambda _: SuffixProposer(
             max_tree_depth=config.own.suffix_decoding_max_tree_depth,
             max_cached_requests=config.own.suffix_decoding_max_cached_requests,

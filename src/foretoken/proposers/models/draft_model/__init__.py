@@ -6,7 +6,7 @@ from foretoken.config import DrafterConfig
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.draft_model.strings import StringDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
@@ -20,7 +20,7 @@ from foretoken.runtime.sampler import Sampler
 from foretoken.text.tokenizer import Tokenizer
 
 
-def find(config: DrafterConfig, target: Target) -> FoundDrafter:
+def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
     """The draft model of `config`, and how its vocabulary relates to the target's.
 
     Raises:
@@ -31,7 +31,7 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     wanted = Vocabulary(target.shape.vocab_size, target.tokenizer)
     own = Vocabulary(disk.shape.vocab_size, Tokenizer.of_folder(disk.folder))
     words = translation(config, wanted, own)
-    return FoundDrafter(build=partial(_build, disk, words), model=disk.memory)
+    return DrafterSpec(build=partial(_build, disk, words), model=disk.memory)
 
 
 def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Proposer:

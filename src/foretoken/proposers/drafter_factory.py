@@ -1,9 +1,10 @@
 """From the words in `speculative_config` to drafters: each method's own module is asked."""
 
+import importlib
 from collections.abc import Mapping
 
 from foretoken.config import DrafterConfig, SpeculativeConfig
-from foretoken.config.methods import find_method
+from foretoken.config.method_registry import find_method
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
@@ -11,10 +12,10 @@ from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
-from foretoken.proposers.method import BuildContext, FindDrafter, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, DrafterSpec, LoadSpec, Target
 
 
-def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str, FoundDrafter]:
+def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str, DrafterSpec]:
     """All drafters that `config` names, by name; nothing is built yet.
 
     Raises:
@@ -22,27 +23,35 @@ def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str,
         ModelError: a drafter's folder is missing, broken or not supported.
     """
     each = () if config is None else config.drafters
-    return {one.label: _find(one, target) for one in each}
+    return {one.label: _load_spec(one, target) for one in each}
 
 
-def _find(config: DrafterConfig, target: Target) -> FoundDrafter:
-    """Ask the module of the drafter's method."""
-    module = find_method(config.method).implementation()
-    find: FindDrafter | None = getattr(module, "find", None)
-    if find is None:
-        allowed = f"a method whose module ({module.__name__}) has a function find(config, target)"
-        raise ConfigError("speculative_config.method", config.method, allowed)
-    return find(config, target)
+def _load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
+    """Ask the module of the drafter's method, imported now."""
+    where, method = "speculative_config.method", find_method(config.method)
+    assert method.code is not None, f"{method.name} is not built"
+    try:
+        module = importlib.import_module(method.code)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{method.code}.".startswith(f"{error.name}."):
+            raise
+        allowed = f"an importable module as the code of {method.name}, not {method.code!r}"
+        raise ConfigError(where, method.name, allowed) from error
+    load_spec: LoadSpec | None = getattr(module, "load_spec", None)
+    if load_spec is None:
+        has = f"({module.__name__}) has a function load_spec(config, target)"
+        raise ConfigError(where, config.method, f"a method whose module {has}")
+    return load_spec(config, target)
 
 
-def feature_points(found: Mapping[str, FoundDrafter]) -> tuple[int, ...]:
+def feature_points(found: Mapping[str, DrafterSpec]) -> tuple[int, ...]:
     """Every point at which some drafter reads the target's hidden states, once each."""
     return tuple(dict.fromkeys(point for one in found.values() for point in one.points))
 
 
 def create_drafters(
     config: SpeculativeConfig | None,
-    found: Mapping[str, FoundDrafter],
+    found: Mapping[str, DrafterSpec],
     context: BuildContext,
     *,
     planned: bool = False,

@@ -1,17 +1,15 @@
 """The table of drafting methods: everything that is known of a method by its word.
 
-Configuration, heads, training, the planner and the checks of launches ask here instead of keeping
-lists of their own. To add a method, add one record: a row below, or `register_method` from a
-package of its own. Torch-free; the code behind a method is named and imported only when it drafts.
+What the engine asks of it is here; what training and the planner ask stands with them. To add a
+method, add one record: a row below, or `register_method` from a package of its own. Torch-free; the
+code behind a method is named and imported only when it drafts.
 """
 
-import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 from foretoken.config.reader import (
@@ -20,7 +18,6 @@ from foretoken.config.reader import (
     check_fields,
     is_int,
     keys_of,
-    read,
     require,
 )
 from foretoken.errors import ConfigError, NotYetError
@@ -60,10 +57,10 @@ class Marks:
 class PackagedDrafter:
     """A drafter that ships with the package."""
 
-    target: str
-    """The packaged model that it drafts for."""
     model: str
     """Its packaged name."""
+    target: str = "demo"
+    """The packaged model that it drafts for."""
     in_parallel: bool | None = None
     """Of methods that draft either way: whether it is the one for parallel_drafting."""
     most_drafts: int | None = None
@@ -76,52 +73,6 @@ class PackagedDrafter:
     method."""
     cost: float | None = None
     """What four drafts take, in plain steps of its target, by its card; None: as usual."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodPlan:
-    """What the planner assumes of a method until somebody has measured it."""
-
-    usual_drafts: int
-    """Draft tokens per verification to start with."""
-    needs: str
-    """What that work is."""
-    acceptance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of a method of your own: workload -> range of the chance that a draft is accepted given that
-    all before it were. The workload "" stands for all that are not named. What is published of the
-    methods here stands in the planner's own table."""
-    hits: Mapping[str, float] = field(default_factory=dict)
-    """Workload -> share of steps that find anything to draft; 1 where not named."""
-    features: int = 0
-    """Layers of the target whose hidden states a head reads."""
-    layers: int = 1
-    """Layers of a head, each about as large as one of the target's."""
-    block: int = 0
-    """Most drafts of a usual head that drafts whole blocks; 0: it has no such bound."""
-    head_vocabulary: int = 0
-    """Words that a head usually drafts from; 0: all of the target's."""
-    vllm_package: str = ""
-    """A package that vLLM imports for it and does not install."""
-
-    def package(self, engine: str) -> str:
-        """What has to be installed beside an engine for it; empty: nothing."""
-        return self.vllm_package if engine == "vllm" else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A kind of training run that makes drafters of a method."""
-
-    kind: str
-    """Its word in the `[head]` table of a training config."""
-    command: str
-    """Its word after `foretoken train`."""
-    summary: str
-    """What is trained, in a few words."""
-    code: str
-    """Dotted path of the module that trains it: its `KIND`, see `foretoken.training.heads.kind`."""
-    formats: tuple[str, ...] = ()
-    """Published formats that it can be written in, beside its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +140,6 @@ class DraftingMethod:
     """Whether it drafts trees, of a given shape or growing by confidence."""
     own_tokenizer: bool = False
     """Whether the drafter may have another tokenizer than the target."""
-    own_file: bool = True
-    """Of drafters with weights: False where they are part of the target's checkpoint."""
     quantizations: tuple[str, ...] = ()
     """Words for `quantization` that round its weights at load."""
     under_parallel_drafting: str | None = None
@@ -210,8 +159,6 @@ class DraftingMethod:
     """What four of its drafts usually take, in plain steps of the target."""
     threshold_key: str | None = None
     """A key of its own that does what draft_confidence_threshold does for networks."""
-    vllm_needs_length: bool = True
-    """Whether vLLM wants num_speculative_tokens with it."""
     aliases: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Other words for it, each with the keys that it sets beside the method. Words of other
     engines are in their own table, `other_engines.toml`."""
@@ -219,12 +166,10 @@ class DraftingMethod:
     """How its published drafters are told from others."""
     packaged: tuple[PackagedDrafter, ...] = ()
     """Drafters of it that ship with the package."""
-    demo: Mapping[str, object] | None = None
-    """The speculative_config that `foretoken demo` measures; None: it does not."""
-    plan: MethodPlan | None = None
-    """None: the planner does not plan it."""
-    trained: tuple[Trained, ...] = ()
-    """The kinds of runs that train it."""
+    extras: tuple[object, ...] = ()
+    """Of a method of your own, what other parts ask: a record of
+    `foretoken.training.heads.trained_kinds` for each kind of run that trains it, and one of
+    `foretoken.lab.plan.method_plans` for the planner."""
 
     @property
     def has_weights(self) -> bool:
@@ -236,49 +181,15 @@ class DraftingMethod:
         """The keys that only it has."""
         return () if self.settings is None else keys_of(self.settings)
 
-    def read_own(self, given: Mapping[str, Any]) -> Any:
-        """Its own settings from those of its keys that were given; None if it has none.
-
-        Raises:
-            ConfigError: a value is not allowed.
-        """
-        if self.settings is None:
-            return None
-        make = getattr(self.settings, "from_keys", None)
-        return read(self.settings, given, "speculative_config") if make is None else make(**given)
-
-    def num_drafts(self, own: Any) -> int:
-        """Draft tokens per verification where nobody says how many, with these own settings."""
-        key = self.default_drafts_key
-        return self.default_drafts if key is None else int(getattr(own, key))
-
     @property
     def is_built(self) -> bool:
         """Whether it drafts here; else it is only known by its word."""
         return self.code is not None
 
-    def implementation(self) -> ModuleType:
-        """The module that implements it, imported now.
-
-        Raises:
-            ConfigError: there is no such module.
-        """
-        assert self.code is not None, f"{self.name} is not built"
-        try:
-            return importlib.import_module(self.code)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{self.code}.".startswith(f"{error.name}."):
-                raise
-            allowed = f"an importable module as the code of {self.name}, not {self.code!r}"
-            raise ConfigError("speculative_config.method", self.name, allowed) from error
-
 
 _FLOATS_TO_INTEGERS = ("int8", "int4")
-_NGRAM_HITS = {"chat": 0.20, "code": 0.40, "summarize": 0.45, "rag": 0.40, "edit": 0.85,
-               "json": 0.40, "creative": 0.08, "mixed": 0.25}  # fmt: skip
-_SUFFIX_HITS = {"chat": 0.30, "code": 0.50, "summarize": 0.45, "rag": 0.45, "edit": 0.85,
-                "json": 0.75, "creative": 0.10, "mixed": 0.35}  # fmt: skip
 
+_head = partial(DraftingMethod, drafts_with="head", trees=True, quantizations=_FLOATS_TO_INTEGERS)
 ROWS = (
     DraftingMethod(
         name="draft_model",
@@ -293,31 +204,7 @@ ROWS = (
         own_tokenizer=True,
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-draft", quantization="int8", acceptance=0.57
-            ),
-        ),
-        # What was fastest on the packaged pair, by benchmarks/methods.py.
-        demo={
-            "method": "draft_model",
-            "model": "demo-draft",
-            "num_speculative_tokens": 4,
-            "quantization": "int8",
-        },
-        plan=MethodPlan(
-            usual_drafts=5,
-            needs="a second model of the same tokenizer to find and load",
-        ),
-        trained=(
-            Trained(
-                kind="draft",
-                command="draft",
-                summary="a small Llama that learns what the target says",
-                code="foretoken.training.heads.draft",
-                formats=("vllm",),
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-draft", quantization="int8", acceptance=0.57),),
     ),
     DraftingMethod(
         name="parallel",
@@ -333,54 +220,24 @@ ROWS = (
         under_parallel_drafting="parallel",
         aliases={"pard": {}},
         marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
-        packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
-        demo={"model": "demo-parallel", "num_speculative_tokens": 3},
-        trained=(
-            Trained(
-                kind="parallel",
-                command="pard",
-                summary="a draft model that guesses all its tokens in one pass (PARD)",
-                code="foretoken.training.heads.pard",
-                formats=("vllm",),
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-parallel"),),
     ),
-    DraftingMethod(
+    _head(
         name="eagle",
         summary="one decoder layer over the target's last features (EAGLE, EAGLE-2)",
         source="arXiv 2401.15077, 2406.16858",
         usual_acceptance=0.65,
-        drafts_with="head",
         code="foretoken.proposers.heads.eagle",
         own_kv=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="an EAGLE head trained for exactly this target",
-            features=1,
-        ),
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
-        trained=(
-            Trained(
-                kind="eagle",
-                command="eagle",
-                summary="an EAGLE head (1 and 2) over the target's last features",
-                code="foretoken.training.heads.eagle",
-                formats=("vllm", "eagle"),
-            ),
-        ),
     ),
-    DraftingMethod(
+    _head(
         name="eagle3",
         summary="decoder layers over three hidden states of the target (EAGLE-3, P-EAGLE)",
         source="arXiv 2503.01840, 2602.01469",
         usual_acceptance=0.7,
-        drafts_with="head",
         code="foretoken.proposers.heads.eagle3",
         own_kv=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         under_parallel_drafting="eagle3",
         aliases={"peagle": {"parallel_drafting": True}},
         marks=Marks(
@@ -396,108 +253,36 @@ ROWS = (
             ),
         ),
         packaged=(
+            PackagedDrafter(model="demo-eagle3", in_parallel=False, acceptance=0.73, cost=0.37),
             PackagedDrafter(
-                target="demo", model="demo-eagle3", in_parallel=False, acceptance=0.73, cost=0.37
-            ),
-            PackagedDrafter(
-                target="demo",
-                model="demo-parallel",
-                in_parallel=True,
-                most_drafts=5,
-                acceptance=0.65,
-                cost=0.39,
-            ),
-        ),
-        demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="a head trained for exactly this target",
-            features=3,
-            head_vocabulary=32_000,
-        ),
-        trained=(
-            Trained(
-                kind="eagle3",
-                command="eagle3",
-                summary="an EAGLE-3 head, by its training-time test",
-                code="foretoken.training.heads.eagle3",
-                formats=("speculators", "vllm", "eagle"),
-            ),
-            Trained(
-                kind="peagle",
-                command="peagle",
-                summary="a P-EAGLE head, an EAGLE-3 network that guesses all tokens in one pass",
-                code="foretoken.training.heads.peagle",
-                formats=("speculators", "vllm"),
+                model="demo-parallel", in_parallel=True, most_drafts=5, acceptance=0.65, cost=0.39
             ),
         ),
     ),
-    DraftingMethod(
+    _head(
         name="mlp",
         summary="one small stage for each token ahead (MLP speculators)",
         source="arXiv 2404.19124",
         usual_acceptance=0.5,
         usual_cost=0.1,
-        drafts_with="head",
         code="foretoken.proposers.heads.mlp",
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         aliases={"mlp_speculator": {}},
         marks=Marks(
             keys=("n_predict",),
             values=(("model_type", "mlp_speculator"),),
             architectures=("MLPSpeculatorPreTrainedModel",),
         ),
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25
-            ),
-        ),
-        demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="an MLP speculator trained for exactly this target",
-            features=1,
-        ),
-        trained=(
-            Trained(
-                kind="mlp",
-                command="mlp",
-                summary="an MLP speculator",
-                code="foretoken.training.heads.mlp",
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25),),
     ),
-    DraftingMethod(
+    _head(
         name="medusa",
         summary="one head for each token ahead (Medusa)",
         source="arXiv 2401.10774",
         usual_acceptance=0.5,
         usual_cost=0.1,
-        drafts_with="head",
         code="foretoken.proposers.heads.medusa",
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         marks=Marks(keys=("medusa_num_heads",)),
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29
-            ),
-        ),
-        demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-        plan=MethodPlan(
-            usual_drafts=3,
-            needs="Medusa heads trained for exactly this target",
-            features=1,
-        ),
-        trained=(
-            Trained(
-                kind="medusa",
-                command="medusa",
-                summary="Medusa heads over the target's own output head",
-                code="foretoken.training.heads.medusa",
-            ),
-        ),
+        packaged=(PackagedDrafter(model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29),),
     ),
     DraftingMethod(
         name="ngram",
@@ -509,12 +294,6 @@ ROWS = (
         drafts_with="text",
         code="foretoken.proposers.lookup.ngram",
         settings=NgramSettings,
-        demo={"method": "ngram", "num_speculative_tokens": 10},
-        plan=MethodPlan(
-            usual_drafts=5,
-            needs="nothing to load or train",
-            hits=_NGRAM_HITS,
-        ),
     ),
     DraftingMethod(
         name="suffix",
@@ -527,13 +306,6 @@ ROWS = (
         settings=SuffixSettings,
         default_drafts_key="suffix_decoding_max_tree_depth",
         threshold_key="suffix_decoding_min_token_prob",
-        vllm_needs_length=False,
-        plan=MethodPlan(
-            usual_drafts=4,
-            needs="nothing to load; vLLM imports arctic-inference for it",
-            vllm_package="arctic-inference",
-            hits=_SUFFIX_HITS,
-        ),
     ),
     DraftingMethod(
         name="custom_class",
@@ -548,75 +320,35 @@ ROWS = (
         source="multi-token prediction, arXiv 2404.19737, 2412.19437",
         drafts_with="head",
         own_kv=True,
-        own_file=False,
-        vllm_needs_length=False,
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
-        plan=MethodPlan(
-            usual_drafts=1,
-            needs="the checkpoint brings its own draft layers",
-            features=3,
-        ),
     ),
-    DraftingMethod(
+    _head(
         name="dflash",
         summary="a block of masks filled in by one pass over hidden states of several layers",
         source="DFlash, arXiv 2602.06036",
         usual_acceptance=0.7,
-        drafts_with="head",
         code="foretoken.proposers.heads.dflash",
         own_kv=True,
         in_one_pass=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38
-            ),
-        ),
-        demo={"model": "demo-dflash", "num_speculative_tokens": 4},
+        packaged=(PackagedDrafter(model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38),),
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
         ),
-        plan=MethodPlan(
-            usual_drafts=7,
-            needs="a DFlash head trained for exactly this target",
-            features=5,
-            layers=5,
-            block=15,
-        ),
-        trained=(
-            Trained(
-                kind="dflash",
-                command="dflash",
-                summary="a DFlash head, which fills in a block of drafts by one pass",
-                code="foretoken.training.heads.dflash.kind",
-                formats=("speculators", "vllm", "sglang"),
-            ),
-        ),
     ),
-    DraftingMethod(
+    _head(
         name="dspark",
         summary="DFlash's blocks, with a small sequential part and a judgement of each draft",
         source="arXiv 2607.05147",
         usual_acceptance=0.75,
-        drafts_with="head",
         code="foretoken.proposers.heads.dspark",
         own_kv=True,
         in_one_pass=True,
-        trees=True,
-        quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        vllm_needs_length=False,
-        packaged=(
-            PackagedDrafter(
-                target="demo", model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42
-            ),
-        ),
-        demo={"model": "demo-dspark", "num_speculative_tokens": 4},
+        packaged=(PackagedDrafter(model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42),),
         marks=Marks(
             values=(("speculators_model_type", "dspark"),),
             architectures=(
@@ -625,22 +357,6 @@ ROWS = (
                 "DSparkDraftModel",
                 "DSparkSpeculator",
                 "Gemma4DSparkModel",
-            ),
-        ),
-        plan=MethodPlan(
-            usual_drafts=7,
-            needs="a DSpark head trained for exactly this target",
-            features=5,
-            layers=5,
-            block=7,
-        ),
-        trained=(
-            Trained(
-                kind="dspark",
-                command="dspark",
-                summary="a DSpark head, whose drafts follow one another in a block and are judged",
-                code="foretoken.training.heads.dspark",
-                formats=("speculators", "vllm", "sglang"),
             ),
         ),
     ),
@@ -672,8 +388,14 @@ ROWS = (
 
 
 _table: dict[str, DraftingMethod] = {row.name: row for row in ROWS}
+_reserved: set[str] = set()
 _NOT_METHODS = ("auto", "drafters", "grammar", "none", "prediction")
 """Words that mean something else where a method or a drafter is named."""
+
+
+def reserve_keys(keys: Iterable[str]) -> None:
+    """Say that these keys of speculative_config are no single method's; told by who reads them."""
+    _reserved.update(keys)
 
 
 def register_method(method: DraftingMethod) -> None:
@@ -691,9 +413,6 @@ def register_method(method: DraftingMethod) -> None:
 
 def _check_free(method: DraftingMethod) -> None:
     """Raise ConfigError for words and keys that would hide, or be hidden by, those of others."""
-    # It is read by means of this table, and says which keys are not a single method's.
-    from foretoken.config.speculative import general_keys
-
     if not method.name.isidentifier():
         allowed = "a word of letters, digits and underscores"
         raise ConfigError("register_method.name", method.name, allowed)
@@ -703,7 +422,7 @@ def _check_free(method: DraftingMethod) -> None:
     for word in (method.name, *method.aliases):
         if word in taken or (known is not None and known != method):
             raise ConfigError("register_method.name", word, "a word that no other method has")
-    owners = dict.fromkeys(general_keys(), "speculative_config itself")
+    owners = dict.fromkeys(_reserved, "speculative_config itself")
     for row in others:
         if row.settings is not method.settings:
             owners |= dict.fromkeys(row.keys, f"method {row.name}")
@@ -735,11 +454,6 @@ def method_names(wanted: Callable[[DraftingMethod], bool] = lambda _: True) -> t
     return tuple(method.name for method in built_methods() if wanted(method))
 
 
-def trained_kinds() -> dict[str, Trained]:
-    """All kinds of training runs that make drafters, by their word in a training config."""
-    return {kind.kind: kind for method in known_methods() for kind in method.trained}
-
-
 def find_method(name: object, where: str = "speculative_config.method") -> DraftingMethod:
     """The method of that word.
 
@@ -767,26 +481,6 @@ def find_method(name: object, where: str = "speculative_config.method") -> Draft
     return found
 
 
-def method_of_config(config: Mapping[str, Any]) -> DraftingMethod | None:
-    """The method that a config.json is made for; None where it does not say (EAGLE, models)."""
-    return next((method for method in known_methods() if method.marks.are_in(config)), None)
-
-
-def method_of_tensors(has: Callable[[str], bool]) -> DraftingMethod | None:
-    """The method whose drafters have these tensors; None where they are a model's.
-
-    Args:
-        has: whether a tensor of exactly this name is there.
-    """
-    fitting = [
-        (len(names), method)
-        for method in known_methods()
-        for names in method.marks.tensors
-        if all(map(has, names))
-    ]
-    return max(fitting, key=lambda found: found[0])[1] if fitting else None
-
-
 @cache
 def _plugins() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINTS))
@@ -800,14 +494,14 @@ def _record_of(plugin: EntryPoint) -> DraftingMethod | ConfigError:
         record = plugin.load()
     except Exception as error:  # noqa: BLE001 - a package may fail at import in any way
         allowed = f"a record that can be imported ({type(error).__name__}: {error})"
-        broken = ConfigError(where, plugin.value, allowed)
     else:
-        broken = ConfigError(where, plugin.value, f"a DraftingMethod named {plugin.name!r}")
+        allowed = f"a DraftingMethod named {plugin.name!r}"
         if isinstance(record, DraftingMethod) and record.name == plugin.name:
             try:
                 _check_free(record)
                 return record
             except ConfigError as taken:
-                broken = ConfigError(where, plugin.value, str(taken))
+                allowed = str(taken)
+    broken = ConfigError(where, plugin.value, allowed)
     logger.warning("%s", broken)
     return broken
