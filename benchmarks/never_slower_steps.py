@@ -23,7 +23,7 @@ from foretoken.cli import main
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.deciding import Decider, FoundParts, decide_how
+from foretoken.engine.deciding import Decider, FoundParts, decide_how
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
 from foretoken.types import StepStats

@@ -8,15 +8,14 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
+from foretoken.engine.driver import SharedEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.logs import show_logs
+from foretoken.engine.outputs import GrowingOutput, collect
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import PromptError, named_as
-from foretoken.logs import show_logs
-from foretoken.metrics import Metric
-from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
-from foretoken.shared_engine import SharedEngine
 from foretoken.text.conversation import conversation_of
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
@@ -30,6 +29,7 @@ from foretoken.types.llm_inputs import (
     read_prompt,
     text_of,
 )
+from foretoken.v1.metrics.reader import Metric
 
 PATIENCE_S = 2.0
 """Calls that take less show no progress bar."""

@@ -7,12 +7,12 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.report.journal import ControlJournal
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.wiring import build_engine
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import post, serving

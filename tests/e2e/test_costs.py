@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.assembly import build_engine
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
 from foretoken.control.learned import keeping
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.step_timer import Timed
+from foretoken.engine.timing import find_costs
+from foretoken.engine.wiring import build_engine
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.costs import find_costs
-from foretoken.proposers.timing import Timed
 from foretoken.types import SamplingParams
 
 DRAFTERS: list[dict[str, Any]] = [

@@ -9,7 +9,6 @@ import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.control.plan import DraftPlan, DraftPlanner
-from foretoken.metrics import Gauge
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
@@ -20,6 +19,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler
 from foretoken.testing import write_tiny_llama
+from foretoken.v1.metrics.reader import Gauge
 from tests.e2e.lossless import PRESSURES, VOCAB, make_prompts
 from tests.unit.proposing import draft_model
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.replicas import members
 from foretoken.replicas.members import ReplicaPlace
 from foretoken.replicas.settings import ReplicaSpec

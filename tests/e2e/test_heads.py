@@ -16,13 +16,13 @@ from foretoken.config import SpeculativeConfig
 from foretoken.control.plan import DraftPlan
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.library import find_library
-from foretoken.metrics import Counter as CounterMetric
 from foretoken.models.builder import Builder
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from foretoken.text.tokenizer import Tokenizer
+from foretoken.v1.metrics.reader import Counter as CounterMetric
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
     EXACT,

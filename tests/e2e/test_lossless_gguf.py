@@ -13,8 +13,8 @@ import pytest
 
 from foretoken import LLM
 from foretoken.checkpoint import packaged_model
-from foretoken.metrics import Counter
 from foretoken.shape.gguf import forget_gguf
+from foretoken.v1.metrics.reader import Counter
 from tests.e2e.gguf_targets import MIXES, WIDTH, write_target
 from tests.e2e.heads import write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts

@@ -114,7 +114,7 @@ def test_agreement_changes_nothing(wrong: float, model: Path, reference: Referen
 
 def _counter(llm: object, name: str) -> float:
     from foretoken import LLM
-    from foretoken.metrics import Counter
+    from foretoken.v1.metrics.reader import Counter
 
     assert isinstance(llm, LLM)
     [metric] = [m for m in llm.get_metrics() if m.name == name]

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.server.hosts import is_own
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import Serving, post, serving

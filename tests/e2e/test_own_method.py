@@ -30,7 +30,6 @@ from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
-from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
@@ -44,6 +43,7 @@ from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_toke
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 from foretoken.testing import TINY
+from foretoken.v1.metrics.reader import Counter
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
 from tests.marks import slow_but
 from tests.property.exact import assert_alike

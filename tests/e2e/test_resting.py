@@ -11,11 +11,11 @@ import torch
 
 from foretoken import LLM
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
-from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import slot_of
+from foretoken.v1.metrics.reader import Counter
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 from tests.marks import slow_but

@@ -9,9 +9,9 @@ import pytest
 
 from foretoken import LLM, RequestOutput, SamplingParams
 from foretoken.errors import ParameterError
-from foretoken.metrics import Gauge
 from foretoken.testing import write_tiny_llama
 from foretoken.types import TokenSource
+from foretoken.v1.metrics.reader import Gauge
 from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, generate, make_prompts
 from tests.property.exact import assert_alike
 

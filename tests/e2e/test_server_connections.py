@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.server.transport.connection import MOST_HEAD_BYTES, MOST_HEADERS
 from foretoken.types import FinishReason, Output

@@ -233,7 +233,7 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
 
 
 LOSES = """
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 
 
 def broken(engine, arrive=None):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ConfigError, EngineLostError, RankLostError
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM
-from foretoken.metrics import Counter
+from foretoken.v1.metrics.reader import Counter
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 from tests.marks import needs_kernels

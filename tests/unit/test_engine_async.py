@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
-from foretoken.engine_async import AsyncEngine, OutputStream
+from foretoken.engine.engine import Engine
+from foretoken.engine.thread import AsyncEngine, OutputStream
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import EngineLostError, RequestError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer

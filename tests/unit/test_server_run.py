@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError, MissingPackageError, ModelNotFoundError
 from foretoken.server.app import build_app, build_state
 from foretoken.server.problems import problem_of

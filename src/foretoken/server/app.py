@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from foretoken.engine import Engine
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.extras import OptionalPackages
 from foretoken.server.access import Access, as_response

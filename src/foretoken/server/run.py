@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from foretoken.config import EngineConfig
 from foretoken.distributed.processes import Others
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
 from foretoken.server.app import build_app, build_state
@@ -55,7 +55,7 @@ def serve(
     """
     with bound(server) as listening:
         spans = spans_of(server, config.model)
-        from foretoken.assembly import build_engine
+        from foretoken.engine.wiring import build_engine
 
         gc.freeze()  # what is imported: neither that nor, below, what is loaded is looked at again
         engine = build_engine(config, others=others)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.routed.origin import RequestOrigin

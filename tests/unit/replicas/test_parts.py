@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from foretoken import placement
-from foretoken.assembly import build_engine
 from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError, MissingPackageError
 from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
 
-from foretoken.engine_async import AsyncEngine, OutputStream
+from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import ConfigError, EngineLostError
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.server.auditing.comparing import Compared, Comparison, Promise

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer

@@ -25,14 +25,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import foretoken
-from foretoken import metrics as engine_metrics
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.server.observing.control import ControlCollector
 from foretoken.server.observing.learnt import LearntCollector
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
 from foretoken.server.observing.request_acceptance import AcceptanceMetrics
 from foretoken.types import FinishReason, Output, Request
+from foretoken.v1.metrics import reader as engine_metrics
 
 logger = logging.getLogger("foretoken")
 

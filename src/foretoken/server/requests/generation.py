@@ -12,8 +12,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foretoken.engine import Engine
-from foretoken.engine_async import OutputStream
+from foretoken.engine.engine import Engine
+from foretoken.engine.thread import OutputStream
 from foretoken.server.problems import Problem, draining
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.routed.origin import RequestOrigin

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from foretoken.config import ResolvedConfig
-from foretoken.deciding import Decider, StepObserver
 from foretoken.distributed.processes import Followers
+from foretoken.engine.deciding import Decider, StepObserver
+from foretoken.engine.metrics import EngineMetrics
+from foretoken.engine.requests import Intake
 from foretoken.errors import EngineLostError
-from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
-from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.runtime.batch import Batch
@@ -50,7 +50,7 @@ class _StepTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of; `foretoken.assembly` builds them."""
+    """What an engine is made of; `foretoken.engine.wiring` builds them."""
 
     config: ResolvedConfig
     tokenizer: Tokenizer | None
@@ -138,7 +138,7 @@ class Engine:
         that have ended give no request. Their ids count as output, and only later ones come out.
 
         Raises:
-            RequestError: see `foretoken.intake.Intake.requests`.
+            RequestError: see `foretoken.engine.requests.Intake.requests`.
         """
         return self._intake.requests(
             request_id,

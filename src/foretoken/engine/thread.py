@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeVar, final
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import EngineLostError, RankLostError, RequestError
 from foretoken.runtime.faults import say_failure
 from foretoken.types import FinishReason, Output, Request

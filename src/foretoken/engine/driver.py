@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, final
 from weakref import WeakValueDictionary
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError, EngineLostError
 from foretoken.types import Output, Request
 

@@ -30,13 +30,13 @@ from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.keeping import CostKeeper
+from foretoken.engine.step_timer import PLAIN, StepTimer, Timed, time_drafter
+from foretoken.engine.usual_machine import usual_machine
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import describe_kernels
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.timing import PLAIN, StepTimer, Timed, time_drafter
-from foretoken.proposers.usual_machine import usual_machine
 from foretoken.runtime.runner import Runner
 
 logger = logging.getLogger("foretoken")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from foretoken.control.cost import PlainCost, StepShape
-from foretoken.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 from foretoken.types import StepStats
+from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 
 logger = logging.getLogger("foretoken")
 

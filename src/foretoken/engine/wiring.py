@@ -18,10 +18,10 @@ from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
-from foretoken.deciding import FoundParts, decide_how
 from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
-from foretoken.engine import Engine, EngineParts
+from foretoken.engine.deciding import FoundParts, decide_how
+from foretoken.engine.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus, Hardware, check_temporary_folder
 from foretoken.kernels.threads import StepThreads

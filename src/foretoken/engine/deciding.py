@@ -20,12 +20,12 @@ from foretoken.control.learned.keeping import CostKeeper
 from foretoken.control.plan import DraftPlanner
 from foretoken.control.report.journal import ControlJournal
 from foretoken.control.report.reasons import by_plan, by_settings, with_floors
+from foretoken.engine.step_timer import Timed
+from foretoken.engine.timing import EngineCosts, find_costs, seconds_for_timing
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
-from foretoken.proposers.costs import EngineCosts, find_costs, seconds_for_timing
 from foretoken.proposers.method import FoundDrafter
-from foretoken.proposers.timing import Timed
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verification
