@@ -64,7 +64,7 @@ def test_requests_go_on(
     plant(monkeypatch, owner, name, good)
     with LLM("demo", **SETTINGS, speculative_config=DRAFTER) as llm:
         assert [texts(llm) for _ in range(3)] == [plain] * 3
-        journal = llm._engine.parts.deciding.journal
+        journal = llm._engine.parts.controller.journal
     assert journal is not None
     found = journal.describe()
     assert "ArithmeticError: planted" in found["failed"]

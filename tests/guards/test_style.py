@@ -110,7 +110,7 @@ def test_no_paths_of_a_machine() -> None:
 
 ASKS_FOR_A_DEVICE = {
     "backend.py": "the border",
-    "assembly.py": "how much memory a GPU has free",
+    "engine/wiring.py": "how much memory a GPU has free",
     "cli/timed_runs.py": "names the GPU in reports",
     "kernels/triton_found.py": "whether Triton runs, which the border asks",
     "kv/untouched.py": "memory that the system hands out when it is touched",

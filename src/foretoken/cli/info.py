@@ -203,8 +203,7 @@ def _show_costs(config: EngineConfig, *, as_json: bool) -> None:
 
 
 def _find_costs(config: EngineConfig) -> "EngineCosts":
-    from foretoken.engine.step_timer import Timed
-    from foretoken.engine.timing import find_costs, seconds_for_timing
+    from foretoken.engine.timing import Timed, find_costs, seconds_for_timing
     from foretoken.engine.wiring import build_engine
 
     parts = build_engine(config).parts
@@ -215,7 +214,7 @@ def _find_costs(config: EngineConfig) -> "EngineCosts":
         pool=parts.scheduler.pool,
         threads=parts.threads,
     )
-    return parts.deciding.costs or find_costs(timed, most_seconds=seconds_for_timing())
+    return parts.controller.costs or find_costs(timed, most_seconds=seconds_for_timing())
 
 
 def _describe(costs: "EngineCosts") -> dict[str, Any]:

@@ -4,17 +4,20 @@ Owns nothing but the order of things: what runs is the scheduler's decision, how
 runner's, what is accepted the verifier's, what is drafted the proposer's. Not thread-safe.
 """
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from foretoken.config import ResolvedConfig
+from foretoken.control.adaptive.controller import AdaptiveControl
+from foretoken.control.budget import LivePolicy
+from foretoken.control.plan import DraftPlanner
+from foretoken.control.report.journal import ControlJournal
 from foretoken.distributed.processes import Followers
-from foretoken.engine.deciding import Decider, StepObserver
 from foretoken.engine.metrics import EngineMetrics
 from foretoken.engine.requests import Intake
+from foretoken.engine.timing import EngineCosts
 from foretoken.errors import EngineLostError
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
@@ -38,6 +41,9 @@ from foretoken.types import (
     StepStats,
 )
 
+StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
+"""Is told of every step: the batch with its plan and drafts, the outcome, counts and times."""
+
 
 class _StepTimes(NamedTuple):
     """Seconds of a step, by their names in `StepStats`."""
@@ -49,28 +55,44 @@ class _StepTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationController:
+    """Who decides how far steps draft, who learns, and who can say what is going on."""
+
+    plan: DraftPlanner
+    observe: StepObserver
+    live: LivePolicy
+    release: Callable[[str], None]
+    """Forgets a request that ended; unknown ids are fine."""
+    control: AdaptiveControl | None = None
+    costs: EngineCosts | None = None
+    """What control learns of times; None: nobody does."""
+    journal: ControlJournal | None = None
+    """What was decided; None: nothing drafts."""
+
+    def models(self) -> dict[str, Any] | None:
+        """What control has learnt, and where its costs were from; None: it learns nothing."""
+        if self.control is None or self.costs is None:
+            return None
+        return {"costs": self.costs.source, **self.control.models()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """What an engine is made of; `foretoken.engine.wiring` builds them."""
 
     config: ResolvedConfig
     tokenizer: Tokenizer | None
+    intake: Intake
     scheduler: Scheduler
     proposer: Proposer
-    drafters: Mapping[str, int] = field(default_factory=dict)
-    """Names that a request may ask for, and the most drafts of each."""
     block_drafters: frozenset[str] = frozenset()
-    """Those of them whose drafts are masks of a block, which one pass fills in."""
-    deciding: Decider
-    """Who decides how far steps draft."""
+    """Those whose drafts are masks of a block, which one pass fills in."""
+    controller: SpeculationController
     observers: tuple[StepObserver, ...] = ()
     """Told about every step."""
     runner: Runner
     verifier: Verifier
     texts: TextStreams
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    placeholders: Mapping[int, str]
-    """Ids of the vocabulary that stand for pictures and sounds, and what config.json calls them."""
     grammars: Grammars
     threads: StepThreads
     """Whose threads run a step."""
@@ -94,17 +116,6 @@ class Engine:
         """When the last step ended, if it left something to do."""
         self._rehearses = False
         self.metrics.watch("foretoken:drafter_bytes", lambda: parts.proposer.num_bytes)
-        self._intake = Intake(
-            config=config,
-            tokenizer=parts.tokenizer,
-            drafters=parts.drafters,
-            scheduler=parts.scheduler,
-            grammars=parts.grammars,
-            vocab_size=parts.vocab_size,
-            eos_token_ids=parts.eos_token_ids,
-            placeholders=parts.placeholders,
-            seeds=random.Random(config.user.seed),
-        )
 
     @property
     def has_unfinished(self) -> bool:
@@ -117,10 +128,10 @@ class Engine:
         Raises:
             ParameterError: an unknown drafter, or more drafts than the engine was set up for.
         """
-        self._intake.check_policy(policy, self.parts.drafters)
+        self.parts.intake.check_policy(policy, self.parts.intake.drafters)
         assert isinstance(self.parts.proposer, Drafters), type(self.parts.proposer)
         self.parts.proposer.use_only(policy.drafter)
-        self.parts.deciding.live.speculation = policy
+        self.parts.controller.live.speculation = policy
 
     def make_requests(
         self,
@@ -140,7 +151,7 @@ class Engine:
         Raises:
             RequestError: see `foretoken.engine.requests.Intake.requests`.
         """
-        return self._intake.requests(
+        return self.parts.intake.requests(
             request_id,
             prompt_token_ids,
             params,
@@ -292,7 +303,7 @@ class Engine:
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)
-        self.parts.deciding.release(request_id)
+        self.parts.controller.release(request_id)
         self.parts.verifier.release(request_id)
         self.metrics.record_finished()
 

@@ -1,27 +1,40 @@
-"""From settings to an engine: finds the models, decides every "auto", builds the parts.
+"""From settings to an engine: finds the models, builds the parts and whoever decides about drafts.
 
 The only place that knows all the constructors.
 """
 
 import logging
 import os
+import random
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretoken.backend import backend_for, packing_devices
+from foretoken.backend import backend_for, packing_devices, plan_search
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
+from foretoken.control.adaptive.controller import AdaptiveControl
+from foretoken.control.adaptive.drafter import DrafterFacts
+from foretoken.control.adaptive.planner import Planner
+from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
+from foretoken.control.failsafe import Failsafe
+from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.keeping import CostKeeper
+from foretoken.control.report.journal import ControlJournal
+from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
-from foretoken.engine.deciding import FoundParts, decide_how
-from foretoken.engine.engine import Engine, EngineParts
+from foretoken.engine.engine import Engine, EngineParts, SpeculationController, StepObserver
+from foretoken.engine.requests import Intake
+from foretoken.engine.timing import EngineCosts, Timed, find_costs, seconds_for_timing
 from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus, Hardware, check_temporary_folder
 from foretoken.kernels.threads import StepThreads
@@ -33,13 +46,14 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
-from foretoken.proposers.method import BuildContext, Target
+from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
+from foretoken.runtime.batch import Batch
 from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.leading import Leader, LoadShare
@@ -47,15 +61,17 @@ from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig
 from foretoken.runtime.scheduling.scheduler import Scheduler
-from foretoken.runtime.verifier import Verifier
+from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
+from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
 
 _DEFAULT_DRAFTS = 5
 _USUAL_CHANCE = 0.6
+"""Of a first draft, where the method table knows nothing of its drafter."""
 _NO_LIMIT = 1 << 30
 _RANK_WAIT_S = 30.0
 """A rank that is so much later than others outside of steps is taken for lost."""
@@ -171,11 +187,14 @@ class _Assembly:
         given = None if proposer is None else self._given(proposer, grammars)
         drafters = given or self._drafters(verifier, runner, shared)
         threads = self._threads()
-        found = FoundParts(
-            config=config, drafters=drafters, found=self.found, runner=runner, pool=self.pool,
+        timed = Timed(
+            config=config,
+            runner=runner,
+            members=drafters.members,
+            pool=self.pool,
             threads=threads,
-        )  # fmt: skip
-        deciding = decide_how(found)
+        )
+        controller = build_controller(timed, drafters, self.found)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -184,25 +203,33 @@ class _Assembly:
                 enable_prefix_caching=config.user.enable_prefix_caching,
             ),
             self.pool,
-            plan_drafts=deciding.plan,
+            plan_drafts=controller.plan,
             find_stop_string=texts.find_stop_string,
+        )
+        intake = Intake(
+            config=config,
+            tokenizer=self.tokenizer,
+            drafters={name: one.most for name, one in drafters.members.items()},
+            scheduler=scheduler,
+            grammars=grammars,
+            vocab_size=shape.vocab_size,
+            eos_token_ids=eos_ids,
+            placeholders={token: name for name, token in reversed(shape.placeholders)},
+            seeds=random.Random(config.user.seed),
         )
         return Engine(
             EngineParts(
                 config=config,
                 tokenizer=self.tokenizer,
+                intake=intake,
                 scheduler=scheduler,
                 proposer=drafters,
-                drafters={name: one.most for name, one in drafters.members.items()},
                 block_drafters=drafters.block_drafters,
-                deciding=deciding,
-                observers=deciding.observers,
+                controller=controller,
+                observers=(controller.observe,),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
-                vocab_size=shape.vocab_size,
-                eos_token_ids=eos_ids,
-                placeholders={token: name for name, token in reversed(shape.placeholders)},
                 grammars=grammars,
                 threads=threads,
                 shared=shared,
@@ -358,3 +385,121 @@ def _gpus(used: int) -> Gpus | None:
     free = min(int(torch.cuda.mem_get_info(place)[0]) for place in places)
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return Gpus(count=count, free_memory=free, has_nccl=has_nccl)
+
+
+def build_controller(
+    parts: Timed, drafters: Drafters, found: Mapping[str, FoundDrafter]
+) -> SpeculationController:
+    """Who decides: adaptive control, or the settings of the engine alone.
+
+    Args:
+        parts: what can be timed, where no earlier process learnt what steps cost.
+        drafters: those of the engine.
+        found: how its settings describe them, by label.
+    """
+    user = parts.config.user
+    limits = {name: member.most for name, member in drafters.members.items()}
+    live = LivePolicy()
+    way = user.control if limits else "fixed"
+    budget = RequestBudget(limits, _load_limit(user.speculative_config), live)
+    costs = control = keeper = None
+    if way == "adaptive":
+        costs = find_costs(parts, most_seconds=seconds_for_timing())
+        control, keeper = _control(parts, found, budget, costs), costs.keeper()
+    journal = _journal(way, drafters, control) if limits else None
+    if keeper is not None:
+        # Nobody closes an engine; it is collected, or the process ends.
+        weakref.finalize(control, keeper.close)
+    learn = _learner(drafters, control, journal, keeper)
+    failsafe = Failsafe(
+        budget.plan if control is None else control.plan,
+        tuple(limits),
+        say=_nobody if journal is None else journal.fail,
+    )
+    return SpeculationController(
+        plan=failsafe.plan,
+        observe=failsafe.guarded(learn),
+        live=live,
+        release=_nobody if control is None else failsafe.guarded(control.release),
+        control=control,
+        costs=costs,
+        journal=journal,
+    )
+
+
+def _nobody(_: str) -> None:
+    """There is nobody to tell."""
+
+
+def _control(
+    parts: Timed, found: Mapping[str, FoundDrafter], budget: RequestBudget, costs: EngineCosts
+) -> AdaptiveControl:
+    """Adaptive control, which learns from what is known of costs on."""
+    members = parts.members
+    facts = [
+        DrafterFacts(
+            name=name,
+            most=member.most,
+            looks_up=member.proposer.looks_up,
+            missing=member.num_missing,
+            max_window=member.proposer.max_window,
+            reads_features=name in found and bool(found[name].points),
+            floor=member.floor,
+        )
+        for name, member in members.items()
+    ]
+    speculative = parts.config.user.speculative_config
+    given = () if speculative is None else speculative.drafters
+    usual = {one.label: one.usual_acceptance for one in given}
+    acceptance = LearnedAcceptance({name: usual.get(name, _USUAL_CHANCE) for name in members})
+    search = plan_search()
+    return AdaptiveControl(Planner(budget, facts, costs.target, costs.drafters, acceptance, search))
+
+
+def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
+    if speculative is None:
+        return None
+    load = speculative.load
+    if load.num_speculative_tokens_per_batch_size is not None:
+        return LoadLimit(load.num_speculative_tokens_per_batch_size)
+    if load.disable_by_batch_size is not None:
+        return LoadLimit.off_from(load.disable_by_batch_size, _NO_LIMIT)
+    return None
+
+
+def _learner(
+    drafters: Drafters,
+    control: AdaptiveControl | None,
+    journal: ControlJournal | None,
+    keeper: CostKeeper | None,
+) -> StepObserver:
+    """Whoever learns from a step, one after another: they are given its plan, its outcome and its
+    times."""
+    if journal is None:
+        return drafters.observe
+
+    def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
+        drafters.observe(batch, verification, stats)
+        outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
+        journal.observe(batch.plan, outcomes, stats)
+        if control is not None:
+            control.observe(batch.plan, outcomes, stats)
+        if keeper is not None:
+            keeper.passed(stats.total_s)
+
+    return observe
+
+
+def _journal(mode: str, drafters: Drafters, control: AdaptiveControl | None) -> ControlJournal:
+    """Writes down what control does, and can say why."""
+    limits = {name: member.most for name, member in drafters.members.items()}
+    why = by_settings(limits)
+    if control is not None:
+        looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}
+        why = by_plan(control.outlook, looks_up)
+    floors = {name: member.floor for name, member in drafters.members.items()}
+    there = {name: floor for name, floor in floors.items() if floor is not None}
+    why = with_floors(why, there)
+    if control is None:
+        return ControlJournal(mode, limits, why)
+    return ControlJournal(mode, limits, why, facts=control.facts, step_by_rows=control.step_by_rows)

@@ -79,11 +79,11 @@ class ServerState:
     @property
     def speculation(self) -> str:
         """Drafters and their lengths, in words."""
-        drafters = self.engine.engine.parts.drafters
+        drafters = self.engine.engine.parts.intake.drafters
         if not drafters:
             return "off (predictions and grammars are drafted from)"
         named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
-        journal = self.engine.engine.parts.deciding.journal
+        journal = self.engine.engine.parts.controller.journal
         controlled = journal is not None and journal.mode == "adaptive"
         return f"{named}, as far as expected to be faster" if controlled else named
 

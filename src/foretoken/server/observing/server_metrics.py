@@ -159,7 +159,7 @@ class ServerMetrics:
         """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model_name, prefix))
-        deciding = engine.parts.deciding
+        deciding = engine.parts.controller
         if deciding.journal is not None:
             self.registry.register(ControlCollector(deciding.journal, model_name, prefix))
         if deciding.control is not None:
