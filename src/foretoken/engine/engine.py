@@ -5,7 +5,7 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,8 +35,6 @@ from foretoken.types import (
     FinishReason,
     Output,
     Request,
-    Resume,
-    SamplingParams,
     Speculation,
     StepStats,
 )
@@ -90,6 +88,7 @@ class EngineParts:
     controller: SpeculationController
     observers: tuple[StepObserver, ...] = ()
     """Told about every step."""
+    metrics: EngineMetrics
     runner: Runner
     verifier: Verifier
     texts: TextStreams
@@ -107,9 +106,10 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         """Take over `parts`."""
-        config = parts.config
         self.parts = parts
-        self.metrics = EngineMetrics(config.user.model, log_stats=not config.user.disable_log_stats)
+        self.make_requests = parts.intake.requests
+        """Checks a prompt and its parameters; what it gives can be queued."""
+        self.metrics = parts.metrics
         self.cancelled: tuple[str, ...] = ()
         """Requests of the last step, if it failed before anything of it was committed."""
         self._left_at: float | None = None
@@ -132,33 +132,6 @@ class Engine:
         assert isinstance(self.parts.proposer, Drafters), type(self.parts.proposer)
         self.parts.proposer.use_only(policy.drafter)
         self.parts.controller.live.speculation = policy
-
-    def make_requests(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        resume: Sequence[Resume] | None = None,
-    ) -> list[Request]:
-        """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
-
-        With `resume`, one entry per output, the outputs go on where another engine left them; those
-        that have ended give no request. Their ids count as output, and only later ones come out.
-
-        Raises:
-            RequestError: see `foretoken.engine.requests.Intake.requests`.
-        """
-        return self.parts.intake.requests(
-            request_id,
-            prompt_token_ids,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            resume=resume,
-        )
 
     def add_request(self, request: Request) -> None:
         """Queue a request of `make_requests`; it ends exactly once in the outputs of `step`.

@@ -51,7 +51,8 @@ class Intake:
     ) -> list[Request]:
         """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
 
-        With `resume` the outputs go on from there, and those that have ended give no request.
+        With `resume`, one entry per output, the outputs go on where another engine left them; those
+        that have ended give no request. Their ids count as output, and only later ones come out.
 
         Raises:
             PromptError: the prompt is empty, or has token ids out of range, or that stand for

@@ -33,6 +33,7 @@ from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine.engine import Engine, EngineParts, SpeculationController, StepObserver
+from foretoken.engine.metrics import EngineMetrics
 from foretoken.engine.requests import Intake
 from foretoken.engine.timing import EngineCosts, Timed, find_costs, seconds_for_timing
 from foretoken.errors import ConfigError
@@ -131,6 +132,7 @@ class _Assembly:
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
         self.tokenizer = _tokenizer(config, self.folder)
+        self.eos_ids = _eos_ids(self.shape, self.tokenizer)
         target = Target(shape=self.shape, tokenizer=self.tokenizer)
         self.found = find_drafters(self.speculative, target)
         self.points = feature_points(self.found)
@@ -171,18 +173,11 @@ class _Assembly:
     def _engine(self, proposer: Proposer | None, followers: Followers | None) -> Engine:
         config, shape = self.config, self.shape
         rule = self.speculative.rule.rejection_sample_method if self.speculative else "auto"
-        eos_ids = _eos_ids(shape, self.tokenizer)
-        grammars = self._grammars(eos_ids)
+        grammars = self._grammars()
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
-        borrowed = any(one.borrows_head for one in self._drafting().heads)
-        staged = config.user.pipeline_parallel_size > 1
-        points = tuple(point for point in self.points if point != FINAL)
-        options = replace(options, keeps_head=borrowed, by_layers=staged, points=points)
-        leader = None if followers is None else Leader(followers.joined)
-        runner = self._runner(self.folder, options, leader, self.points)
+        runner = self._target(None if followers is None else Leader(followers.joined))
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
         drafters = given or self._drafters(verifier, runner, shared)
@@ -206,27 +201,19 @@ class _Assembly:
             plan_drafts=controller.plan,
             find_stop_string=texts.find_stop_string,
         )
-        intake = Intake(
-            config=config,
-            tokenizer=self.tokenizer,
-            drafters={name: one.most for name, one in drafters.members.items()},
-            scheduler=scheduler,
-            grammars=grammars,
-            vocab_size=shape.vocab_size,
-            eos_token_ids=eos_ids,
-            placeholders={token: name for name, token in reversed(shape.placeholders)},
-            seeds=random.Random(config.user.seed),
-        )
         return Engine(
             EngineParts(
                 config=config,
                 tokenizer=self.tokenizer,
-                intake=intake,
+                intake=self._intake(drafters, scheduler, grammars),
                 scheduler=scheduler,
                 proposer=drafters,
                 block_drafters=drafters.block_drafters,
                 controller=controller,
                 observers=(controller.observe,),
+                metrics=EngineMetrics(
+                    config.user.model, log_stats=not config.user.disable_log_stats
+                ),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -235,6 +222,30 @@ class _Assembly:
                 shared=shared,
                 followers=followers,
             )
+        )
+
+    def _target(self, leader: Leader | None) -> Runner:
+        """The model that is served, loaded."""
+        config = self.config
+        options = replace(
+            self._options(config.user.numbers, batch_invariant=config.batch_invariant),
+            keeps_head=any(one.borrows_head for one in self._drafting().heads),
+            by_layers=config.user.pipeline_parallel_size > 1,
+            points=tuple(point for point in self.points if point != FINAL),
+        )
+        return self._runner(self.folder, options, leader, self.points)
+
+    def _intake(self, drafters: Drafters, scheduler: Scheduler, grammars: Grammars) -> Intake:
+        return Intake(
+            config=self.config,
+            tokenizer=self.tokenizer,
+            drafters={name: one.most for name, one in drafters.members.items()},
+            scheduler=scheduler,
+            grammars=grammars,
+            vocab_size=self.shape.vocab_size,
+            eos_token_ids=self.eos_ids,
+            placeholders={token: name for name, token in reversed(self.shape.placeholders)},
+            seeds=random.Random(self.config.user.seed),
         )
 
     def _threads(self) -> StepThreads:
@@ -265,9 +276,12 @@ class _Assembly:
             raise
         return followers
 
-    def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
-        text = None if self.tokenizer is None else self.tokenizer.to_json
-        return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
+    def _grammars(self) -> Grammars:
+        text, size = (
+            None if self.tokenizer is None else self.tokenizer.to_json,
+            self.shape.vocab_size,
+        )
+        return Grammars(text, size, sorted(self.eos_ids), self.config.device)
 
     def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:
         return LoadOptions(
