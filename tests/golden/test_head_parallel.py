@@ -9,8 +9,8 @@ import torch
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
