@@ -55,9 +55,9 @@ from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.leading import Leader, LoadShare
+from foretoken.runtime.rank0_driver import Leader, LoadShare
+from foretoken.runtime.rank_worker import follow
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig

@@ -28,7 +28,7 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.leading import (
+from foretoken.runtime.rank0_driver import (
     Forget,
     Forward,
     Leader,

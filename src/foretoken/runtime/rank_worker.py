@@ -12,7 +12,7 @@ import torch
 from foretoken.backend import backend_for
 from foretoken.distributed import Group
 from foretoken.distributed.on_device import group_on
-from foretoken.runtime.leading import LoadShare, listen
+from foretoken.runtime.rank0_driver import LoadShare, listen
 from foretoken.runtime.runner import Runner
 
 
