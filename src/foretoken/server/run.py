@@ -60,9 +60,9 @@ def serve(
         gc.freeze()  # what is imported: neither that nor, below, what is loaded is looked at again
         engine = build_engine(config, others=others)
         warm_up(engine)
-        if engine.parts.tokenizer is not None:
-            engine.parts.tokenizer.prepare_chat()
-            logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
+        if (tokenizer := engine.parts.tokenizer) is not None:
+            tokenizer.prepare_chat()
+            logger.debug("a token covers at most %s characters", tokenizer.max_token_length)
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)
         runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)

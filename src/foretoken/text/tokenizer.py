@@ -18,7 +18,7 @@ from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.gguf_tokenizer import TokenizerParts, read_gguf_tokenizer
-from foretoken.text.reach import token_reach
+from foretoken.text.max_token_length import max_token_length
 from foretoken.text.renderers import always
 from foretoken.text.token_bytes import bytes_of_tokens
 
@@ -98,10 +98,10 @@ class Tokenizer:
         return [one.ids for one in found]
 
     @cached_property
-    def reach(self) -> int | None:
+    def max_token_length(self) -> int | None:
         """Most characters that one token can cover; None if no bound is proven."""
         longest = self._longest or max(map(len, self.vocabulary()), default=0)
-        return token_reach(self.describe(), self._knows, longest)
+        return max_token_length(self.describe(), self._knows, longest)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""

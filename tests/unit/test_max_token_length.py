@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from foretoken.checkpoint import packaged_model
-from foretoken.text.reach import token_reach
+from foretoken.text.max_token_length import max_token_length
 from foretoken.text.tokenizer import Tokenizer as ModelTokenizer
 
 TEXTS = st.one_of(
@@ -49,10 +49,10 @@ def sentence_pieces() -> Tokenizer:
     return raw
 
 
-def reach_of(raw: Tokenizer, **changes: Any) -> int | None:
+def length_of(raw: Tokenizer, **changes: Any) -> int | None:
     tokens = raw.get_vocab()
     longest = max(map(len, tokens), default=0)
-    return token_reach({**json.loads(raw.to_str()), **changes}, tokens.__contains__, longest)
+    return max_token_length({**json.loads(raw.to_str()), **changes}, tokens.__contains__, longest)
 
 
 BOUNDED = {
@@ -70,16 +70,16 @@ BOUNDED = {
 @given(text=TEXTS)
 def test_no_token_covers_more(name: str, text: str) -> None:
     raw = BOUNDED[name]
-    reach = reach_of(raw)
-    assert reach is not None
+    longest = length_of(raw)
+    assert longest is not None
     ids = raw.encode(text, add_special_tokens=False).ids
-    assert len(text) <= reach * len(ids)
+    assert len(text) <= longest * len(ids)
 
 
 def test_the_bound_is_the_longest_token_where_nothing_is_composed() -> None:
     raw = BOUNDED["bytes"]
     longest = max(map(len, raw.get_vocab()))
-    assert reach_of(raw) == longest
+    assert length_of(raw) == longest
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_the_bound_is_the_longest_token_where_nothing_is_composed() -> None:
     ],
 )  # fmt: skip
 def test_what_may_lose_characters_has_no_bound(raw: Tokenizer) -> None:
-    assert reach_of(raw) is None
+    assert length_of(raw) is None
 
 
 def test_tokens_that_take_spaces_along_and_truncation_have_no_bound() -> None:
     raw = trained()
     raw.add_tokens([AddedToken("<mask>", lstrip=True)])
     assert len(raw.encode(" " * 500 + "<mask>").ids) == 1
-    assert reach_of(raw) is None
-    assert reach_of(trained(), truncation={"max_length": 4}) is None
+    assert length_of(raw) is None
+    assert length_of(trained(), truncation={"max_length": 4}) is None
 
 
 def test_a_description_says_what_tokenizer_json_says() -> None:

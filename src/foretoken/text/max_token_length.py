@@ -17,7 +17,7 @@ _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Split"
 """What cuts a text into words and keeps all of it, unless its behavior is to remove."""
 
 
-def token_reach(
+def max_token_length(
     description: Mapping[str, Any], known: Callable[[str], bool], longest: int
 ) -> int | None:
     """Most characters of a text that one token can cover; None if there is no proof of a bound.
