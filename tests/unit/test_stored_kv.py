@@ -14,8 +14,8 @@ from foretoken.backend import backend_for
 from foretoken.checkpoint import packaged_model
 from foretoken.hardware import anonymous_memory
 from foretoken.kv.features import FeatureStore
+from foretoken.kv.lazy_zeros import lazy_zeros
 from foretoken.kv.store import KVStore, write
-from foretoken.kv.untouched import untouched_zeros
 from foretoken.ops.attention import Attention, Geometry, ReferenceAttention, SpanWindow
 from foretoken.ops.stored_kv import multiplied_out, stored
 from foretoken.shape import ModelShape, RopeShape
@@ -110,7 +110,7 @@ def test_pages_that_nobody_wrote_take_no_memory(kind: torch.dtype) -> None:
 def test_many_zeros_are_as_untouched() -> None:
     """Enough for huge pages, of which one at most is taken."""
     before = anonymous_memory()
-    zeros = untouched_zeros([1 << 20, 64], dtype=torch.float32, device=torch.device("cpu"))
+    zeros = lazy_zeros([1 << 20, 64], dtype=torch.float32, device=torch.device("cpu"))
     zeros[777, 3] = 5.0
     after = anonymous_memory()
     assert before is not None and after is not None and after - before < 8 << 20

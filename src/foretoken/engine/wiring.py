@@ -40,9 +40,9 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Gpus, Hardware, check_temporary_folder
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.features import FINAL
+from foretoken.kv.lazy_zeros import gives_back
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import SharedPages
-from foretoken.kv.untouched import gives_back
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype

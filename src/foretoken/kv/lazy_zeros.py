@@ -23,7 +23,7 @@ _MADV_DONTNEED: int = getattr(mmap, "MADV_DONTNEED", 4)
 _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-def untouched_zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of zeros; on a GPU, or where there are no such pages, an ordinary one."""
     count = prod(size)
     if device.type != "cpu" or os.name != "posix" or count == 0:
@@ -46,7 +46,7 @@ def give_back(rows_SX: Tensor, first: int, stop: int) -> None:
     system with other rows.
 
     Args:
-        rows_SX: all of a tensor of `untouched_zeros`, where `gives_back`.
+        rows_SX: all of a tensor of `lazy_zeros`, where `gives_back`.
         first: index of a row.
         stop: one behind the last row.
     """

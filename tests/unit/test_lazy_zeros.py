@@ -7,8 +7,8 @@ import torch
 
 from foretoken.hardware import anonymous_memory
 from foretoken.kv.free_runs import Run
+from foretoken.kv.lazy_zeros import give_back, gives_back, lazy_zeros
 from foretoken.kv.store import KVStore
-from foretoken.kv.untouched import give_back, gives_back, untouched_zeros
 from tests.unit.test_stored_kv import SHAPE
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not gives_back(CPU), reason="only Linux takes me
 
 def test_rows_that_are_given_back_are_zeros_and_take_no_memory() -> None:
     before = anonymous_memory()
-    rows_SX = untouched_zeros((8192, 1024), dtype=torch.float32, device=CPU)
+    rows_SX = lazy_zeros((8192, 1024), dtype=torch.float32, device=CPU)
     rows_SX.fill_(3.0)
     full = anonymous_memory()
     give_back(rows_SX, 1024, 8192)
@@ -30,7 +30,7 @@ def test_rows_that_are_given_back_are_zeros_and_take_no_memory() -> None:
 
 
 def test_what_shares_a_page_of_the_system_stays() -> None:
-    rows_SX = untouched_zeros((1000, 24), dtype=torch.float32, device=CPU)
+    rows_SX = lazy_zeros((1000, 24), dtype=torch.float32, device=CPU)
     rows_SX.fill_(3.0)
     give_back(rows_SX, 300, 700)
     assert (rows_SX[:300] == 3).all() and (rows_SX[700:] == 3).all()
