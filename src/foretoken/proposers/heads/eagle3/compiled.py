@@ -22,7 +22,7 @@ from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutPart
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
-from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3Network
@@ -67,7 +67,7 @@ def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | 
     if net.shape.norm_output or net.shape.attention_bias:
         return None
     make = around.linears
-    if not isinstance(around.attention, CompiledAttention):
+    if not isinstance(around.attention, NativeAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
     kind = LayerKind(around.attention, around.rotary)

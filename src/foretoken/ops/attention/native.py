@@ -36,7 +36,7 @@ def _shape_of(geometry: Geometry) -> FtAttentionShape:
 
 
 @final
-class CompiledAttention(Attention):
+class NativeAttention(Attention):
     """The kernel of native/attention.c."""
 
     def __init__(self, geometry: Geometry, library: Library) -> None:
