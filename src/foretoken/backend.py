@@ -34,8 +34,8 @@ from foretoken.ops.linear import (
     RowProbe,
     can_pack,
 )
+from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
-from foretoken.ops.rejecting import RejectKernel
 from foretoken.ops.row_operations import RowKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels

@@ -44,7 +44,6 @@ from foretoken.kv.lazy_zeros import gives_back
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.models import LoadOptions
-from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
@@ -59,6 +58,7 @@ from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rank0_driver import Leader, LoadShare
 from foretoken.runtime.rank_worker import follow
 from foretoken.runtime.rules import RuleSettings
+from foretoken.runtime.rules.base import INVALID, LOSSY
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig
 from foretoken.runtime.scheduling.scheduler import Scheduler

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import ConfigError, EngineLostError
-from foretoken.ops.reject import INVALID, LOSSY
+from foretoken.runtime.rules.base import INVALID, LOSSY
 from foretoken.server.auditing.comparing import Compared, Comparison, Promise
 from foretoken.server.auditing.evidence import FairTokens
 from foretoken.server.auditing.samples import Samples

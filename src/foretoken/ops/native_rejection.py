@@ -2,7 +2,7 @@
 
 Of single rows it gives the distribution after temperature and filters.
 
-The reference twins are `foretoken.ops.reject`, `ops.block` and `ops.tree`. Invariant: where the
+The reference twins are `ops.rejection`, `ops.block_verification` and `ops.tree_rejection`. Invariant: where the
 kernel decides, it decides what the twin decides with the same uniforms and noise; a span with a
 test that rounding could turn it leaves to the twin.
 """
@@ -22,7 +22,7 @@ from foretoken.ops.drawing import UNDECIDED, Drawing
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-class Weighed(NamedTuple):
+class RejectionInput(NamedTuple):
     """The drafts of one request: ft_reject_span without its place among the drafts."""
 
     key: int
@@ -41,7 +41,7 @@ class Weighed(NamedTuple):
     """For each node of a tree the one before it, as in `Tree.parents`; None: a chain."""
 
 
-class Weighing(NamedTuple):
+class RejectionResult(NamedTuple):
     """What became of one request's drafts."""
 
     path: tuple[int, ...]
@@ -75,8 +75,13 @@ class RejectKernel:
         return probs_RV if done else None
 
     def decide(
-        self, logits_RV: Tensor, spans: Sequence[Weighed], probs_KV: Tensor | None, *, block: bool
-    ) -> list[Weighing]:
+        self,
+        logits_RV: Tensor,
+        spans: Sequence[RejectionInput],
+        probs_KV: Tensor | None,
+        *,
+        block: bool,
+    ) -> list[RejectionResult]:
         """Test the drafts of each request; all are chains or all are trees.
 
         Args:
@@ -122,6 +127,6 @@ class RejectKernel:
         for span, kept, last in zip(spans, found, found[count:], strict=False):
             at = 2 * count + first
             path = tuple(found[at : at + kept]) if parents else tuple(range(kept))
-            results.append(Weighing(path if last != UNDECIDED else (), last))
+            results.append(RejectionResult(path if last != UNDECIDED else (), last))
             first += len(span.ids)
         return results

@@ -13,35 +13,6 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.logits import NEVER
-from foretoken.types import SamplingParams
-
-RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")
-LOSSY = ("typical",)
-"""Change what the model says; never chosen by `auto`."""
-INVALID = ("synthetic",)
-"""Rules whose output is not the model's at all; never chosen by `auto`."""
-
-
-def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:
-    """The rule that checks the drafts of such a request.
-
-    Args:
-        params: of the request; greedy requests match, except under `synthetic`.
-        rule: one of RULES.
-        one_hot: whether the draft comes without a distribution (greedy drafts, look-up).
-    """
-    if rule == "synthetic":
-        return rule
-    if params.greedy:
-        return "matching"
-    if rule == "auto":
-        return "matching" if params.deterministic or one_hot else "standard"
-    return rule
-
-
-def wants_distribution(params: SamplingParams, rule: str, one_hot: bool = False) -> bool:
-    """Whether the rule for such a request weighs the distribution that a draft was drawn from."""
-    return rule_of(params, rule, one_hot) in ("standard", "block", "traversal")
 
 
 def agreeing(drafts: Sequence[int], targets: Sequence[int]) -> int:

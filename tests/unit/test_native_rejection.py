@@ -11,14 +11,14 @@ from foretoken.backend import backend_for
 from foretoken.kernels.library import find_library
 from foretoken.ops.drawing import UNDECIDED, Drawing, pack_rows
 from foretoken.ops.logits import Filters, keep_filtered, scale
-from foretoken.ops.rejecting import RejectKernel
+from foretoken.ops.native_rejection import RejectKernel
 from foretoken.runtime.draft_tree import Tree, tree_of
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Check, TreeCheck
 from foretoken.runtime.rules.block import BlockRule
+from foretoken.runtime.rules.native_rules import weigh
 from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.rules.trees import TreeRejection
-from foretoken.runtime.rules.weighed import weigh
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from tests.unit.filters import FILTERS

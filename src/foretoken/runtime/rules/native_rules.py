@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.drawing import UNDECIDED
-from foretoken.ops.rejecting import Weighed, Weighing
+from foretoken.ops.native_rejection import RejectionInput, RejectionResult
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Branch, Check, TreeCheck
 from foretoken.runtime.sampler import Sampler
@@ -36,14 +36,14 @@ def weigh(
     kernel = sampler.backend.reject
     if kernel is None:
         return [None] * len(checks)
-    spans: list[Weighed] = []
+    spans: list[RejectionInput] = []
     row = 0
     for check in checks:
         spans.append(_span(sampler, check, row))
         row += check.num_rows
     edited_PV = sampler.edited(logits_PV, [rows for check in checks for rows in _rows(check)])
-    weighings = kernel.decide(edited_PV, spans, probs_KV, block=block)
-    return [_branch(*pair) for pair in zip(spans, weighings, strict=True)]
+    results = kernel.decide(edited_PV, spans, probs_KV, block=block)
+    return [_branch(*pair) for pair in zip(spans, results, strict=True)]
 
 
 def complete(
@@ -69,10 +69,10 @@ def complete(
     return [next(decided) if one is None else one for one in found]
 
 
-def _span(sampler: Sampler, check: Check | TreeCheck, row: int) -> Weighed:
+def _span(sampler: Sampler, check: Check | TreeCheck, row: int) -> RejectionInput:
     """A check whose own rows begin at `row`."""
     profile = sampler.profile(check.rows.sequence.request)
-    return Weighed(
+    return RejectionInput(
         key=profile.key,
         how=profile.drawing,
         position=check.rows.position,
@@ -83,7 +83,7 @@ def _span(sampler: Sampler, check: Check | TreeCheck, row: int) -> Weighed:
     )
 
 
-def _branch(span: Weighed, found: Weighing) -> Branch | None:
+def _branch(span: RejectionInput, found: RejectionResult) -> Branch | None:
     if found.last == UNDECIDED:
         return None
     return Branch(found.path, (*(span.ids[node] for node in found.path), found.last))
