@@ -2,9 +2,9 @@
 
 Of single rows it gives the distribution after temperature and filters.
 
-The reference twins are `ops.rejection`, `ops.block_verification` and `ops.tree_rejection`. Invariant: where the
-kernel decides, it decides what the twin decides with the same uniforms and noise; a span with a
-test that rounding could turn it leaves to the twin.
+The reference twins are `ops.rejection`, `ops.block_verification` and `ops.tree_rejection`.
+Invariant: where the kernel decides, it decides what the twin decides with the same uniforms and
+noise; a span with a test that rounding could turn it leaves to the twin.
 """
 
 import ctypes
