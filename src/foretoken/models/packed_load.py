@@ -1,7 +1,7 @@
 """Loads that leave packed weights behind, and loads that find them.
 
 A builder asks for tensors and makes linear layers in an order that follows from the model's shape.
-`Recorded` hands it the checkpoint's tensors and writes down what became of them; `Replayed` hands
+`RecordingWeightSource` hands it the checkpoint's tensors and writes down what became of them; `CachedWeightSource` hands
 it what was written, and matrices without contents, since nothing is made of them any more.
 Owns what a file says beside its tensors. Knows files by `packed_file`, and no folders.
 """
@@ -54,7 +54,7 @@ class PackedLayers(Protocol):
 
 
 @final
-class Recorded(WeightSource, PackedLayers):
+class RecordingWeightSource(WeightSource, PackedLayers):
     """A checkpoint whose load is written to a file as it goes on."""
 
     def __init__(self, checkpoint: Checkpoint, writer: PackedWriter) -> None:
@@ -101,7 +101,7 @@ class Recorded(WeightSource, PackedLayers):
         self._linears.append([self._described(one) for one in packed])
 
     def about(self) -> dict[str, Any]:
-        """What `Replayed` needs to know beside the tensors."""
+        """What `CachedWeightSource` needs to know beside the tensors."""
         return {"tensors": self._tensors, "linears": self._linears}
 
     def _noted(self, name: str, tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Recorded(WeightSource, PackedLayers):
 
 
 @final
-class Replayed(WeightSource, PackedLayers):
+class CachedWeightSource(WeightSource, PackedLayers):
     """A load from a file: what was checked when it was written is not checked again."""
 
     def __init__(self, file: PackedFile) -> None:

@@ -90,7 +90,7 @@ def packed_folder() -> Path:
 
 @final
 @dataclass(frozen=True, slots=True)
-class PackedCache:
+class WeightCache:
     """The file of one load, wherever it lies."""
 
     name: str
@@ -107,7 +107,7 @@ class PackedCache:
     @classmethod
     def of(
         cls, files: list[Path], shape: ModelShape, options: LoadOptions, library: Library
-    ) -> "PackedCache | None":
+    ) -> "WeightCache | None":
         """For a load of these files; None: it is not worth a file, or they cannot be read."""
         try:
             found = [(path, path.stat()) for path in sorted(files)]
