@@ -15,14 +15,15 @@ from foretoken.kernels.linear import TYPES
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint, weight_files
-from foretoken.models.packed_load import (
+from foretoken.models.through_transformers import load_with_transformers
+from foretoken.models.weight_cache import (
     CachedWeightSource,
     PackedLayers,
+    PackedWriting,
     RecordingWeightSource,
+    WeightCache,
     WeightSource,
 )
-from foretoken.models.through_transformers import load_with_transformers
-from foretoken.models.weight_cache import PackedWriting, WeightCache
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
