@@ -95,7 +95,7 @@ def network(name: str) -> BlockHead:
 
 
 def runners(
-    name: str, kv_dtype: torch.dtype | None = None, make: HeadLinears | None = None
+    name: str, kv_store_dtype: torch.dtype | None = None, make: HeadLinears | None = None
 ) -> list[BlockRunner]:
     # Two points of three, which do not lie side by side.
     points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
@@ -110,7 +110,7 @@ def runners(
             network(name),
             FeatureView(store, [0, FINAL]),
             top=top,
-            pages=HeadPages(10, PAGE, kv_dtype),
+            pages=HeadPages(10, PAGE, kv_store_dtype),
             make=make,
         )
         for _ in range(2)
@@ -140,12 +140,12 @@ def drafted(
 
 
 @compiled
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", HEADS)
 @torch.inference_mode()
-def test_all_drafts_in_one_call(name: str, params: str, kv_dtype: torch.dtype | None) -> None:
-    fast, plain = runners(name, kv_dtype)
+def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dtype | None) -> None:
+    fast, plain = runners(name, kv_store_dtype)
     assert fast.drafts_at_once and not plain.drafts_at_once
     (at_once, steps), (chosen, _) = (drafted(one, params, [4, 4]) for one in (fast, plain))
     assert not hasattr(steps, "_logits_KV"), "one call did it all"

@@ -39,7 +39,7 @@ SHAPES = {
 
 
 def runners(
-    shape: Eagle3Shape, kv_dtype: torch.dtype | None = None
+    shape: Eagle3Shape, kv_store_dtype: torch.dtype | None = None
 ) -> tuple[HeadRunner, HeadRunner]:
     torch.manual_seed(2)
     net = Eagle3(shape, mask_token_id=11 if shape.parallel and not shape.anchored else None)
@@ -54,7 +54,7 @@ def runners(
     view = FeatureView(store, [0, FINAL])
 
     def runner() -> HeadRunner:
-        pages = HeadPages(10, PAGE, kv_dtype)
+        pages = HeadPages(10, PAGE, kv_store_dtype)
         return HeadRunner(net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=pages)
 
     compiled, plain = runner(), runner()
@@ -63,11 +63,11 @@ def runners(
 
 
 @pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("name", SHAPES)
 @torch.inference_mode()
-def test_the_same_outputs(name: str, kv_dtype: torch.dtype | None) -> None:
-    compiled, plain = runners(SHAPES[name], kv_dtype)
+def test_the_same_outputs(name: str, kv_store_dtype: torch.dtype | None) -> None:
+    compiled, plain = runners(SHAPES[name], kv_store_dtype)
     assert compiled.kernels is not None
     tables = [[3, 1, 4], [7, 2, 9]]
     fed = [

@@ -9,7 +9,7 @@ from foretoken.hardware import anonymous_memory
 from foretoken.kv.free_runs import Run
 from foretoken.kv.lazy_zeros import give_back, gives_back, lazy_zeros
 from foretoken.kv.store import KVStore
-from tests.unit.test_stored_kv import SHAPE
+from tests.unit.test_quantize_kv import SHAPE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not gives_back(CPU), reason="only Linux takes memory back")

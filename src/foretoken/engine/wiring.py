@@ -44,7 +44,7 @@ from foretoken.kv.lazy_zeros import gives_back
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.models import LoadOptions
-from foretoken.ops.stored_kv import kept_dtype
+from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
@@ -292,7 +292,7 @@ class _Assembly:
             x_bits=numbers.x_bits,
             x_bits_asked_by=numbers.x_bits_asked_by,
             page_size=self.config.page_size,
-            kv_dtype=kept_dtype(numbers.kv_cache_dtype),
+            kv_store_dtype=kv_store_dtype(numbers.kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
 

@@ -1,6 +1,6 @@
 """The keys and values themselves: one tensor per layer, indexed by slot.
 
-A slot is page * page_size + offset. What is in a row, the store does not read: `ops.stored_kv`
+A slot is page * page_size + offset. What is in a row, the store does not read: `ops.quantize_kv`
 knows how int8 is written. Knows nothing of sequences or of who uses a page. Everything
 is finite at all times: attention reads masked slots and multiplies them by zero.
 """

@@ -310,7 +310,7 @@ class Builder:
             window=window,
             softcap=shape.attention_softcap,
             scale=shape.attention_scale,
-            kv_dtype=options.kv_dtype,
+            kv_store_dtype=options.kv_store_dtype,
         )
 
     def kind(self, view: tuple[int | None, RopeShape], like: Tensor) -> LayerKind:

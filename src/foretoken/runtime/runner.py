@@ -120,7 +120,7 @@ class Runner:
             replace(model.shape, num_hidden_layers=here),
             num_pages=num_pages,
             page_size=options.page_size,
-            dtype=options.kv_dtype or options.dtype,
+            dtype=options.kv_store_dtype or options.dtype,
             device=options.device,
             kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
 from foretoken.ops.attention.native import NativeAttention
-from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from tests.marks import KERNEL_LEVELS, level_of
 
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64), (6, 2, 32), (4, 2, 80), (2, 1, 128)]
@@ -173,11 +173,11 @@ def test_queries_may_lie_anyhow(library: Library) -> None:
 def in_int8(text: Text) -> tuple[Text, Text]:
     """The text with an int8 store, and with the same numbers multiplied out."""
     rounded, wide = copy(text), copy(text)
-    kept_TKh = stored(text.kv_TKh, torch.int8)
+    kept_TKh = quantize_kv(text.kv_TKh, torch.int8)
     rounded.store = torch.full((*text.store.shape[:2], kept_TKh.shape[2]), -1, dtype=torch.int8)
     rounded.store[text.slots] = kept_TKh
     wide.store = text.store.clone()
-    wide.store[text.slots] = multiplied_out(kept_TKh, text.shape.dtype)
+    wide.store[text.slots] = dequantize(kept_TKh, text.shape.dtype)
     return rounded, wide
 
 
@@ -203,12 +203,12 @@ def test_int8_has_the_bits_of_its_numbers_multiplied_out(
             rounded.span(1100, draw.choice([1, 6])),
             replace(rounded.span(draw.choice([60, 700]), 9), paths=tuple(paths)),
         ]
-        attention = NativeAttention(replace(shape, kv_dtype=torch.int8), library)
+        attention = NativeAttention(replace(shape, kv_store_dtype=torch.int8), library)
         found = run(attention, [rounded] * 4, spans)
         assert torch.equal(found, run(NativeAttention(shape, library), [wide] * 4, spans))
         if page_size != 16:
             continue
-        twin = ReferenceAttention(replace(shape, kv_dtype=torch.int8))
+        twin = ReferenceAttention(replace(shape, kv_store_dtype=torch.int8))
         expected = run(twin, [rounded] * 4, spans)
         assert torch.equal(expected, run(ReferenceAttention(shape), [wide] * 4, spans))
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

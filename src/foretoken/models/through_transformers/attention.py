@@ -17,7 +17,7 @@ from foretoken.errors import UnsupportedModelError
 from foretoken.kv.store import KVStore, write
 from foretoken.ops.attention import SpanWindow
 from foretoken.ops.attention.base import Attend, Attention
-from foretoken.ops.stored_kv import stored
+from foretoken.ops.quantize_kv import quantize_kv
 
 NAME = "foretoken"
 _HARMLESS = ("position_ids", "cache_position")
@@ -81,7 +81,7 @@ class PagedAttention:
         heads, tokens, size = q.shape[1:]
         key_heads = k.shape[1]
         kv_TKh, layer_SKh = torch.cat([k[0], v[0]]).transpose(0, 1), step.store.layers[layer]
-        write(layer_SKh, step.slots_T, stored(kv_TKh, layer_SKh.dtype))
+        write(layer_SKh, step.slots_T, quantize_kv(kv_TKh, layer_SKh.dtype))
         q_KGTh = q[0].unflatten(0, (key_heads, heads // key_heads))
         q_THh = q_KGTh.permute(2, 1, 0, 3).reshape(tokens, heads, size).contiguous()
         out_TD = step.attends[self._kind_of[layer]](q_THh, layer_SKh)

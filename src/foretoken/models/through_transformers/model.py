@@ -175,7 +175,7 @@ def _geometry(call: LayerCall, options: LoadOptions) -> Geometry:
         page_size=options.page_size,
         dtype=options.dtype,
         device=options.device,
-        kv_dtype=options.kv_dtype,
+        kv_store_dtype=options.kv_store_dtype,
     )
 
 
@@ -193,7 +193,7 @@ class _Trial:
             model.shape,
             num_pages=num_pages,
             page_size=options.page_size,
-            dtype=options.kv_dtype or options.dtype,
+            dtype=options.kv_store_dtype or options.dtype,
             device=options.device,
         )
 

@@ -28,7 +28,7 @@ def _shape_of(geometry: Geometry) -> FtAttentionShape:
         geometry.head_dim,
         geometry.page_size,
         TYPES[geometry.dtype],
-        STORED_TYPES[geometry.stored_dtype],
+        STORED_TYPES[geometry.store_dtype],
         geometry.window or 0,
         geometry.score_scale,
         geometry.softcap or 0.0,
@@ -60,13 +60,13 @@ class NativeAttention(Attention):
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Cut the spans into units of work for the threads that PyTorch may use now."""
-        plan, stored_dtype = self.layout(spans), self._geometry.stored_dtype
+        plan, store_dtype = self.layout(spans), self._geometry.store_dtype
 
         def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
             heads, size = q_THh.shape[1:]
             if q_THh.stride()[1:] != (size, 1):
                 q_THh = q_THh.contiguous()
-            assert layer_SKh.dtype == stored_dtype, (layer_SKh.dtype, stored_dtype)
+            assert layer_SKh.dtype == store_dtype, (layer_SKh.dtype, store_dtype)
             assert layer_SKh.stride()[1:] == (layer_SKh.shape[2], 1), layer_SKh.stride()
             out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
             call = plan.call

@@ -16,7 +16,7 @@ from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
 from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
-from foretoken.ops.stored_kv import stored
+from foretoken.ops.quantize_kv import quantize_kv
 
 TILE_ROWS = 8
 TILINGS = (
@@ -70,7 +70,7 @@ class _Probe:
 
         self._q_THh = randn(self._positions, geometry.num_heads, geometry.head_dim)
         kv_SKh = randn(slots, 2 * geometry.num_kv_heads, geometry.head_dim)
-        self._layer_SKh = stored(kv_SKh, geometry.stored_dtype)
+        self._layer_SKh = quantize_kv(kv_SKh, geometry.store_dtype)
         self._table = list(range(pages))
         self._scattered = list(range(pages, 2 * pages))
         random.Random(0).shuffle(self._scattered)

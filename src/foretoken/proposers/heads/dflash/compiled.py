@@ -79,7 +79,7 @@ class _Kinds:
                 dtype=like.dtype,
                 device=like.device,
                 window=view.window,
-                kv_dtype=site.store.layers[0].dtype,
+                kv_store_dtype=site.store.layers[0].dtype,
             )
             attention = backend_for(like.device).attention(geometry, batch_invariant=False)
             if not isinstance(attention, NativeAttention):

@@ -17,7 +17,7 @@ from foretoken.kv.features import FeatureStore
 from foretoken.kv.lazy_zeros import lazy_zeros
 from foretoken.kv.store import KVStore, write
 from foretoken.ops.attention import Attention, Geometry, ReferenceAttention, SpanWindow
-from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.shape import ModelShape, RopeShape
 from foretoken.shape.memory_formula import KV_SCALE_BYTES, kv_element_bytes
 
@@ -33,33 +33,33 @@ def heads(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("size", [1, 5, 8, 64, 80])
 def test_half_a_step_is_lost_at_most(size: int, dtype: torch.dtype) -> None:
     kv_TKh = heads(40, 6, size, dtype=dtype)
-    kept = stored(kv_TKh, torch.int8)
+    kept = quantize_kv(kv_TKh, torch.int8)
     assert kept.shape == (40, 6, size + KV_SCALE_BYTES) and kept.dtype == torch.int8
     step_TK1 = kv_TKh.float().abs().amax(-1, keepdim=True) / 127
-    back = multiplied_out(kept, torch.float32)
+    back = dequantize(kept, torch.float32)
     assert ((back - kv_TKh.float()).abs() <= 0.5001 * step_TK1).all()
     assert kept[..., :size].abs().amax(-1).eq(127).all()
-    assert torch.equal(multiplied_out(kept, dtype), back.to(dtype))
+    assert torch.equal(dequantize(kept, dtype), back.to(dtype))
 
 
 def test_rounding_again_changes_nothing() -> None:
-    kept = stored(heads(40, 6, 32), torch.int8)
-    assert torch.equal(stored(multiplied_out(kept, torch.float32), torch.int8), kept)
+    kept = quantize_kv(heads(40, 6, 32), torch.int8)
+    assert torch.equal(quantize_kv(dequantize(kept, torch.float32), torch.int8), kept)
 
 
 def test_a_head_does_not_depend_on_its_neighbours() -> None:
     kv_TKh = heads(30, 4, 24, dtype=torch.bfloat16)
-    kept = stored(kv_TKh, torch.int8)
+    kept = quantize_kv(kv_TKh, torch.int8)
     for token in range(30):
         for head in range(4):
-            alone = stored(kv_TKh[token : token + 1, head : head + 1], torch.int8)
+            alone = quantize_kv(kv_TKh[token : token + 1, head : head + 1], torch.int8)
             assert torch.equal(alone[0, 0], kept[token, head])
 
 
 def test_ends_of_the_range() -> None:
     tiny = torch.finfo(torch.float32).tiny
     rows = torch.tensor([[0.0, -0.0], [tiny, 0.0], [1e-45, 0.0], [3e38, -3e38], [1.0, -1.0]])
-    back = multiplied_out(stored(rows[:, None], torch.int8), torch.float32)[:, 0]
+    back = dequantize(quantize_kv(rows[:, None], torch.int8), torch.float32)[:, 0]
     assert torch.equal(back[[0, 2]], torch.zeros(2, 2))
     torch.testing.assert_close(back[[1, 3, 4]], rows[[1, 3, 4]], rtol=1e-6, atol=0.0)
 
@@ -68,21 +68,21 @@ def test_ends_of_the_range() -> None:
 def test_what_is_not_finite_shows(bad: float) -> None:
     kv_TKh = heads(3, 2, 8)
     kv_TKh[1, 0, 5] = bad
-    back = multiplied_out(stored(kv_TKh, torch.int8), torch.float32)
+    back = dequantize(quantize_kv(kv_TKh, torch.int8), torch.float32)
     assert back[1, 0].isnan().all()
     assert back[[0, 2]].isfinite().all() and back[1, 1].isfinite().all()
 
 
 def test_other_types_are_kept_as_they_are() -> None:
     kv_TKh = heads(3, 2, 8, dtype=torch.bfloat16)
-    assert stored(kv_TKh, torch.bfloat16) is kv_TKh
-    assert multiplied_out(kv_TKh, torch.bfloat16) is kv_TKh
+    assert quantize_kv(kv_TKh, torch.bfloat16) is kv_TKh
+    assert dequantize(kv_TKh, torch.bfloat16) is kv_TKh
 
 
 def test_a_fresh_store_is_finite_and_as_large_as_the_formula_says() -> None:
     shape = ModelShape.from_config(packaged_model("demo"))
     store = KVStore(shape, num_pages=2, page_size=8, dtype=torch.int8, device=torch.device("cpu"))
-    assert multiplied_out(store.layers[0], torch.float32).eq(0).all()
+    assert dequantize(store.layers[0], torch.float32).eq(0).all()
     per_slot = sum(layer[0].nbytes for layer in store.layers)
     assert per_slot == shape.kv_bytes_per_token(2, "int8")
     assert kv_element_bytes(2, "auto", 64) == 2 and kv_element_bytes(2, "int8", 64) == 1 + 4 / 64
@@ -151,13 +151,15 @@ def store_of(kv_heads: range | None, dtype: torch.dtype) -> KVStore:
 
 
 @pytest.mark.parametrize("kind", ["backend", "reference"])
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("kv_store_dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("part", [range(1), range(1, 3), range(2, 3)], ids=str)
-def test_a_part_of_the_heads_has_their_bits(part: range, kv_dtype: torch.dtype, kind: str) -> None:
+def test_a_part_of_the_heads_has_their_bits(
+    part: range, kv_store_dtype: torch.dtype, kind: str
+) -> None:
     generator = torch.Generator().manual_seed(1)
     kv_TKh = torch.randn(20, 2 * KV_HEADS, SIZE, generator=generator)
     q_THh = torch.randn(20, HEADS, SIZE, generator=generator)
-    geometry = replace(WHOLE, kv_dtype=kv_dtype)
+    geometry = replace(WHOLE, kv_store_dtype=kv_store_dtype)
     some = replace(
         geometry,
         num_heads=len(part) * geometry.group,
@@ -171,10 +173,12 @@ def test_a_part_of_the_heads_has_their_bits(part: range, kv_dtype: torch.dtype, 
             return ReferenceAttention(heads)
         return backend_for(CPU).attention(heads, batch_invariant=True)
 
-    whole, partial = store_of(None, kv_dtype), store_of(part, kv_dtype)
+    whole, partial = store_of(None, kv_store_dtype), store_of(part, kv_store_dtype)
     kept = [*part, *(KV_HEADS + head for head in part)]
-    write(whole.layers[0], slice(4, 24), stored(kv_TKh, kv_dtype))
-    write(partial.layers[0], slice(4, 24), stored(kv_TKh[:, kept].contiguous(), kv_dtype))
+    write(whole.layers[0], slice(4, 24), quantize_kv(kv_TKh, kv_store_dtype))
+    write(
+        partial.layers[0], slice(4, 24), quantize_kv(kv_TKh[:, kept].contiguous(), kv_store_dtype)
+    )
     assert torch.equal(partial.layers[0], whole.layers[0][:, kept])
     # Group-major: query head g * KV + k reads key head k.
     readers = [g * KV_HEADS + head for g in range(geometry.group) for head in part]

@@ -19,17 +19,17 @@ _LARGEST: Final = 127
 _SMALLEST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 
-def kept_dtype(kv_cache_dtype: str) -> torch.dtype | None:
+def kv_store_dtype(kv_cache_dtype: str) -> torch.dtype | None:
     """How a store keeps keys and values under this setting; None: in the model's type."""
     return torch.int8 if kv_cache_dtype == "int8" else None
 
 
-def stored(kv_TKh: Tensor, kv_dtype: torch.dtype) -> Tensor:
-    """What a store of `kv_dtype` keeps of these: [T, K, h] as they are, or int8 [T, K, h + 4].
+def quantize_kv(kv_TKh: Tensor, store_dtype: torch.dtype) -> Tensor:
+    """What a store of `store_dtype` keeps of these: [T, K, h] as they are, or int8 [T, K, h + 4].
 
     A head with something in it that is not finite gets NaN for a scale.
     """
-    if kv_dtype != torch.int8:
+    if store_dtype != torch.int8:
         return kv_TKh
     numbers = kv_TKh.float()
     scale_TK1 = numbers.abs().amax(dim=-1, keepdim=True) / _LARGEST
@@ -38,7 +38,7 @@ def stored(kv_TKh: Tensor, kv_dtype: torch.dtype) -> Tensor:
     return torch.cat((rounded, scale_TK1.view(torch.int8)), dim=-1)
 
 
-def multiplied_out(kept: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize(kept: Tensor, dtype: torch.dtype) -> Tensor:
     """Keys and values [..., K, h] in `dtype` from what a store keeps of them."""
     if kept.dtype != torch.int8:
         return kept
