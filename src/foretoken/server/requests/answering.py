@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from foretoken.errors import RequestError
 from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.answer_size import within_bounds
-from foretoken.server.requests.generation import Event, Generation, Order, accept
+from foretoken.server.requests.generation import Event, Generation, GenerationRequest, accept
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.resuming import resume_of
 from foretoken.server.requests.structure import about_body, structure_field
@@ -70,7 +70,7 @@ async def respond(
     """
     state = state_of(request)
     params = within_bounds(body, prompts, params, state.max_model_len)
-    order = Order(
+    order = GenerationRequest(
         request_id=request_id_of(request),
         prompts=prompts,
         params=params,
