@@ -17,7 +17,7 @@ from foretoken.config import EngineConfig
 from foretoken.errors import EngineLostError
 from foretoken.replicas.replica_server import ReplicaServer
 from foretoken.replicas.settings import ReplicaSpec
-from foretoken.server.routed.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
 from foretoken.server.settings import Limits, ServerConfig
 from tests.e2e.fronting import KEY, fronting, stream
 

@@ -22,7 +22,7 @@ from foretoken.errors import ForetokenError
 from foretoken.server.hosts import is_own
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.problems import Problem, internal, problem_of
-from foretoken.server.routed.origin import INTERNAL_HEADER, RequestOrigin
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, RequestOrigin
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of
 from foretoken.server.transport.body_room import BodyRoom

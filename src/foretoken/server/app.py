@@ -21,9 +21,9 @@ from foretoken.server.endpoints import admin, chat, completions, page, status, t
 from foretoken.server.observing.process_memory import keep_trimmed
 from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.problems import Problem
-from foretoken.server.routed import report
-from foretoken.server.routed.fingerprint import fingerprint_of
-from foretoken.server.routed.pace import ServerPace
+from foretoken.server.replica_protocol import report
+from foretoken.server.replica_protocol.fingerprint import fingerprint_of
+from foretoken.server.replica_protocol.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.server_metrics import ServerMetrics
-from foretoken.server.routed.origin import RequestOrigin
-from foretoken.server.routed.pace import ServerPace
+from foretoken.server.replica_protocol.origin import RequestOrigin
+from foretoken.server.replica_protocol.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.text.renderers import MOST_RENDERS
 from foretoken.text.tokenizer import Tokenizer

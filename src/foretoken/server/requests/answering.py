@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from foretoken.errors import RequestError
+from foretoken.server.replica_protocol.progress import StreamProgress, mark
 from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.answer_size import within_bounds
 from foretoken.server.requests.generation import Event, Generation, GenerationRequest, accept
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.resuming import resume_of
 from foretoken.server.requests.structure import about_body, structure_field
-from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
 from foretoken.server.transport.events import EventStream, LateList, as_event, unless_gone

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from foretoken.engine.engine import Engine
 from foretoken.engine.thread import OutputStream
 from foretoken.server.problems import Problem, draining
+from foretoken.server.replica_protocol.origin import RequestOrigin
 from foretoken.server.requests.prompt_ids import PromptIds
-from foretoken.server.routed.origin import RequestOrigin
 from foretoken.server.state import ServerState
 from foretoken.types import (
     FinishReason,

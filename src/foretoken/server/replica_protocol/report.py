@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem
-from foretoken.server.routed.pace import Backlog, Paces
+from foretoken.server.replica_protocol.pace import Backlog, Paces
 from foretoken.server.state import ServerState, is_internal, state_of
 from foretoken.types.fingerprint import Fingerprint
 
