@@ -15,7 +15,7 @@ import pytest
 
 from foretoken.config import EngineConfig
 from foretoken.engine.wiring import build_engine
-from foretoken.server.hosts import is_own
+from foretoken.server.access import is_own
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import Serving, post, serving
 

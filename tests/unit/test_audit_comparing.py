@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.server.auditing.comparing import Compared, Comparison, Promise, score
-from foretoken.server.auditing.evidence import FairTokens
+from foretoken.server.auditing.auditor import Compared, Comparison, FairTokens, Promise, score
 from foretoken.server.auditing.samples import FinishedRequest, Samples
 from foretoken.types import (
     FinishReason,

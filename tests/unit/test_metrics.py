@@ -14,7 +14,7 @@ from foretoken.control.cost import PlainCost
 from foretoken.engine.metrics import EngineMetrics, PlainEstimate
 from foretoken.errors import ForetokenError, PromptError
 from foretoken.server.observing.log_lines import LineFormatter, milliseconds
-from foretoken.server.observing.request_acceptance import AcceptanceMetrics
+from foretoken.server.observing.server_metrics import AcceptanceMetrics
 from foretoken.types import RequestMetrics, StepStats
 from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Vector
 
