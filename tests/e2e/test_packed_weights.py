@@ -26,8 +26,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
-from foretoken.models import held_file, load, packed_file, weight_cache
-from foretoken.models.held_file import Lease
+from foretoken.models import load, packed_file, weight_cache
+from foretoken.models.packed_file import Lease
 from foretoken.testing import write_tiny_llama
 from tests.packed import begin_behind, keep_packed, settle
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_changed_while_it_serves(
     first = tokens(model)
     settle()
     lines(said)
-    monkeypatch.setattr(held_file, "_LOOK_S", 0.001)
+    monkeypatch.setattr(packed_file, "_LOOK_S", 0.001)
     if not held:
         monkeypatch.setattr(Lease, "take", lambda _: None)
     with LLM(str(model), **KV) as llm:
@@ -331,7 +331,7 @@ def test_a_second_start_imports_no_compiler(model: Path) -> None:
 KILLED = """
 import os, shutil, signal, sys, types
 from foretoken import LLM
-from foretoken.models import held_file, load, weight_cache, packed_file
+from foretoken.models import load, packed_file, weight_cache
 weight_cache._LEAST_BYTES = 0
 shutil.disk_usage = lambda _: types.SimpleNamespace(total=1 << 40, free=1 << 40)
 packed_file.PackedWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -12,9 +12,9 @@ from torch import Tensor
 from foretoken.backend import backend_for
 from foretoken.ops.attention import Geometry, SpanWindow, torch_attention
 from foretoken.ops.attention.base import Attention, contiguous_start
-from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
+from foretoken.ops.attention.torch_sdpa import BranchAttention
 from foretoken.ops.quantize_kv import dequantize, quantize_kv
 
 NUM_PAGES = 96
