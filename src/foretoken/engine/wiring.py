@@ -132,7 +132,10 @@ class _Assembly:
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
         self.tokenizer = _tokenizer(config, self.folder)
-        self.eos_ids = _eos_ids(self.shape, self.tokenizer)
+        ids = set(self.shape.eos_token_ids)
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            ids.add(self.tokenizer.eos_token_id)
+        self.eos_ids = frozenset(token for token in ids if token < self.shape.vocab_size)
         target = Target(shape=self.shape, tokenizer=self.tokenizer)
         self.found = find_drafters(self.speculative, target)
         self.points = feature_points(self.found)
@@ -277,11 +280,9 @@ class _Assembly:
         return followers
 
     def _grammars(self) -> Grammars:
-        text, size = (
-            None if self.tokenizer is None else self.tokenizer.to_json,
-            self.shape.vocab_size,
-        )
-        return Grammars(text, size, sorted(self.eos_ids), self.config.device)
+        text = None if self.tokenizer is None else self.tokenizer.to_json
+        ids = sorted(self.eos_ids)
+        return Grammars(text, self.shape.vocab_size, ids, self.config.device)
 
     def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:
         return LoadOptions(
@@ -381,13 +382,6 @@ def _tokenizer(config: EngineConfig, folder: Path) -> Tokenizer | None:
     if config.tokenizer is not None:
         return Tokenizer(find_model(config.tokenizer, revision=config.revision))
     return Tokenizer.of_folder(folder)
-
-
-def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
-    own = set(shape.eos_token_ids)
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        own.add(tokenizer.eos_token_id)
-    return frozenset(token for token in own if token < shape.vocab_size)
 
 
 def _gpus(used: int) -> Gpus | None:
