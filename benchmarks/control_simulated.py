@@ -112,20 +112,22 @@ class MistimedControl:
     spread: float
     seed: int
     name: str = "control"
+    passes: CostModel = PASSES
+    """Of the target, by rows: what a start times."""
 
     def build(self, machine: SimulatedMachine, missing: Missing) -> AdaptiveControl:
         """What a start times, times what is wrong in this one."""
         chance = Random(self.seed)
         whole = chance.lognormvariate(0.0, self.spread / 2)
         rows, drafting, reading = (chance.lognormvariate(0.0, self.spread) for _ in range(3))
-        one_s = PASSES.seconds(StepShape(1)).seconds
+        one_s = self.passes.seconds(StepShape(1)).seconds
 
         def timed(seconds: float) -> float:
             return whole * seconds * chance.lognormvariate(0.0, SHAPE_ERROR)
 
         target = LearnedCost(
             [
-                (shape, timed(one_s + rows * (PASSES.seconds(shape).seconds - one_s)))
+                (shape, timed(one_s + rows * (self.passes.seconds(shape).seconds - one_s)))
                 for shape in step_shapes(most_sequences=64, most_rows=2048, most_context=2048)
             ],
             sd=TIMED_SD,

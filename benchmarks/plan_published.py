@@ -17,9 +17,8 @@ from typing import Any
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.acceptance import assume_acceptance, drafting_of, prior_without
-from foretoken.lab.plan.devices import ENGINE_COSTS
 from foretoken.lab.plan.predict import StepCosts, gain_range, mean_cost
-from foretoken.lab.plan.setup import ENGINES, PlanSettings, Setup, resolve_setup
+from foretoken.lab.plan.setup import ENGINE_COSTS, ENGINES, PlanSettings, Setup, resolve_setup
 
 POINTS = Path(__file__).with_suffix(".toml")
 

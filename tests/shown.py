@@ -16,13 +16,9 @@ def run_shown(program: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     environment.pop("FORETOKEN_LOGGING_LEVEL", None)
     done = subprocess.run(
-        [sys.executable, *program],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
+        [sys.executable, *program], capture_output=True, text=True, timeout=240, env=environment,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", f"a library is quiet, and this is shown:\n{done.stderr}"
     assert complaints(done.stdout) == [], done.stdout

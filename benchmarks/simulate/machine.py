@@ -19,9 +19,8 @@ from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.errors import ConfigError
-from foretoken.lab.plan.devices import EngineCost
 from foretoken.lab.plan.predict import step_models
-from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from foretoken.lab.plan.setup import EngineCost, PlanSettings, resolve_setup
 
 HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""

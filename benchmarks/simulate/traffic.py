@@ -186,7 +186,7 @@ def recorded_requests(path: Path) -> tuple[RecordedRequest, ...]:
     Raises:
         ConfigError: it cannot be read, or does not say when requests arrived.
     """
-    items = load_workload(path).items
+    items, _ = load_workload(path)
     arrivals = [item.arrival_s for item in items if item.arrival_s is not None]
     if len(arrivals) < len(items):
         raise ConfigError("--workload", str(path), "a file with arrival_s in every line")

@@ -23,10 +23,10 @@ from benchmarks.simulate.machine import (
 )
 from benchmarks.simulate.traffic import DraftChance, RequestClass
 from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
-from foretoken.lab.plan.devices import EngineCost
-from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.launch.engines import Schedule
+from foretoken.lab.plan.setup import EngineCost, PlanSettings
 from foretoken.lab.tune.search import Search, best_setting, checked_gain, next_visit, spent_s, stand
-from foretoken.lab.tune.settings import OFF, Question, Schedule, Setting, Visit
+from foretoken.lab.tune.settings import OFF, Question, Setting, Visit
 
 LENGTHS = (1, 2, 3, 5, 8)
 HOST = EngineCost(step_s=1.0e-3, draft_s=0.5e-3)
@@ -114,8 +114,7 @@ def truth(rehearsed: RehearsedCase, answers: SimulatedAnswers) -> tuple[Setting,
         ]
         for setting in question.settings
     ])  # fmt: skip
-    best = best_setting(question, gains_SL)
-    return best.setting, best.value
+    return best_setting(question, gains_SL)
 
 
 def play(

@@ -51,13 +51,9 @@ def h100(count: int, target: str = "meta-llama/Llama-3.3-70B-Instruct") -> Simul
     """A target and a draft model on so many devices."""
     draft = "Qwen/Qwen3-0.6B" if "Qwen" in target else "meta-llama/Llama-3.2-1B-Instruct"
     settings = PlanSettings(
-        target=target,
-        draft=draft,
-        count=count,
-        draft_tensor_parallel_size=1,
-        engine="foretoken",
+        target=target, draft=draft, count=count, draft_tensor_parallel_size=1, engine="foretoken",
         num_speculative_tokens=5,
-    )
+    )  # fmt: skip
     return planned_machine(settings)
 
 

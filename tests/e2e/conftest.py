@@ -29,9 +29,10 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
-    """A random head of each of HEADS, to be read only."""
+    """A random head of each of HEADS, to be read only, and the draft model."""
     root = tmp_path_factory.mktemp("heads")
-    return {name: write_head(root / name, name, draft) for name in HEADS}
+    heads = {name: write_head(root / name, name, draft) for name in HEADS}
+    return {"draft_model": draft, **heads}
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def stream(
     **headers: str,
 ) -> Streamed:
     """Read one stream to its end; `seen` is told after each chunk how many there are."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    asked = {"stream_options": {"include_usage": True}, **body, "stream": True}
     found = Streamed()
     with httpx.stream("POST", url + path, json=asked, headers=headers, timeout=120) as answer:
         found.status = answer.status_code

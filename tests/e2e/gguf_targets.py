@@ -9,7 +9,7 @@ import numpy as np
 from foretoken.quant.blocks import _FLOATS
 from foretoken.shape.block_kinds import BLOCK_KINDS
 from tests.e2e.heads import VOCAB
-from tests.golden.gguf_files import ggml_rows
+from tests.golden.gguf_files import finish, ggml_rows
 from tests.unit.kernels.test_blocks import blocks, by_package
 
 WIDTH, HEADS, KEY_HEADS, HEAD = 256, 16, 2, 16
@@ -89,8 +89,5 @@ def write_target(path: Path, mix: str, *, layers: int = 2, sharp: float = 3.0) -
             f"{name}.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind]
         )  # fmt: skip
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -24,17 +24,10 @@ from foretoken.testing import TINY
 
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
 LAYER = HeadShape(
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+    vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+    rms_norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
 BLOCK = BlockShape(
     layer=replace(LAYER, num_hidden_layers=2),
     rope=RopeShape(theta=10000.0, rotary_dim=16),

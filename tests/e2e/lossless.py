@@ -4,12 +4,22 @@ Shared by the quick and the full suite; `README`'s `make test-full` runs ten tim
 """
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from foretoken import LLM, SamplingParams
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import JunkProposer, ReplayProposer
+from foretoken.v1.metrics import reader as metrics
 
 VOCAB = 97
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -122,6 +132,36 @@ def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[R
     ]
 
 
+def asking(count: int, tokens: int) -> tuple[Callable[[LLM, str], list[Result]], Any]:
+    """What asks for so many requests of so many tokens, by the name of PARAMETERS, and a fixture:
+    what the target without drafts answers to each, one request at a time."""
+
+    def run(llm: LLM, name: str) -> list[Result]:
+        return generate(llm, make_prompts(count, 3), {"max_tokens": tokens, **PARAMETERS[name]})
+
+    @pytest.fixture(scope="module")
+    def plain(alone: LLM) -> Callable[[str], list[Result]]:
+        return cache(partial(run, alone))
+
+    return run, plain
+
+
+def counted(llm: LLM, name: str) -> float:
+    """The engine's number whose name ends so."""
+    [found] = [one for one in llm.get_metrics() if one.name.endswith(name)]
+    assert isinstance(found, metrics.Counter | metrics.Gauge)
+    return found.value
+
+
+def drawn(llm: LLM, tokens: int, samples: int = 1200) -> Counter[tuple[int, ...]]:
+    """What comes of one prompt without a seed, where two tokens may follow each."""
+    params = SamplingParams(
+        max_tokens=tokens, temperature=1.0, top_k=2, n=samples, detokenize=False, ignore_eos=True
+    )
+    [output] = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
+    return Counter(one.token_ids for one in output.outputs)
+
+
 def with_model(config: dict[str, Any], draft: Path | None) -> dict[str, Any]:
     """The config with the folder of its draft model, that of each of several drafters too."""
     if "drafters" in config:
@@ -147,3 +187,26 @@ def replay(model: Path, known: dict[str, list[int]], wrong: float) -> LLM:
     """An LLM whose drafter knows the right outputs and spoils some tokens."""
     proposer = ReplayProposer(known, VOCAB, wrong=wrong, seed=5)
     return LLM(str(model), dtype="float32", batch_invariant=True, proposer=proposer)
+
+
+def audit(proposer: KVProposer) -> list[int]:
+    """From now on each draft is made a second time by one that remembers nothing, and must be the
+    same; what that one computes is not kept. Returns how many drafts were compared, step by step.
+    """
+    propose, compared = proposer.propose, list[int]()
+    layers = proposer.make_steps([]).runner.store.layers  # type: ignore[attr-defined]
+
+    @torch.inference_mode()
+    def both(context: Context) -> Draft:
+        found, kept = propose(context), [layer.clone() for layer in layers]
+        for span in context.spans:
+            proposer.progress.rewind(span.sequence, 0)
+        again = propose(context)
+        assert (again.ids, again.parents) == (found.ids, found.parents)
+        for layer, before in zip(layers, kept, strict=True):
+            layer.copy_(before)
+        compared.append(sum(map(len, found.ids)))
+        return found
+
+    proposer.propose = both  # type: ignore[method-assign]
+    return compared

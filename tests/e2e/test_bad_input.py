@@ -10,16 +10,13 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.errors import (
     CapacityError,
-    CheckpointError,
     ConfigError,
     ForetokenError,
     ModelNotFoundError,
     ParameterError,
     PromptError,
-    RequestError,
     TokenizerError,
 )
-from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False)
@@ -27,13 +24,8 @@ GOOD = {"prompt_token_ids": [1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(str(folder), dtype="float32", max_model_len=64)
+def llm(model: Path) -> LLM:
+    return LLM(str(model), dtype="float32", max_model_len=64)
 
 
 @pytest.mark.parametrize(
@@ -152,26 +144,6 @@ def test_what_are_no_priorities(llm: LLM, given: Any) -> None:
         llm.generate([GOOD, GOOD], PARAMS, use_tqdm=False, priority=given)
 
 
-HALF = chr(0xD83D)
-"""One half of a pair: a string of Python can hold it, a text cannot."""
-
-
-@pytest.mark.parametrize(
-    ("prompt", "parameters"),
-    [
-        (f"a{HALF}b", {}),
-        ({"prompt": HALF}, {}),
-        ("x", {"prediction": f"a{HALF}"}),
-        ("x", {"bad_words": [HALF]}),
-    ],
-)
-def test_half_a_character_is_no_text(prompt: Any, parameters: dict[str, Any]) -> None:
-    with LLM("demo", kv_cache_memory_bytes=8 << 20, max_model_len=128) as demo:
-        with pytest.raises(RequestError, match="surrogate"):
-            demo.generate([prompt], SamplingParams(**parameters), use_tqdm=False)
-        assert not demo._engine.has_unfinished
-
-
 def test_an_empty_text_is_the_token_that_begins_one() -> None:
     """Of a tokenizer that has such a token; where there is none, it is an error."""
     with LLM("demo", kv_cache_memory_bytes=8 << 20, max_model_len=128) as demo:
@@ -191,15 +163,15 @@ def test_what_is_no_conversation(messages: Any) -> None:
     assert caught.value.field == "messages"
 
 
-def test_a_request_that_can_never_fit(folder: Path) -> None:
+def test_a_request_that_can_never_fit(model: Path) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "block_size": 8}
-    with LLM(str(folder), kv_cache_memory_bytes=3 * 8 * 512, **settings) as small:
+    with LLM(str(model), kv_cache_memory_bytes=3 * 8 * 512, **settings) as small:
         with pytest.raises(CapacityError, match="KV cache"):
             small.generate([{"prompt_token_ids": [1] * 100}], PARAMS, use_tqdm=False)
         [output] = small.generate([GOOD], PARAMS, use_tqdm=False)
         assert output.outputs[0].finish_reason == FinishReason.LENGTH
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
-        LLM(str(folder), kv_cache_memory_bytes=100, **settings)
+        LLM(str(model), kv_cache_memory_bytes=100, **settings)
 
 
 def test_a_bad_request_does_not_hurt_running_ones(llm: LLM) -> None:
@@ -218,69 +190,24 @@ def test_a_bad_request_does_not_hurt_running_ones(llm: LLM) -> None:
     assert tuple(tokens) == alone.outputs[0].token_ids
 
 
-def test_a_step_that_fails_leaves_the_engine_usable(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [alone] = llm.generate([GOOD], PARAMS, use_tqdm=False)
-    runner = llm._engine.parts.runner
-
-    def broken(batch: Any) -> Any:
-        raise RuntimeError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "run", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            llm.generate([GOOD], PARAMS, use_tqdm=False)
-    assert not llm._engine.has_unfinished
-    [again] = llm.generate([GOOD], PARAMS, use_tqdm=False)
-    assert again.outputs[0].token_ids == alone.outputs[0].token_ids
-
-
-def test_an_abort_ends_a_request_once(llm: LLM) -> None:
-    engine = llm._engine
-    [request] = engine.make_requests("gone", [1, 2, 3], PARAMS)
-    engine.add_request(request)
-    engine.step()
-    output = engine.abort("gone")
-    assert output is not None
-    assert output.finish_reason == FinishReason.ABORT
-    assert engine.abort("gone") is None
-    assert engine.step() == []
-
-
-def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
-    stream = llm.stream(GOOD, PARAMS)
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    assert not llm._engine.has_unfinished
-
-
 def test_models_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         LLM(str(tmp_path / "nothing"))
     assert caught.value.given == str(tmp_path / "nothing")
 
 
-def test_truncated_weights_are_named(tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "cut")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        LLM(str(folder))
-
-
-def test_a_tokenizer_that_is_named_must_exist(folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_named_must_exist(model: Path, tmp_path: Path) -> None:
     with pytest.raises((TokenizerError, ModelNotFoundError)):
-        LLM(str(folder), tokenizer=str(tmp_path / "missing"))
+        LLM(str(model), tokenizer=str(tmp_path / "missing"))
 
 
-def test_too_long_a_context(folder: Path) -> None:
+def test_too_long_a_context(model: Path) -> None:
     with pytest.raises(ConfigError, match="at most 256"):
-        LLM(str(folder), max_model_len=257)
+        LLM(str(model), max_model_len=257)
 
 
-def test_a_closed_llm_says_so(folder: Path) -> None:
-    llm = LLM(str(folder), dtype="float32")
+def test_a_closed_llm_says_so(model: Path) -> None:
+    llm = LLM(str(model), dtype="float32")
     llm.close()
     llm.close()
     with pytest.raises(ConfigError, match="closed"):

@@ -7,23 +7,17 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
-from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason
 
 PAGE = 16
 PROMPT = {"prompt_token_ids": [3, 1, 4]}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-def settings(folder: Path, pages: int) -> dict[str, Any]:
+def settings(model: Path, pages: int) -> dict[str, Any]:
     """Room for so many pages without a drafter: float32, two layers of two heads of 16."""
     token = 2 * 2 * 2 * 16 * 4
     return {
-        "model": str(folder),
+        "model": str(model),
         "dtype": "float32",
         "block_size": PAGE,
         "kv_cache_memory_bytes": pages * PAGE * token,
@@ -40,18 +34,18 @@ def answer(given: dict[str, Any]) -> tuple[tuple[int, ...], str]:
     return found.outputs[0].token_ids, str(found.outputs[0].finish_reason)
 
 
-def methods(folder: Path) -> list[dict[str, Any]]:
+def methods(model: Path) -> list[dict[str, Any]]:
     return [
         {"method": "ngram", "num_speculative_tokens": 4},
-        {"model": str(folder), "num_speculative_tokens": 4},
+        {"model": str(model), "num_speculative_tokens": 4},
     ]
 
 
 @pytest.mark.parametrize("pages", [4, 9, 15, 16, 40])
-def test_an_answer_is_as_long_with_a_drafter(folder: Path, pages: int) -> None:
-    plain = settings(folder, pages)
+def test_an_answer_is_as_long_with_a_drafter(model: Path, pages: int) -> None:
+    plain = settings(model, pages)
     expected = answer(plain)
-    for method in methods(folder):
+    for method in methods(model):
         drafted = {**plain, "speculative_config": method}
         try:
             assert answer(drafted) == expected

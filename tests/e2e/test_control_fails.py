@@ -23,13 +23,9 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256}
 DRAFTER = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3}
 PLANTED = [
-    (AdaptiveControl, "observe"),
-    (AdaptiveControl, "release"),
-    (Planner, "make"),
-    (Planner, "put_away"),
-    (ControlJournal, "observe"),
-    (Drafters, "observe"),
-]
+    (AdaptiveControl, "observe"), (AdaptiveControl, "release"), (Planner, "make"),
+    (Planner, "put_away"), (ControlJournal, "observe"), (Drafters, "observe"),
+]  # fmt: skip
 
 
 def plant(patch: pytest.MonkeyPatch, owner: type, name: str, good: int) -> None:

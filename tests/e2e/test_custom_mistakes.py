@@ -12,7 +12,6 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.testing import write_tiny_llama
 
 VOCAB = 97
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
@@ -86,18 +85,13 @@ WRONG: dict[str, tuple[Answer, str]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def drafter() -> Given:
     return Given(lambda context: Draft.empty(len(context.spans)))
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, drafter: Given) -> LLM:
-    return LLM(str(folder), proposer=drafter, dtype="float32", kv_cache_memory_bytes=8 << 20)
+def llm(model: Path, drafter: Given) -> LLM:
+    return LLM(str(model), proposer=drafter, dtype="float32", kv_cache_memory_bytes=8 << 20)
 
 
 @pytest.mark.parametrize("mistake", WRONG)
@@ -194,7 +188,7 @@ def test_what_a_drafter_is_shown_reads_like_the_sequence(llm: LLM, drafter: Give
     assert seen
 
 
-def test_what_is_no_drafter_is_refused(folder: Path) -> None:
+def test_what_is_no_drafter_is_refused(model: Path) -> None:
     for wrong in ("ngram", Given, object()):
         with pytest.raises(ConfigError, match="proposer"):
-            LLM(str(folder), proposer=wrong)  # type: ignore[arg-type]
+            LLM(str(model), proposer=wrong)  # type: ignore[arg-type]

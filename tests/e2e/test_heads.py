@@ -1,9 +1,6 @@
 """Heads in the engine: the same tokens as plain decoding, and KV that is never stale."""
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,16 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.v1.metrics.reader import Counter as CounterMetric
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import (
-    EXACT,
     PARAMETERS,
     PRESSURES,
-    Result,
+    asking,
+    counted,
+    drawn,
     generate,
     make_prompts,
+    open_exact,
     open_llm,
 )
 from tests.golden.test_gguf import Kind
@@ -42,33 +40,18 @@ TOKENS, COUNT = 32, 12
 WITH_KV = ("eagle", "eagle3", "peagle", "anchored", "dflash", "dflash reduced", "dspark")
 IN_BLOCKS = {"peagle", "anchored", "dflash", "dflash reduced", "dspark", "pard"}
 UNSURE = {
-    "dflash": 0.05,
-    "dflash reduced": 0.06,
-    "dspark": 0.5,
-    "eagle": 0.05,
-    "eagle3": 0.07,
-    "peagle": 0.073,
-    "anchored": 0.07,
-    "mlp": 0.035,
-    "medusa": 0.25,
-    "pard": 0.35,
-}
+    "dflash": 0.05, "dflash reduced": 0.06, "dspark": 0.5, "eagle": 0.05, "eagle3": 0.07,
+    "peagle": 0.073, "anchored": 0.07, "mlp": 0.035, "medusa": 0.25, "pard": 0.35,
+}  # fmt: skip
 """About the third of the probabilities that these random heads give their best tokens."""
 
 
-@pytest.fixture(scope="module")
-def plain(alone: LLM) -> Callable[[str, int], list[Result]]:
-    @cache
-    def results(parameters: str, count: int) -> list[Result]:
-        chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-        return generate(alone, make_prompts(count, 3), chosen)
-
-    return results
+run, plain = asking(COUNT, TOKENS)
+run_long, plain_long = asking(320, TOKENS)
 
 
 def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) -> LLM:
-    settings: dict[str, Any] = {**EXACT, **pressure}
-    return LLM(str(model), speculative_config={**config, "model": str(folder)}, **settings)
+    return open_exact(model, {**config, "model": str(folder)}, **pressure)
 
 
 @pytest.mark.parametrize("pressure", slow_but(["calm", "shortage"], "shortage"))
@@ -79,13 +62,10 @@ def test_heads_change_no_token(
     """Greedy, seeded with filters, and with penalties, in one batch, also short of pages."""
     with _open(model, HEADS[name], folders[name], **PRESSURES[pressure]) as llm:
         for parameters in ("greedy", "filters", "greedy penalties"):
-            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-            found = generate(llm, make_prompts(COUNT, 3), chosen)
-            assert found == plain(parameters, COUNT)
-        [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
+            assert run(llm, parameters) == plain(parameters)
         # Short of pages the target's come first, and drafters have what is left.
         least = 5 if pressure == "shortage" else 100
-        assert isinstance(drafted, CounterMetric) and drafted.value > least
+        assert counted(llm, "num_draft_tokens") > least
         assert bool(llm.block_drafters) == (name in IN_BLOCKS)
 
 
@@ -106,8 +86,7 @@ def test_heads_read_a_table_of_few_bits(
         with _open(target, HEADS[name], folders[name]) as llm:
             assert llm._engine.parts.runner.model.embedding.is_packed == packs
             found = generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS})
-            numbers = {m.name: m.value for m in llm.get_metrics() if isinstance(m, CounterMetric)}
-            counts.append((found, numbers["vllm:spec_decode_num_accepted_tokens"]))
+            counts.append((found, counted(llm, "num_accepted_tokens")))
     assert counts[0] == counts[1]
 
 
@@ -120,8 +99,7 @@ def test_an_unsure_head_stops_early(
     unsure = {**HEADS[name], "draft_confidence_threshold": UNSURE[name]}
     with _open(model, unsure, folders[name], **PRESSURES["calm"]) as llm:
         for parameters in ("greedy", "filters"):
-            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-            assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
+            assert run(llm, parameters) == plain(parameters)
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, detokenize=False)
         found = llm.generate(make_prompts(COUNT, 3), params, use_tqdm=False)
     metrics = [request.outputs[0].metrics for request in found]
@@ -133,14 +111,12 @@ def test_an_unsure_head_stops_early(
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("name", HEADS)
 def test_ten_thousand_tokens(
-    name: str, parameters: str, model: Path, folders: dict[str, Path], plain: Any
+    name: str, parameters: str, model: Path, folders: dict[str, Path], plain_long: Any
 ) -> None:
     """At least 10,000 tokens per head and parameter set."""
-    count = 320
     with _open(model, HEADS[name], folders[name], **PRESSURES["calm"]) as llm:
-        chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-        found = generate(llm, make_prompts(count, 3), chosen)
-        assert found == plain(parameters, count)
+        found = run_long(llm, parameters)
+        assert found == plain_long(parameters)
         if parameters != "stops":
             assert sum(len(result.token_ids) for result in found) >= 10_000
 
@@ -212,17 +188,11 @@ def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Pa
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("eagle", "eagle"),
-        ("eagle3", "eagle3"),
-        ("peagle", "eagle3"),
-        ("dflash", "dflash"),
-        ("dflash reduced", "dflash"),
-        ("dspark", "dspark"),
-        ("mlp", "mlp"),
-        ("medusa", "medusa"),
+        ("eagle", "eagle"), ("eagle3", "eagle3"), ("peagle", "eagle3"), ("dflash", "dflash"),
+        ("dflash reduced", "dflash"), ("dspark", "dspark"), ("mlp", "mlp"), ("medusa", "medusa"),
         ("pard", "parallel"),
     ],
-)
+)  # fmt: skip
 def test_the_method_follows_from_the_folder(
     name: str, method: str, folders: dict[str, Path]
 ) -> None:
@@ -240,11 +210,9 @@ def test_heads_among_other_drafters(model: Path, folders: dict[str, Path], plain
     ]
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     config = {"drafters": [lookup, *heads]}
-    settings: dict[str, Any] = {**EXACT, "max_num_seqs": 16}
-    with LLM(str(model), speculative_config=config, **settings) as llm:
+    with open_exact(model, config, max_num_seqs=16) as llm:
         for parameters in ("greedy", "filters"):
-            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-            assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
+            assert run(llm, parameters) == plain(parameters)
         wishes = ["mlp", "eagle3", "medusa", "dflash"] * (COUNT // 4)
         params = [
             SamplingParams(
@@ -254,7 +222,7 @@ def test_heads_among_other_drafters(model: Path, folders: dict[str, Path], plain
         ]
         found = llm.generate(make_prompts(COUNT, 3), params, use_tqdm=False)
     ids = [out.outputs[0].token_ids for out in found]
-    assert ids == [result.token_ids for result in plain("greedy", COUNT)]
+    assert ids == [result.token_ids for result in plain("greedy")]
     for wish, out in zip(wishes, found, strict=True):
         metrics = out.outputs[0].metrics
         assert metrics is not None and set(metrics.drafter_per_step) <= {wish, ""}
@@ -269,14 +237,10 @@ def test_drawn_drafts_have_the_plain_distribution(
     name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path]
 ) -> None:
     """Four tokens without a seed: a two-sample chi-square of what came out."""
-    params = SamplingParams(
-        max_tokens=4, temperature=1.0, top_k=2, n=1200, detokenize=False, ignore_eos=True
-    )
-    counts: list[Counter[tuple[int, ...]]] = []
+    counts = []
     for config in (None, {**HEADS[name], **stop, "model": str(folders[name])}):
-        with LLM(str(model), speculative_config=config, seed=3, **EXACT) as llm:
-            (output,) = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
-            counts.append(Counter(out.token_ids for out in output.outputs))
+        with open_exact(model, config, seed=3) as llm:
+            counts.append(drawn(llm, 4))
     assert_alike(*counts, least_freedom=3)
 
 
@@ -351,5 +315,4 @@ def test_copies_of_the_targets_tables_are_given_up(
         net = member.proposer.make_steps([]).runner.net
         assert not net.shape.own_embedding and net.shape.own_head
         assert net.table is llm._engine.parts.runner.model.embedding
-        chosen = {"max_tokens": TOKENS, **PARAMETERS["greedy"]}
-        assert generate(llm, make_prompts(COUNT, 3), chosen) == plain("greedy", COUNT)
+        assert run(llm, "greedy") == plain("greedy")

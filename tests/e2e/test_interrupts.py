@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,7 +14,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.testing import JunkProposer, write_tiny_llama
+from foretoken.testing import JunkProposer
 from tests.guards.sources import ROOT
 
 SOURCE = str(ROOT / "src" / "foretoken")
@@ -37,10 +38,9 @@ def streamed(llm: LLM) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("model"))
+def llm(model: Path) -> Iterator[LLM]:
     settings = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, "seed": 1}
-    with LLM(str(folder), proposer=JunkProposer(97), **settings) as made:
+    with LLM(str(model), proposer=JunkProposer(97), **settings) as made:
         yield made
 
 
@@ -130,17 +130,10 @@ def check_interrupts(llm: LLM, call: Callable[[], object], step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", ["generate", "stream"])
-def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, face: str) -> None:
-    call: Any = {"generate": ids, "stream": streamed}[face]
-    check_interrupts(llm, lambda: call(llm), 101)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("face", ["generate", "stream"])
-def test_ctrl_c_at_every_instruction(llm: LLM, ctrl_c: None, face: str) -> None:
-    call: Any = {"generate": ids, "stream": streamed}[face]
-    check_interrupts(llm, lambda: call(llm), 1)
+@pytest.mark.parametrize("step", [101, 1], ids=["some", "every instruction"])
+@pytest.mark.parametrize("call", [ids, streamed])
+def test_ctrl_c_leaves_the_llm_as_it_was(llm: LLM, ctrl_c: None, call: Any, step: int) -> None:
+    check_interrupts(llm, lambda: call(llm), step)
 
 
 class Entered(Proposer):
@@ -160,10 +153,10 @@ class Entered(Proposer):
 
 
 @pytest.fixture(scope="module")
-def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Entered]]:
-    folder, proposer = write_tiny_llama(tmp_path_factory.mktemp("model")), Entered()
+def entered(model: Path) -> Iterator[tuple[LLM, Entered]]:
+    proposer = Entered()
     settings = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, "seed": 1}
-    with LLM(str(folder), proposer=proposer, **settings) as made:
+    with LLM(str(model), proposer=proposer, **settings) as made:
         yield made, proposer
 
 

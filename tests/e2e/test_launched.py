@@ -20,7 +20,6 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.testing import write_tiny_llama
 from tests.marks import needs_kernels
 
 SERVE = ("-m", "foretoken", "serve")
@@ -30,14 +29,9 @@ LEAVES_S = 30.0
 pytestmark = needs_kernels
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("launched") / "model")
-
-
-def arguments(folder: Path, kind: str = "tensor") -> list[str]:
+def arguments(model: Path, kind: str = "tensor") -> list[str]:
     sizes = (f"--{kind}-parallel-size", "2", "--kv-cache-memory-bytes", "8000000")
-    return [*SERVE, str(folder), *sizes, "--dtype", "float32", "--port", "0"]
+    return [*SERVE, str(model), *sizes, "--dtype", "float32", "--port", "0"]
 
 
 def start(log: Path, *given: str, told: Mapping[str, str] | None = None) -> Any:
@@ -90,13 +84,13 @@ def ended(*processes: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_torchrun_serves_what_one_process_writes(folder: Path, tmp_path: Path, kind: str) -> None:
-    with LLM(str(folder), dtype="float32", kv_cache_memory_bytes=8 << 20) as alone:
+def test_torchrun_serves_what_one_process_writes(model: Path, tmp_path: Path, kind: str) -> None:
+    with LLM(str(model), dtype="float32", kv_cache_memory_bytes=8 << 20) as alone:
         params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         [result] = alone.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)
     log = tmp_path / "log"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = start(log, *launcher, *arguments(folder, kind))
+    process = start(log, *launcher, *arguments(model, kind))
     with ended(process):
         url = url_in(log, process)
         assert written(url) == list(result.outputs[0].token_ids)
@@ -119,11 +113,11 @@ def environment(number: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "codes"), [(0, (-9, 0)), (1, (1, -9))])
 def test_processes_that_a_script_launched_end_together(
-    folder: Path, tmp_path: Path, lost: int, codes: tuple[int, int]
+    model: Path, tmp_path: Path, lost: int, codes: tuple[int, int]
 ) -> None:
     log = tmp_path / "log"
     processes = [
-        start(log, *arguments(folder), told=told(rank, port=29400 + lost)) for rank in (1, 0)
+        start(log, *arguments(model), told=told(rank, port=29400 + lost)) for rank in (1, 0)
     ][::-1]
     with ended(*processes):
         assert written(url_in(log, processes[0]))

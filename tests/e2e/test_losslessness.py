@@ -17,6 +17,7 @@ from tests.e2e.lossless import (
     PRESSURES,
     SOME_PARAMETERS,
     Result,
+    counted,
     generate,
     make_prompts,
     open_llm,
@@ -103,23 +104,13 @@ def test_agreement_changes_nothing(wrong: float, model: Path, reference: Referen
     known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}
     with replay(model, known, wrong) as llm:
         _compare(reference, llm, "seeded", QUICK)
-        accepted = _counter(llm, "vllm:spec_decode_num_accepted_tokens")
-        drafted = _counter(llm, "vllm:spec_decode_num_draft_tokens")
+        accepted = counted(llm, "num_accepted_tokens")
+        drafted = counted(llm, "num_draft_tokens")
         assert drafted > 0
         if wrong == 0.0:
             assert accepted == drafted
         if wrong == 1.0:
             assert accepted < 0.1 * drafted
-
-
-def _counter(llm: object, name: str) -> float:
-    from foretoken import LLM
-    from foretoken.v1.metrics.reader import Counter
-
-    assert isinstance(llm, LLM)
-    [metric] = [m for m in llm.get_metrics() if m.name == name]
-    assert isinstance(metric, Counter)
-    return metric.value
 
 
 @pytest.mark.slow

@@ -78,9 +78,7 @@ async def _harm(llm: LLM, how: str, streams: int, after_s: float) -> None:
     await running.stop()
 
 
-def _lose(
-    folder: Path, how: str, streams: int, after_s: float, kind: str = "tensor_parallel_size"
-) -> None:
+def _lose(folder: Path, how: str, streams: int, after_s: float, kind: str) -> None:
     settings: dict[str, Any] = {kind: 2, "kv_cache_memory_bytes": 8 << 20}
     with LLM(str(folder), **settings) as llm:
         process = _follower(llm)
@@ -89,15 +87,13 @@ def _lose(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "streams"), [("stopped", 3), ("killed", 0)])
-def test_every_request_ends_with_a_reason(folder: Path, how: str, streams: int) -> None:
-    _lose(folder, how, streams, 0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "streams"), [("stopped", 0), ("killed", 3)])
-def test_so_it_does_where_a_stage_is_lost(folder: Path, how: str, streams: int) -> None:
-    _lose(folder, how, streams, 0.05, "pipeline_parallel_size")
+@pytest.mark.parametrize(
+    ("kind", "how", "streams"),
+    [(KINDS[0], "stopped", 3), (KINDS[0], "killed", 0), (KINDS[0], "killed", 3),
+     (KINDS[1], "stopped", 0), (KINDS[1], "killed", 3)],
+)  # fmt: skip
+def test_every_request_ends_with_a_reason(folder: Path, kind: str, how: str, streams: int) -> None:
+    _lose(folder, how, streams, 0.05, kind)
 
 
 @pytest.mark.slow

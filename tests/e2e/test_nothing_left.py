@@ -10,7 +10,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
-from foretoken.testing import ReplayProposer, TreeProposer, write_tiny_llama
+from foretoken.testing import ReplayProposer, TreeProposer
 from foretoken.types import FinishReason, Output
 
 VOCAB = 97
@@ -20,21 +20,16 @@ SEEDED: dict[str, Any] = {**GREEDY, "temperature": 0.9, "seed": 4}
 WAYS = ("plain", "chain", "tree", "draft")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-def llm_of(folder: Path, way: str, known: dict[str, list[int]]) -> LLM:
+def llm_of(model: Path, way: str, known: dict[str, list[int]]) -> LLM:
     settings: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20}
     if way == "chain":
         settings["proposer"] = ReplayProposer(known, VOCAB)
     elif way == "tree":
         settings["proposer"] = TreeProposer(VOCAB, outputs=known)
     elif way == "draft":
-        settings["speculative_config"] = {"model": str(folder), "num_speculative_tokens": 4}
+        settings["speculative_config"] = {"model": str(model), "num_speculative_tokens": 4}
         settings["adaptive_speculation"] = False
-    return LLM(str(folder), **settings)
+    return LLM(str(model), **settings)
 
 
 @pytest.fixture(scope="module", params=[GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -44,16 +39,16 @@ def chosen(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def output(folder: Path, chosen: dict[str, Any]) -> list[int]:
-    with llm_of(folder, "plain", {}) as llm:
+def output(model: Path, chosen: dict[str, Any]) -> list[int]:
+    with llm_of(model, "plain", {}) as llm:
         prompt = {"prompt_token_ids": PROMPT}
         [found] = llm.generate(prompt, SamplingParams(**chosen), use_tqdm=False)
     return list(found.outputs[0].token_ids)
 
 
 @pytest.fixture(params=WAYS)
-def engine(request: pytest.FixtureRequest, folder: Path, output: list[int]) -> Iterator[Engine]:
-    with llm_of(folder, request.param, {"bad": output, "good": output}) as llm:
+def engine(request: pytest.FixtureRequest, model: Path, output: list[int]) -> Iterator[Engine]:
+    with llm_of(model, request.param, {"bad": output, "good": output}) as llm:
         yield llm._engine
 
 
@@ -92,8 +87,8 @@ def test_it_ends_where_nothing_is_left(
     engine.parts.scheduler.check_integrity()
 
 
-def test_what_forbids_everything_from_the_start_is_refused(folder: Path) -> None:
-    with llm_of(folder, "plain", {}) as llm:
+def test_what_forbids_everything_from_the_start_is_refused(model: Path) -> None:
+    with llm_of(model, "plain", {}) as llm:
         params = SamplingParams(
             **GREEDY, allowed_token_ids=[5, 6], stop_token_ids=[5, 6], min_tokens=3
         )

@@ -6,11 +6,9 @@ The guarded bug: another file has to change for a new method. Nothing here reach
 beyond what a plugin can import, and the row is registered by the public call.
 """
 
-import collections
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Self, cast, final
@@ -21,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import foretoken
-from foretoken import LLM, SamplingParams
+from foretoken import SamplingParams
 from foretoken.config import SpeculativeConfig, methods
 from foretoken.config.methods import DraftingMethod, Marks, MethodPlan
 from foretoken.config.reader import between
@@ -43,13 +41,13 @@ from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_toke
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 from foretoken.testing import TINY
-from foretoken.v1.metrics.reader import Counter
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_exact
+from tests.e2e.lossless import PRESSURES, asking, counted, drawn, make_prompts, open_exact
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
 DEPTH, TOKENS, COUNT = 3, 32, 12
+run, plain = asking(COUNT, TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,21 +249,6 @@ def paged_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def plain(alone: LLM) -> Callable[[str], list[Result]]:
-    return cache(partial(run, alone))
-
-
-def run(llm: LLM, name: str) -> list[Result]:
-    return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
-
-
-def counted(llm: LLM, name: str) -> float:
-    [found] = [metric for metric in llm.get_metrics() if metric.name.endswith(name)]
-    assert isinstance(found, Counter)
-    return found.value
-
-
 @pytest.mark.parametrize("pressure", slow_but(["calm", "shortage"], "shortage"))
 @pytest.mark.parametrize(
     "keys",
@@ -334,14 +317,10 @@ def test_among_other_drafters(model: Path, head: Path, plain: Any) -> None:
 @pytest.mark.slow
 def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> None:
     """Three tokens, with the head and without: a two-sample chi-square of what came out."""
-    params = SamplingParams(
-        max_tokens=3, temperature=1.0, top_k=2, n=1000, detokenize=False, ignore_eos=True
-    )
     counts = []
     for config in (None, {"method": "toy", "model": str(head), "num_speculative_tokens": 3}):
         with open_exact(model, config, seed=3) as llm:
-            [output] = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
-            counts.append(collections.Counter(out.token_ids for out in output.outputs))
+            counts.append(drawn(llm, 3, 1000))
     assert_alike(*counts, least_freedom=3)
 
 

@@ -50,7 +50,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def logits(folder: Path, quantization: str | None) -> Tensor:
+def logits(folder: Path, quantization: str | None = None) -> Tensor:
     options = LoadOptions(
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -212,15 +212,9 @@ def test_transformers_reads_every_family_with_tied_embeddings(tmp_path: Path, fa
 @pytest.mark.slow
 def test_same_tokens_with_any_draft(source: Path, text: Path, tmp_path: Path) -> None:
     written = write(
-        source,
-        tmp_path / "out",
-        "--scheme",
-        "int4",
-        "--calibrate",
-        text,
-        "--calibration-sequences",
-        4,
-    )
+        source, tmp_path / "out", "--scheme", "int4", "--calibrate", text,
+        "--calibration-sequences", 4,
+    )  # fmt: skip
     prompts: list[Any] = [{"prompt_token_ids": IDS[:length]} for length in (5, 17, 38)]
 
     def tokens(model: Path, speculative: dict[str, Any] | None) -> list[tuple[int, ...]]:

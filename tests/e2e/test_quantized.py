@@ -21,14 +21,9 @@ PARAMETERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("quantized") / "model")
-
-
-def tokens(folder: Path, speculative: dict[str, Any] | None, **settings: Any) -> list[list[int]]:
+def tokens(model: Path, speculative: dict[str, Any] | None, **settings: Any) -> list[list[int]]:
     settings |= {"batch_invariant": True, "adaptive_speculation": False}
-    llm = LLM(str(folder), speculative_config=speculative, **settings)
+    llm = LLM(str(model), speculative_config=speculative, **settings)
     found = []
     for parameters in PARAMETERS:
         outputs = llm.generate(PROMPTS, parameters, use_tqdm=False)
@@ -38,25 +33,25 @@ def tokens(folder: Path, speculative: dict[str, Any] | None, **settings: Any) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("target", ["int8", "int4"])
-def test_same_tokens_with_any_draft(folder: Path, target: str, dtype: str) -> None:
-    expected = tokens(folder, None, quantization=target, dtype=dtype)
+def test_same_tokens_with_any_draft(model: Path, target: str, dtype: str) -> None:
+    expected = tokens(model, None, quantization=target, dtype=dtype)
     for draft in (None, "int8", "int4"):
-        speculative = {"model": str(folder), "num_speculative_tokens": 4, "quantization": draft}
-        assert tokens(folder, speculative, quantization=target, dtype=dtype) == expected
+        speculative = {"model": str(model), "num_speculative_tokens": 4, "quantization": draft}
+        assert tokens(model, speculative, quantization=target, dtype=dtype) == expected
     look_up = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6}
     room = 60_000 if dtype == "float32" else 30_000
     short = {"kv_cache_memory_bytes": room, "block_size": 8}
     for config in (None, look_up):
-        assert tokens(folder, config, quantization=target, dtype=dtype, **short) == expected
+        assert tokens(model, config, quantization=target, dtype=dtype, **short) == expected
     chunked = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
-    assert tokens(folder, None, quantization=target, dtype=dtype, **chunked) == expected
+    assert tokens(model, None, quantization=target, dtype=dtype, **chunked) == expected
 
 
-def test_a_quantized_draft_leaves_the_output_alone(folder: Path) -> None:
-    plain = tokens(folder, None, dtype="float32")
-    speculative = {"model": str(folder), "num_speculative_tokens": 4, "quantization": "int4"}
-    assert tokens(folder, speculative, dtype="float32") == plain
-    assert tokens(folder, None, dtype="float32", quantization="int4") != plain
+def test_a_quantized_draft_leaves_the_output_alone(model: Path) -> None:
+    plain = tokens(model, None, dtype="float32")
+    speculative = {"model": str(model), "num_speculative_tokens": 4, "quantization": "int4"}
+    assert tokens(model, speculative, dtype="float32") == plain
+    assert tokens(model, None, dtype="float32", quantization="int4") != plain
 
 
 def compressed(layout: str, bits: int, **weights: Any) -> dict[str, Any]:
@@ -113,9 +108,9 @@ def test_ready_made_same_tokens_with_any_draft(
     assert tokens(model, None, max_num_batched_tokens=16, max_num_seqs=2) == expected
 
 
-def test_names_that_are_not_the_checkpoints(folder: Path, tmp_path: Path) -> None:
+def test_names_that_are_not_the_checkpoints(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the checkpoint is not quantized"):
-        LLM(str(folder), quantization="gptq")
+        LLM(str(model), quantization="gptq")
     model, _ = ready.write_both(tmp_path, {"quant_method": "awq", "bits": 4}, ready.awq())
     with pytest.raises(ConfigError, match="the checkpoint is awq"):
         LLM(str(model), quantization="gptq")

@@ -6,9 +6,7 @@ requests filled from different places.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,11 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.progress import DraftProgress
 from tests.e2e.heads import HEADS
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.lossless import PRESSURES, asking, open_exact
 from tests.marks import slow_but
 
-TOKENS, COUNT, PAGE = 40, 12, 8
+PAGE = 8
+run, plain = asking(12, 40)
 DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 TREES: dict[str, Any] = {"choices": [[0], [0, 0], [0, 1], [1]]}
 METHODS: dict[str, dict[str, Any]] = {
@@ -44,16 +43,6 @@ METHODS: dict[str, dict[str, Any]] = {
 def folders(folders: dict[str, Path], draft: Path) -> dict[str, Path]:
     trees = {f"{name} trees": folders[name] for name in ("eagle3", "dspark")}
     return folders | trees | dict.fromkeys(("draft", "draft trees"), draft)
-
-
-@pytest.fixture(scope="module")
-def plain(alone: LLM) -> Callable[[str], list[Result]]:
-    return cache(partial(run, alone))
-
-
-def run(llm: LLM, parameters: str) -> list[Result]:
-    chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-    return generate(llm, make_prompts(COUNT, 3), chosen)
 
 
 class Entering(Proposer):
@@ -124,10 +113,8 @@ def test_entering_anywhere_changes_no_token(
 ) -> None:
     """Twice, so that the second time finds prefixes whose pages were entered. Short of pages, the
     target leaves little memory to drafters."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": PAGE}
-    settings["adaptive_speculation"] = False
     config = {**METHODS[name], "model": str(folders[name])}
-    with LLM(str(model), speculative_config=config, **settings | PRESSURES[pressure]) as llm:
+    with open_exact(model, config, **{"block_size": PAGE, **PRESSURES[pressure]}) as llm:
         proposer = entering(llm, seed=4, audits=False)
         for parameters in ("greedy", "seeded", "filters", "greedy"):
             assert run(llm, parameters) == plain(parameters), parameters
@@ -142,11 +129,10 @@ def test_a_window_is_drafted_for_as_a_text_of_its_own(
 ) -> None:
     """Of heads, the last slot of a page depends on the token after it, which need not be the same
     to all that share the page: they are compared without prefix hits."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": PAGE}
-    settings["adaptive_speculation"] = False
+    settings = {"block_size": PAGE, **PRESSURES["calm"]}
     settings["enable_prefix_caching"] = METHODS[name]["method"] == "draft_model"
     config = {**METHODS[name], "model": str(folders[name])}
-    with LLM(str(model), speculative_config=config, **settings, **PRESSURES["calm"]) as llm:
+    with open_exact(model, config, **settings) as llm:
         proposer = entering(llm, seed=5, audits=True)
         for _ in range(3):
             run(llm, "greedy")

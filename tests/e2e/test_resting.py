@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,12 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import slot_of
-from foretoken.v1.metrics.reader import Counter
 from tests.e2e.heads import HEADS
-from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.e2e.lossless import PRESSURES, asking, counted, open_exact
 from tests.marks import slow_but
 
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
-TOKENS, COUNT = 40, 9
-
-
-@pytest.fixture(scope="module")
-def plain(alone: LLM) -> Callable[[str], list[Result]]:
-    return cache(partial(run, alone))
-
-
-def run(llm: LLM, parameters: str) -> list[Result]:
-    chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
-    return generate(llm, make_prompts(COUNT, 3), chosen)
+run, plain = asking(9, 40)
 
 
 class Resting:
@@ -95,9 +83,9 @@ def test_heads_read_only_what_was_kept(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
 ) -> None:
     """Prompts and tokens of resting steps, prefix hits on their pages, preemption."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
     config = {**HEADS[name], "model": str(folders[name])}
-    with LLM(str(model), speculative_config=config, **settings | PRESSURES[pressure]) as llm:
+    kept = {"block_size": 8, "adaptive_speculation": True}
+    with open_exact(model, config, **kept | PRESSURES[pressure]) as llm:
         resting = Resting(llm, seed=2)
         for parameters in ("greedy", "filters", "seeded", "greedy"):
             assert run(llm, parameters) == plain(parameters), parameters
@@ -109,12 +97,10 @@ def test_one_head_rests_and_the_other_does_not(
     model: Path, folders: dict[str, Path], plain: Any
 ) -> None:
     """They read different points of the target."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
-    settings["adaptive_speculation"] = False
     drafters = [
         {**HEADS[name], "model": str(folders[name])} for name in ("eagle3", "eagle", "dspark")
     ]
-    with LLM(str(model), speculative_config={"drafters": drafters}, **settings) as llm:
+    with open_exact(model, {"drafters": drafters}, block_size=8) as llm:
         resting = Resting(llm, seed=3)
         for parameters in ("greedy", "seeded", "greedy"):
             assert run(llm, parameters) == plain(parameters), parameters
@@ -123,10 +109,7 @@ def test_one_head_rests_and_the_other_does_not(
 
 @pytest.mark.parametrize("name", ["eagle3", "mlp"])
 def test_nothing_is_kept_while_all_rest(name: str, model: Path, folders: dict[str, Path]) -> None:
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
-    settings["adaptive_speculation"] = False
-    config = {**HEADS[name], "model": str(folders[name])}
-    with LLM(str(model), speculative_config=config, **settings) as llm:
+    with open_exact(model, {**HEADS[name], "model": str(folders[name])}) as llm:
         resting = Resting(llm, seed=1)
 
         def plan(requests: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
@@ -152,13 +135,11 @@ def test_drafters_have_what_the_target_leaves(
 ) -> None:
     """As many tokens as without speculation, whose pages are all used; what drafters have written
     is given back for them, and the tokens stay the same."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
-    settings |= {"adaptive_speculation": False, **PRESSURES["shortage"]}
     folder = draft if name == "draft" else folders[name]
     config = {**SHARED[name], "model": str(folder)}
-    with LLM(str(model), **settings) as alone:
+    with open_exact(model, None, **PRESSURES["shortage"]) as alone:
         num_tokens = alone._engine.parts.config.num_kv_tokens
-    with LLM(str(model), speculative_config=config, **settings) as llm:
+    with open_exact(model, config, **PRESSURES["shortage"]) as llm:
         parts = llm._engine.parts
         pool, shared = parts.scheduler._pages.pool, parts.shared
         if shared is None:
@@ -175,6 +156,5 @@ def test_drafters_have_what_the_target_leaves(
         parts.runner.run = watched  # type: ignore[method-assign]
         for parameters in ("greedy", "seeded", "greedy"):
             assert run(llm, parameters) == plain(parameters), parameters
-        [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
-        assert isinstance(drafted, Counter) and drafted.value > 100
+        assert counted(llm, "num_draft_tokens") > 100
         assert fullest > 0.95 * pool.num_pages and shared.num_reclaimed > 0

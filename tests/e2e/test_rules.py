@@ -1,7 +1,6 @@
 """Every rule through the whole engine: exact where it says so, marked where it is not."""
 
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,23 @@ from foretoken import LLM, RequestOutput, SamplingParams
 from foretoken.errors import ParameterError
 from foretoken.testing import write_tiny_llama
 from foretoken.types import TokenSource
-from foretoken.v1.metrics.reader import Gauge
-from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, generate, make_prompts
+from tests.e2e.lossless import (
+    EXACT,
+    PARAMETERS,
+    PRESSURES,
+    VOCAB,
+    counted,
+    drawn,
+    generate,
+    make_prompts,
+    open_exact,
+)
 from tests.property.exact import assert_alike
-
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "batch_invariant": True,
-    "adaptive_speculation": False,
-}
 
 
 def open_llm(model: Path, draft: Path, rule: str, **others: Any) -> LLM:
     config = {"model": str(draft), "num_speculative_tokens": 4, "rejection_sample_method": rule}
-    return LLM(str(model), speculative_config={**config, **others}, **SETTINGS)
+    return LLM(str(model), speculative_config={**config, **others}, **EXACT)
 
 
 @pytest.mark.parametrize("rule", ["matching", "standard", "block", "typical"])
@@ -32,7 +34,7 @@ def test_greedy_requests_are_identical_under_every_rule(
     rule: str, model: Path, draft: Path
 ) -> None:
     prompts = make_prompts(10, 4)
-    with LLM(str(model), **SETTINGS, **PRESSURES["one at a time"]) as plain:
+    with LLM(str(model), **EXACT, **PRESSURES["one at a time"]) as plain:
         with open_llm(model, draft, rule) as llm:
             for name in ("greedy", "greedy penalties"):
                 chosen = {"max_tokens": 32, **PARAMETERS[name]}
@@ -42,21 +44,13 @@ def test_greedy_requests_are_identical_under_every_rule(
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_drawn_tokens_have_the_plain_distribution(rule: str, model: Path, tmp_path: Path) -> None:
     """Four tokens, without and with speculation: a two-sample chi-square of what came out."""
-    samples = 1200
-    params = SamplingParams(
-        max_tokens=4, temperature=1.0, top_k=2, n=samples, detokenize=False, ignore_eos=True
-    )
-    prompt = {"prompt_token_ids": [5, 17, 3]}
-    counts: list[Counter[tuple[int, ...]]] = []
     draft = write_tiny_llama(tmp_path, seed=1, scale=2.4)
-    for config in (None, {"model": str(draft), "rejection_sample_method": rule}):
-        with LLM(str(model), speculative_config=config, seed=3, **SETTINGS) as llm:
-            (output,) = llm.generate([prompt], params, use_tqdm=False)
-            counts.append(Counter(out.token_ids for out in output.outputs))
-            if config is not None:
-                [length] = [m for m in llm.get_metrics() if m.name == "foretoken:acceptance_length"]
-                assert isinstance(length, Gauge) and length.value > 1.1
-    assert_alike(*counts, least_freedom=3)
+    with open_exact(model, None, seed=3) as plain:
+        expected = drawn(plain, 4)
+    config = {"model": str(draft), "rejection_sample_method": rule}
+    with open_exact(model, config, seed=3) as llm:
+        assert_alike(drawn(llm, 4), expected, least_freedom=3)
+        assert counted(llm, "foretoken:acceptance_length") > 1.1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -118,7 +112,7 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def plain(model: Path) -> list[RequestOutput]:
     """Plain decoding of twelve requests, greedy and seeded in turn."""
-    with LLM(str(model), **SETTINGS) as llm:
+    with LLM(str(model), **EXACT) as llm:
         return run(llm, [SAMPLED[i % 2] for i in range(12)])
 
 
@@ -142,7 +136,7 @@ def policies(plain: list[RequestOutput]) -> list[dict[str, Any]]:
 
 def test_mixed_policies_in_one_batch(model: Path, draft: Path, plain: list[RequestOutput]) -> None:
     """Identical tokens, and each request served by those it allows only."""
-    with LLM(str(model), speculative_config=several(draft), **SETTINGS) as llm:
+    with LLM(str(model), speculative_config=several(draft), **EXACT) as llm:
         found = run(llm, policies(plain))
     assert tokens(found) == tokens(plain)
     used = [set(request.outputs[0].metrics.drafter_per_step) for request in found]  # type: ignore[union-attr]
@@ -157,7 +151,7 @@ def test_mixed_policies_in_one_batch(model: Path, draft: Path, plain: list[Reque
 
 def test_a_prediction_needs_no_drafter(model: Path, plain: list[RequestOutput]) -> None:
     """Without any speculative_config, and with every accepted token named after it."""
-    with LLM(str(model), **SETTINGS) as llm:
+    with LLM(str(model), **EXACT) as llm:
         wishes = [{**SAMPLED[i % 2], "prediction": list(o.outputs[0].token_ids)}
                   for i, o in enumerate(plain)]  # fmt: skip
         found = run(llm, wishes)
@@ -196,7 +190,7 @@ def test_wishes_that_cannot_be_met(
     wishes: dict[str, Any], field: str, model: Path, draft: Path
 ) -> None:
     with (
-        LLM(str(model), speculative_config=several(draft), **SETTINGS) as llm,
+        LLM(str(model), speculative_config=several(draft), **EXACT) as llm,
         pytest.raises(ParameterError) as caught,
     ):
         run(llm, [wishes])
@@ -210,7 +204,7 @@ def test_a_confident_draft_stops_before_tokens_not_because_of_them(
     """Lengths vary between the least and the most; tokens do not change."""
     config = {"model": str(draft), "num_speculative_tokens": 6, "draft_confidence_threshold": 0.4}
     config["min_speculative_tokens"] = least
-    with LLM(str(model), speculative_config=config, **SETTINGS) as llm:
+    with LLM(str(model), speculative_config=config, **EXACT) as llm:
         found = run(llm, [SAMPLED[i % 2] for i in range(12)])
     assert tokens(found) == tokens(plain)
     metrics = [request.outputs[0].metrics for request in found]

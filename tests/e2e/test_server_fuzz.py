@@ -14,6 +14,7 @@ from schemathesis import GenerationMode
 
 from foretoken.server.endpoints.status import openapi_document
 from tests.e2e.serving import Serving
+from tests.marks import slow
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 MOST_TOKENS = 8
@@ -58,13 +59,9 @@ def fuzz(server: Serving, path: str, count: int) -> None:
     )
 
     @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+        max_examples=count, deadline=None, database=None, derandomize=True,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(cases)
     def run(case: Any) -> None:
         content = json.dumps(bounded(case.body), default=str).encode()
@@ -73,16 +70,10 @@ def fuzz(server: Serving, path: str, count: int) -> None:
     run()
 
 
+@pytest.mark.parametrize("count", [5, slow(400)])
 @pytest.mark.parametrize("path", PATHS)
-def test_bodies_of_the_schema(server: Serving, path: str) -> None:
-    fuzz(server, path, 5)
-    server.wait_idle()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
-def test_many_bodies_of_the_schema(server: Serving, path: str) -> None:
-    fuzz(server, path, 400)
+def test_bodies_of_the_schema(server: Serving, path: str, count: int) -> None:
+    fuzz(server, path, count)
     server.wait_idle()
 
 

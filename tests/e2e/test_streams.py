@@ -11,7 +11,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, EngineLostError, PromptError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.testing import JunkProposer, write_tiny_llama
+from foretoken.testing import JunkProposer
 from foretoken.types import FinishReason, Output
 
 PROMPTS = [{"prompt_token_ids": [7 * i + 1, 3, 5 + i]} for i in range(4)]
@@ -35,21 +35,16 @@ class Moody(Proposer):
         """Nothing is kept."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"))
-
-
-def llm_of(folder: Path, proposer: Proposer) -> LLM:
+def llm_of(model: Path, proposer: Proposer) -> LLM:
     return LLM(
-        str(folder), proposer=proposer, dtype="float32", kv_cache_memory_bytes=8 << 20, seed=1
+        str(model), proposer=proposer, dtype="float32", kv_cache_memory_bytes=8 << 20, seed=1
     )
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
+def llm(model: Path) -> Iterator[LLM]:
     """With several tokens a step, sometimes."""
-    with llm_of(folder, JunkProposer(97)) as made:
+    with llm_of(model, JunkProposer(97)) as made:
         yield made
 
 
@@ -155,11 +150,11 @@ def test_a_wrong_prompt_disturbs_no_open_stream(llm: LLM, alone: list[tuple[int,
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
 def test_a_step_that_fails_ends_only_its_readers_request(
-    folder: Path, alone: list[tuple[int, ...]], error: BaseException
+    model: Path, alone: list[tuple[int, ...]], error: BaseException
 ) -> None:
     """Whoever steps is told; nothing was committed, so that the others lose no token."""
     proposer = Moody()
-    with llm_of(folder, proposer) as llm:
+    with llm_of(model, proposer) as llm:
         first, second = llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params())
         begun = [next(first), next(second)]
         proposer.error = error
@@ -173,14 +168,14 @@ def test_a_step_that_fails_ends_only_its_readers_request(
 
 
 def test_a_step_that_breaks_off_after_committing_is_said_to_all(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens are lost then: a stream that went on without them would be wrong, or wait forever."""
 
     def broken(stats: object) -> None:
         raise RuntimeError("out of ink")
 
-    with llm_of(folder, Moody()) as llm:
+    with llm_of(model, Moody()) as llm:
         first, second = llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params())
         next(first), next(second)
         monkeypatch.setattr(llm._engine.metrics, "record", broken)
@@ -192,8 +187,8 @@ def test_a_step_that_breaks_off_after_committing_is_said_to_all(
             llm.generate(PROMPTS[2], params(), use_tqdm=False)
 
 
-def test_an_llm_that_is_closed_under_a_stream(folder: Path) -> None:
-    llm = llm_of(folder, Moody())
+def test_an_llm_that_is_closed_under_a_stream(model: Path) -> None:
+    llm = llm_of(model, Moody())
     stream = llm.stream(PROMPTS[0], params())
     next(stream)
     llm.close()
@@ -201,7 +196,7 @@ def test_an_llm_that_is_closed_under_a_stream(folder: Path) -> None:
         list(stream)
 
 
-def test_a_stream_collected_in_the_middle_of_a_step(folder: Path) -> None:
+def test_a_stream_collected_in_the_middle_of_a_step(model: Path) -> None:
     """The garbage collector may close a stream at any moment; its request ends after the step."""
     left: list[Any] = []
 
@@ -210,7 +205,7 @@ def test_a_stream_collected_in_the_middle_of_a_step(folder: Path) -> None:
             left.clear()
             return super().propose(context)
 
-    with llm_of(folder, Collects()) as llm:
+    with llm_of(model, Collects()) as llm:
         stream, other = llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params(200))
         next(other)
         left.append(other)

@@ -1,6 +1,5 @@
 """tensor_parallel_size changes no token, and a lost process ends the engine with a named error."""
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ConfigError, EngineLostError, RankLostError
 from foretoken.testing import write_tiny_llama
-from foretoken.types import FinishReason, Output
 from tests.e2e.lossless import PARAMETERS
 from tests.marks import needs_kernels, slow_but
 
@@ -40,13 +37,9 @@ def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
     if speculative is not None and "draft_model" in str(speculative):
         speculative = {**speculative, "model": str(folder)}
     return LLM(
-        str(folder),
-        tensor_parallel_size=ranks,
-        kv_cache_memory_bytes=8 << 20,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        **settings,
-    )
+        str(folder), tensor_parallel_size=ranks, kv_cache_memory_bytes=8 << 20,
+        speculative_config=speculative, adaptive_speculation=False, **settings,
+    )  # fmt: skip
 
 
 def tokens(llm: LLM) -> dict[str, list[Any]]:
@@ -129,32 +122,6 @@ def test_a_killed_process_ends_the_engine_with_its_name(shared: LLM) -> None:
     with pytest.raises(EngineLostError):
         shared.generate(PROMPTS, params, use_tqdm=False)
     shared.close()
-    assert not Path(f"/proc/{process}").exists()
-
-
-@pytest.mark.slow
-def test_a_server_ends_every_stream_when_a_process_is_killed(shared: LLM) -> None:
-    async def scenario() -> None:
-        running = AsyncEngine(shared._engine)
-        running.start()
-        params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0)
-        streams = [
-            running.open(shared._engine.make_requests(f"r{i}", prompt["prompt_token_ids"], params))
-            for i, prompt in enumerate(PROMPTS)
-        ]
-        ends, killed = list[Output](), False
-        for stream in streams:
-            async for outputs in stream.batches():
-                if not killed:
-                    os.kill(_process(shared), signal.SIGKILL)
-                    killed = True
-                ends += [one for one in outputs if one.finish_reason is not None]
-        assert [one.finish_reason for one in ends] == [FinishReason.ERROR] * len(PROMPTS)
-        assert isinstance(running.lost, RankLostError)
-        await running.stop()
-
-    process = _process(shared)
-    asyncio.run(scenario())
     assert not Path(f"/proc/{process}").exists()
 
 

@@ -21,28 +21,19 @@ from foretoken import LLM, ModelFamily, register_family
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.lab.plan.sizes import load_plan_model
-from foretoken.models import LoadOptions
-from foretoken.models.tensors import SpanLayout
-from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape, RopeShape, families
 from foretoken.shape.fields import Config, positive, size
 from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
+from tests.e2e.test_quantize import logits
 from tests.guards.sources import modules
 
 OFFSET, WINDOW = 0.5, 19
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
-IDS = [1 + 7 * i % 90 for i in range(60)]
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+}  # fmt: skip
 
 
 def read_toy(config: Config) -> dict[str, Any]:
@@ -55,15 +46,9 @@ def read_toy(config: Config) -> dict[str, Any]:
 
 
 TOY = ModelFamily(
-    model_type="toy",
-    read=read_toy,
-    head_dim=32,
-    head_norms=True,
-    norm_offset=OFFSET,
-    fused_on_disk=True,
-    ties_head=True,
-    planned_alike=("toy_moe",),
-)
+    model_type="toy", read=read_toy, head_dim=32, head_norms=True, norm_offset=OFFSET,
+    fused_on_disk=True, ties_head=True, planned_alike=("toy_moe",),
+)  # fmt: skip
 
 
 OTHER = replace(TOY, model_type="toy2")
@@ -120,19 +105,6 @@ def write_twin(toy: Path, folder: Path) -> Path:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     return folder
-
-
-def logits(folder: Path, quantization: str | None = None) -> Tensor:
-    options = LoadOptions(
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        batch_invariant=False,
-        page_size=16,
-        quantization=quantization,
-    )
-    runner = Runner.load(folder, options, num_pages=4)
-    layout = SpanLayout(start=0, num_tokens=len(IDS), page_table=[0, 1, 2, 3])
-    return runner.forward([layout], [IDS], list(range(len(IDS)))).logits_RV
 
 
 def test_it_is_run_as_the_record_says(tmp_path: Path) -> None:

@@ -1,34 +1,47 @@
-"""Trees of drafts through the whole engine: the same tokens, to the last bit of their logprobs.
+"""Trees of drafts through the whole engine: the same tokens, to the last bit of their logprobs, of
+junk, of draft models, of heads, and as plans cut them.
 
 Every branch is junk or hides the right tokens, so that accepted nodes lie anywhere in the span and
-their keys and values must be moved before the next step.
-"""
+their keys and values must be moved before the next step."""
 
-from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from foretoken import LLM, SamplingParams
 from foretoken.backend import CpuKernels, PlainTorch
+from foretoken.errors import ConfigError
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
+from foretoken.proposers.heads.stateless import StatelessProposer
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_tree import tree_of
 from foretoken.testing import TreeProposer, write_tiny_llama
-from tests.e2e.lossless import EXACT, PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import (
+    EXACT,
+    PARAMETERS,
+    PRESSURES,
+    VOCAB,
+    Result,
+    asking,
+    audit,
+    counted,
+    drawn,
+    make_prompts,
+    open_exact,
+)
 from tests.marks import slow_but
 from tests.property.exact import assert_alike
 
 COUNT, TOKENS = 9, 32
-
-
-def run(llm: LLM, name: str) -> list[Result]:
-    return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
-
-
-@pytest.fixture(scope="module")
-def plain(alone: LLM) -> Callable[[str], list[Result]]:
-    return cache(partial(run, alone))
+run, plain = asking(COUNT, TOKENS)
 
 
 def open_llm(model: Path, outputs: dict[str, list[int]], **pressure: Any) -> LLM:
@@ -38,8 +51,7 @@ def open_llm(model: Path, outputs: dict[str, list[int]], **pressure: Any) -> LLM
 
 
 def accepted(llm: LLM) -> float:
-    [metric] = [m for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens"]
-    return float(metric.value)  # type: ignore[attr-defined]
+    return counted(llm, "num_accepted_tokens")
 
 
 @pytest.mark.slow
@@ -71,7 +83,7 @@ def test_the_same_without_compiled_kernels(model: Path, monkeypatch: pytest.Monk
         assert accepted(llm) > COUNT * TOKENS / 3
 
 
-CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [2]]
+CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
 DRAFTS: dict[str, dict[str, Any]] = {
     "auto": {"choices": CHOICES},
     "greedy": {"choices": CHOICES, "draft_sample_method": "greedy"},
@@ -133,24 +145,17 @@ def test_drawn_trees_have_the_plain_distribution(
     rule: str, method: str, model: Path, tmp_path: Path
 ) -> None:
     """Five tokens, without and with trees: a two-sample chi-square of what came out."""
-    samples = 1000
-    params = SamplingParams(max_tokens=5, top_k=2, n=samples, detokenize=False, ignore_eos=True)
     near = write_tiny_llama(tmp_path, seed=1, scale=2.4)
     config: dict[str, Any] = {"rejection_sample_method": rule}
     if method == "dynamic":
         config |= {"tree_top_k": 2, "tree_depth": 2, "num_speculative_tokens": 4}
     else:
         config |= {"choices": [[0], [0, 0], [1], [1, 0]], "draft_sample_method": method}
-    counts: list[Counter[tuple[int, ...]]] = []
-    kept = 0.0
-    for llm in (LLM(str(model), seed=3, **EXACT), open_draft(model, near, config, seed=4)):
-        with llm:
-            prompt = {"prompt_token_ids": [5, 17, 3]}
-            (output,) = llm.generate([prompt], params, use_tqdm=False)
-            counts.append(Counter(out.token_ids for out in output.outputs))
-            kept = accepted(llm)
-    assert kept > samples / 2
-    assert_alike(*counts, least_freedom=3)
+    with open_exact(model, None, seed=3) as plain:
+        expected = drawn(plain, 5, 1000)
+    with open_draft(model, near, config, seed=4) as llm:
+        assert_alike(drawn(llm, 5, 1000), expected, least_freedom=3)
+        assert accepted(llm) > 500
 
 
 @pytest.mark.slow
@@ -169,19 +174,113 @@ def test_kept_kv_of_the_draft_equals_kv_computed_anew(
     """Whatever branch was accepted: a drafter that remembers nothing drafts the same trees."""
     with open_draft(model, draft, DRAFTS[drafts], **PRESSURES[pressure]) as llm:
         drafters: Any = llm._engine.parts.proposer
-        proposer = drafters.members["draft_model"].proposer
-        propose, compared = proposer.propose, []
-
-        def audited(context: Any) -> Any:
-            found = propose(context)
-            for span in context.spans:
-                proposer.progress.rewind(span.sequence, 0)
-            again = propose(context)
-            assert (again.ids, again.parents) == (found.ids, found.parents)
-            compared.append(sum(map(len, found.ids)))
-            return found
-
-        proposer.propose = audited
+        compared = audit(drafters.members["draft_model"].proposer)
         for name in ("greedy", "seeded"):
             run(llm, name)
         assert sum(compared) > 200
+
+
+NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
+DEPTH = 3
+DYNAMIC = {"tree_top_k": 3, "tree_depth": DEPTH, "num_speculative_tokens": 10}
+
+
+def open_head(model: Path, folder: Path, name: str, **keys: Any) -> LLM:
+    pressure = keys.pop("pressure", {})
+    config = {"method": HEADS[name]["method"], "model": str(folder), **keys}
+    return open_exact(model, config, **pressure)
+
+
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle3", "dspark"))
+def test_trees_change_no_token(
+    name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
+) -> None:
+    keys = {"choices": CHOICES, "pressure": {**PRESSURES["shortage"], "max_num_seqs": 4}}
+    with open_head(model, folders[name], name, **keys) as llm:
+        for parameters in ("greedy", "filters", "several"):
+            assert run(llm, parameters) == plain(parameters), parameters
+    keys = {"choices": CHOICES, "draft_sample_method": "greedy"}
+    with open_head(model, folders[name], name, **keys) as llm:
+        assert run(llm, "penalties") == plain("penalties")
+
+
+def chain_logits(
+    proposer: KVProposer | StatelessProposer, span: Span, drafted: list[int]
+) -> Tensor:
+    """What the head's own chain gives after these drafts, [V]."""
+    steps: Any
+    if isinstance(proposer, KVProposer):
+        steps = proposer.make_steps([replace(span, draft_budget=DEPTH)])
+    else:
+        steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
+    logits = steps.first()
+    for count in range(1, len(drafted) + 1):
+        logits = steps.after([0], [drafted[:count]])
+    last: Tensor = logits[0]
+    return last
+
+
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle", "medusa", "dflash"))
+def test_dynamic_trees_change_no_token(
+    name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
+) -> None:
+    with open_head(model, folders[name], name, **DYNAMIC, pressure=PRESSURES["calm"]) as llm:
+        for parameters in ("greedy", "seeded"):
+            assert run(llm, parameters) == plain(parameters), parameters
+
+
+@pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", slow_but(NAMES, "eagle3", "mlp", "dspark"))
+def test_every_node_is_what_the_chain_would_draft(
+    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
+) -> None:
+    """Down every branch: the node is the chain's candidate of its rank after the same drafts."""
+    with open_head(model, folders[name], name, **shape) as llm:
+        drafters: Any = llm._engine.parts.proposer
+        [member] = drafters.members.values()
+        propose, compared = member.proposer.propose, []
+
+        def audited(context: Context) -> Draft:
+            found: Draft = propose(context)
+            for span, ids, parents in zip(
+                context.spans, found.ids, found.parents or (), strict=True
+            ):
+                if not ids:
+                    continue
+                tree = tree_of(parents or ())
+                for node, path in enumerate(tree.paths):
+                    before = [ids[i] for i in path[:-1]]
+                    siblings = tree.children[path[-2] + 1 if before else 0]
+                    with torch.inference_mode():
+                        logits_V = chain_logits(member.proposer, span, before)
+                    best = logits_V.topk(len(siblings)).indices
+                    assert ids[node] == int(best[siblings.index(node)]), (path, ids)
+                compared.append(len(ids))
+            return found
+
+        member.proposer.propose = audited
+        params = SamplingParams(max_tokens=18, temperature=0.0, detokenize=False)
+        llm.generate(make_prompts(2, 5), params, use_tqdm=False)
+    assert sum(compared) > 60
+
+
+def test_a_tree_deeper_than_the_head_is_refused(model: Path, folders: dict[str, Path]) -> None:
+    deep = [[0] * n for n in range(1, 5)]
+    with pytest.raises(ConfigError, match="at most 3"):
+        open_head(model, folders["mlp"], "mlp", choices=deep)
+    with pytest.raises(ConfigError, match="tree_depth.*at most 3"):
+        open_head(model, folders["medusa"], "medusa", tree_top_k=2, tree_depth=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_trees_of_heads_have_the_plain_distribution(
+    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
+) -> None:
+    """Four tokens without a seed: a two-sample chi-square of what came out."""
+    with open_exact(model, None, seed=3) as llm:
+        expected = drawn(llm, 4)
+    config = {"method": name, "model": str(folders[name]), **shape}
+    with open_exact(model, config, seed=3) as llm:
+        assert_alike(drawn(llm, 4), expected, least_freedom=3)

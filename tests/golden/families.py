@@ -10,26 +10,14 @@ from torch import Tensor
 VOCAB = 67
 
 BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 24,
-}
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 24,
+}  # fmt: skip
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 300.0,
@@ -37,12 +25,9 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 MINISTRAL3 = {
-    **YARN,
-    "original_max_position_embeddings": 16,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
+    **YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
-}
+}  # fmt: skip
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -73,11 +58,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {
             "rope_parameters": {
-                **YARN,
-                "beta_fast": 20.0,
-                "beta_slow": 0.5,
-                "mscale": 0.7,
-                "mscale_all_dim": 0.4,
+                **YARN, "beta_fast": 20.0, "beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 0.4,
                 "truncate": False,
             }
         },
@@ -122,12 +103,8 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3 some layers with a window": (
         "SmolLM3",
         {
-            "num_hidden_layers": 3,
-            "no_rope_layers": [1, 0, 1],
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "attention_bias": True,
-            "mlp_bias": True,
+            "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,
+            "sliding_window": 9, "attention_bias": True, "mlp_bias": True,
             "tie_word_embeddings": False,
         },
     ),
@@ -171,7 +148,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3 usual layers": ("Gemma3Text", {**GEMMA, "num_hidden_layers": 7}),
-}
+}  # fmt: skip
 
 MULTI_HEAD = {"num_key_value_heads": 4}
 BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -199,12 +176,8 @@ BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Run through transformers."""
 FULL_ONLY = (
-    "gpt2, scores scaled by layer",
-    "gpt_neox, one residual, untied",
-    "granite",
-    "phi",
-    "opt",
-)
+    "gpt2, scores scaled by layer", "gpt_neox, one residual, untied", "granite", "phi", "opt",
+)  # fmt: skip
 """Tried in the long suite only."""
 
 

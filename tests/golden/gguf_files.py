@@ -11,10 +11,21 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
+from foretoken.shape.gguf import forget_gguf
+
 More = Callable[[gguf.GGUFWriter, dict[str, Any]], None]
 ARCHES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 TURNED = ("llama", "mistral3", "smollm3")
 ADDED = ("gemma", "gemma2", "gemma3")
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what it was given; what was read of the file before is forgotten."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    forget_gguf()
 
 
 def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -78,10 +89,7 @@ def write_gguf(
             writer.add_tensor(f"{stored}.{part_kind}", packed, raw_dtype=wanted)
         else:
             writer.add_tensor(f"{stored}.{part_kind}", rows)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -10,34 +10,22 @@ import numpy as np
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from tests.golden.gguf_files import ggml_rows, write_value
+from tests.golden.gguf_files import finish, ggml_rows, write_value
 
 Kind = gguf.GGMLQuantizationType
 TOPS = {
-    "fc": "fc",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "embed_tokens": "token_embd",
-    "input_norm": "enc.output_norm",
-    "hidden_norm": "enc.output_norm",
-    "markov_head.markov_w1": "markov_w1",
-    "markov_head.markov_w2": "markov_w2",
+    "fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd",
+    "input_norm": "enc.output_norm", "hidden_norm": "enc.output_norm",
+    "markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2",
     "confidence_head.proj": "conf_proj",
-}
+}  # fmt: skip
 LAYER = {
-    "input_layernorm": "attn_norm",
-    "hidden_norm": "attn_norm_2",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
+    "input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-}
+}  # fmt: skip
 SIZES = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -128,10 +116,7 @@ def write_gguf_head(
             writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
         else:
             writer.add_tensor(stored, np.ascontiguousarray(rows))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -19,27 +19,16 @@ from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 
 KINDS: dict[str, type[DraftHead]] = {
-    "dflash": DFlash,
-    "dspark": DSpark,
-    "eagle": Eagle,
-    "eagle3": Eagle3,
-    "medusa": Medusa,
+    "dflash": DFlash, "dspark": DSpark, "eagle": Eagle, "eagle3": Eagle3, "medusa": Medusa,
     "mlp": MLPSpeculator,
-}
+}  # fmt: skip
 Array = NDArray[np.float64]
 HIDDEN, INNER, HEADS, KV, SIZE, VOCAB = 32, 48, 4, 2, 8, 61
 LAYER = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "head_dim": SIZE,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "num_hidden_layers": 1,
-    "vocab_size": VOCAB,
-}
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV, "head_dim": SIZE, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "num_hidden_layers": 1, "vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def load_head(path: Path, target: TargetFacts) -> DraftHead:

@@ -27,13 +27,9 @@ def open_runner(
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
     options = LoadOptions(
-        dtype=dtype,
-        device=torch.device("cpu"),
-        batch_invariant=batch_invariant,
-        page_size=PAGE,
-        kv_store_dtype=kv_store_dtype,
-        max_model_len=max_model_len,
-    )
+        dtype=dtype, device=torch.device("cpu"), batch_invariant=batch_invariant, page_size=PAGE,
+        kv_store_dtype=kv_store_dtype, max_model_len=max_model_len,
+    )  # fmt: skip
     runner = Runner.load(folder, options, num_pages=NUM_PAGES, points=points)
     leave_garbage(runner)
     return runner

@@ -51,15 +51,10 @@ def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
 
 def _compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
     options = LoadOptions(
-        dtype=what.dtype,
-        device=torch.device("cpu"),
-        batch_invariant=True,
-        page_size=PAGE,
-        kv_store_dtype=what.kv_store_dtype,
-        quantization=what.quantization,
-        group=group,
+        dtype=what.dtype, device=torch.device("cpu"), batch_invariant=True, page_size=PAGE,
+        kv_store_dtype=what.kv_store_dtype, quantization=what.quantization, group=group,
         by_layers=what.by_layers,
-    )
+    )  # fmt: skip
     model = load_model(what.folder, options)
     here = len(options.layers(model.shape.num_hidden_layers))
     store = KVStore(

@@ -1,5 +1,5 @@
-"""Drafts of block heads: in one call into C they equal those chosen from PyTorch's logits, and what
-they are said to be drawn from is what the equations give after the drafts before them."""
+"""Drafts of block heads and of P-EAGLE: in one call into C they equal those chosen from PyTorch's
+logits, and what they are said to be drawn from is what the equations give."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,28 +20,24 @@ from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.dflash.serving import BlockSteps
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
+from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape
+from tests.golden import test_head_kernels as eagle
 from tests.unit.proposing import make_sequence, make_span
 
 VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59
 LAYER = HeadShape(
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+    vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
+    rms_norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
 SHAPE = BlockShape(
     layer=LAYER,
     rope=RopeShape(theta=10000.0, rotary_dim=16),
@@ -71,6 +67,14 @@ HEADS: dict[str, tuple[BlockShape, MarkovShape | None]] = {
     "markov of a reduced head": (FEW, MARKOV),
     "blind judgement": (replace(OWN, first_row=0), BLIND),
     "judgement alone": (OWN, MarkovShape(rank=0, judges=True)),
+}
+PEAGLE = replace(eagle.SHAPE, parallel=True)
+PARALLEL = {
+    "masks": PEAGLE,
+    "anchored": replace(PEAGLE, anchored=True, mask_depths=2),
+    "two layers": replace(
+        PEAGLE, layer=replace(eagle.LAYER, num_hidden_layers=2), norm_before_residual=True
+    ),
 }
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -119,9 +123,17 @@ def runners(
     return found
 
 
-def steps_of(
-    runner: BlockRunner, counts: list[int], params: dict[str, Any]
-) -> tuple[BlockSteps, list[Any]]:
+def both(name: str, kv_store_dtype: torch.dtype | None = None) -> Any:
+    """The runners of any head, compiled and not."""
+    if name not in PARALLEL:
+        return runners(name, kv_store_dtype)
+    found = eagle.runners(PARALLEL[name], kv_store_dtype)
+    torch.manual_seed(8)
+    found[0].features.slots_SF.normal_()
+    return found
+
+
+def steps_of(runner: Any, counts: list[int], params: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Two sequences of 7 and 12 tokens, some of whose places were fed before."""
     tokens = torch.randint(VOCAB, (19,), generator=torch.Generator().manual_seed(4)).tolist()
     spans = []
@@ -129,12 +141,21 @@ def steps_of(
         sequence = make_sequence(part, request_id=str(i), seed=i, params=params)
         sequence.page_table = TABLES[i]
         spans.append(make_span(sequence, counts[i]))
-    return BlockSteps(runner, spans, Stretches([2, 8], [6, 11]), max(counts)), spans
+    stretches = Stretches([2, 8], [6, 11])
+    if isinstance(runner, HeadRunner):
+        assert isinstance(runner.net, Eagle3)
+        return MaskedDrafts(runner.net)(runner, spans, stretches), spans
+    return BlockSteps(runner, spans, stretches, max(counts)), spans
+
+
+def ran(steps: Any) -> bool:
+    """Whether logits were asked for, instead of all drafts in one call."""
+    return steps.ran if isinstance(steps, ParallelSteps) else hasattr(steps, "_logits_KV")
 
 
 def drafted(
-    runner: BlockRunner, params: str, counts: list[int], rule: Confidence | None = None
-) -> tuple[ChainDraft, BlockSteps]:
+    runner: Any, params: str, counts: list[int], rule: Confidence | None = None
+) -> tuple[ChainDraft, Any]:
     steps, spans = steps_of(runner, counts, PARAMS[params])
     return draft_chain(steps, DraftSampler(Sampler(VOCAB)), spans, rule), steps
 
@@ -142,13 +163,13 @@ def drafted(
 @compiled
 @pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, *PARALLEL])
 @torch.inference_mode()
 def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dtype | None) -> None:
-    fast, plain = runners(name, kv_store_dtype)
-    assert fast.drafts_at_once and not plain.drafts_at_once
-    (at_once, steps), (chosen, _) = (drafted(one, params, [4, 4]) for one in (fast, plain))
-    assert not hasattr(steps, "_logits_KV"), "one call did it all"
+    (at_once, steps), (chosen, other) = (
+        drafted(one, params, [4, 4]) for one in both(name, kv_store_dtype)
+    )
+    assert ran(other) and not ran(steps), "one call did it all"
     assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
     assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
     if at_once.probs_KV is not None and chosen.probs_KV is not None:
@@ -156,28 +177,29 @@ def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dt
 
 
 @compiled
-@pytest.mark.parametrize("name", ["shared", "reduced", "markov", "blind judgement"])
+@pytest.mark.parametrize("params", ["seeded", "greedy"])
+@pytest.mark.parametrize("name", ["shared", "reduced", "markov", "blind judgement", "masks"])
 @torch.inference_mode()
-def test_the_same_ends(name: str) -> None:
+def test_the_same_ends(name: str, params: str) -> None:
     """Early stops inside the call end chains where they end outside of it."""
     lengths = set()
     for threshold in (0.05, 0.1, 0.2, 0.5, 0.8):
         rule = Confidence(threshold=threshold)
-        found = [drafted(one, "seeded", [4, 4], rule)[0].ids for one in runners(name)]
+        found = [drafted(one, params, [4, 4], rule)[0].ids for one in both(name)]
         assert found[0] == found[1]
         lengths.add(tuple(len(ids) for ids in found[0]))
     assert len(lengths) > 1, lengths
 
 
 @compiled
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [*HEADS, "masks"])
 @torch.inference_mode()
 def test_unequal_numbers_of_drafts(name: str) -> None:
     """The pass is one call all the same; tokens are chosen outside of it."""
     for counts in ([4, 2], [1, 1], [5, 3]):
-        (fast, steps), (plain, _) = (drafted(one, "greedy", counts) for one in runners(name))
+        (fast, steps), (plain, _) = (drafted(one, "greedy", counts) for one in both(name))
         assert fast.ids == plain.ids and [len(ids) for ids in fast.ids] == counts
-        assert hasattr(steps, "_logits_KV") == (counts[0] != counts[1])
+        assert name in PARALLEL or ran(steps) == (counts[0] != counts[1])
 
 
 @pytest.mark.parametrize("name", [name for name, (_, markov) in HEADS.items() if markov is None])

@@ -205,10 +205,3 @@ def test_what_cannot_be_rendered(tmp_path: Path, template: str, variables: dict[
     tokenizer = Tokenizer(folder_of(tmp_path, template))
     with pytest.raises(PromptError):
         tokenizer.apply_chat_template(CHATS[0], variables=variables)
-
-
-def test_what_is_no_conversation(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(folder_of(tmp_path, PLAIN))
-    for wrong in ([], ["x"], [{"role": "user", "content": object()}], [None]):
-        with pytest.raises(PromptError):
-            tokenizer.apply_chat_template(wrong)  # type: ignore[arg-type]

@@ -18,17 +18,10 @@ from foretoken.proposers.heads.parts import HeadShape
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
 LAYER = HeadShape(
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=128,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+    vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128,
+    rms_norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
 SHAPE = Eagle3Shape(layer=LAYER, draft_vocab_size=DRAFTS, target_hidden_size=HIDDEN, num_features=1)
 SHAPES = {
     "plain": SHAPE,

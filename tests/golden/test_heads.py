@@ -58,15 +58,10 @@ def test_mlp_speculator(tmp_path: Path, tied: bool, scale_input: bool) -> None:
     stages, inner = 3, 40
     weights = _mlp(1, stages, tied=tied, inner=inner)
     config = {
-        "architectures": ["MLPSpeculatorPreTrainedModel"],
-        "model_type": "mlp_speculator",
-        "emb_dim": HIDDEN,
-        "inner_dim": inner,
-        "n_predict": stages,
-        "vocab_size": VOCAB,
-        "tie_weights": tied,
-        "scale_input": scale_input,
-    }
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator",
+        "emb_dim": HIDDEN, "inner_dim": inner, "n_predict": stages, "vocab_size": VOCAB,
+        "tie_weights": tied, "scale_input": scale_input,
+    }  # fmt: skip
     net = _load(weights.write(tmp_path, config))
     assert isinstance(net, MLPSpeculator) and net.points == (FINAL,)
     generator = torch.Generator().manual_seed(2)

@@ -13,7 +13,7 @@ import yaml
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import LEVELS, Finding
-from foretoken.lab.launch.drafting import DraftingSetup
+from foretoken.lab.launch.engines import DraftingSetup
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.launch.write import export
 from foretoken.lab.lint.checks import lint

@@ -19,8 +19,7 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
 from tests.golden.gguf_files import write_gguf
 from tests.golden.scenario import forward, open_runner
-from tests.golden.test_gguf import MIXED, Kind, write_both
-from tests.golden.test_gguf_architectures import GEMMA, gemma3, own
+from tests.golden.test_gguf import GEMMA, MIXED, Kind, gemma3, own, write_both
 from tests.packed import keep_packed
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="multiplied out without kernels")

@@ -147,15 +147,9 @@ def test_rows_keep_their_bits(tmp_path: Path, case: str, dtype: torch.dtype) -> 
 # projection in attention's order of heads instead of the file's; layers of another window; a
 # layer that is fed what the one before it was fed.
 CALIBRATED = (
-    "olmo2",
-    "smollm3 some layers with a window",
-    "llama grouped tied",
-    "mistral window",
-    "qwen3 biases and window",
-    "phi3 window",
-    "gemma2",
-    "gemma3 two kinds of positions",
-)
+    "olmo2", "smollm3 some layers with a window", "llama grouped tied", "mistral window",
+    "qwen3 biases and window", "phi3 window", "gemma2", "gemma3 two kinds of positions",
+)  # fmt: skip
 
 
 def expected_moments(model: Any, rows_ST: Tensor) -> dict[str, Tensor]:

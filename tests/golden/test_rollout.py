@@ -33,12 +33,9 @@ pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kern
 
 def _runner(folder: Path, dtype: torch.dtype, quantization: str | None) -> Runner:
     options = LoadOptions(
-        dtype=dtype,
-        device=torch.device("cpu"),
-        batch_invariant=True,
-        page_size=PAGE,
+        dtype=dtype, device=torch.device("cpu"), batch_invariant=True, page_size=PAGE,
         quantization=quantization,
-    )
+    )  # fmt: skip
     return Runner.load(folder, options, num_pages=PAGES)
 
 
@@ -156,13 +153,10 @@ def test_any_request_is_drafted_as_token_by_token(
             budget = 7 - 2 * row
             spans.append(
                 Span(
-                    sequence=sequence,
-                    start=len(prompt) - 1,
-                    length=1,
-                    draft_budget=budget,
+                    sequence=sequence, start=len(prompt) - 1, length=1, draft_budget=budget,
                     samples=True,
                 )
-            )
+            )  # fmt: skip
         found, expected = (p.propose(Context(tuple(spans))) for p in (rolling, one_by_one))
         assert found.ids == expected.ids, (trial, kinds)
         assert [len(ids) for ids in found.ids] == [span.draft_budget for span in spans]

@@ -26,14 +26,9 @@ NARROW = {
     "num_key_value_heads": 2,
 }
 WIDE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 768,
-    "intermediate_size": 1040,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-}
+    "vocab_size": VOCAB, "hidden_size": 768, "intermediate_size": 1040, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64,
+}  # fmt: skip
 KINDS: dict[str, tuple[dict[str, Any] | str, torch.dtype]] = {
     "narrow bfloat16": (NARROW, torch.bfloat16),
     "narrow float32": (NARROW, torch.float32),

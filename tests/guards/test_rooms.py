@@ -20,11 +20,7 @@ TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
     "config/drafter.py": "what a model without a method is",
-    "lab/launch/drafting.py": "what vLLM takes a model without a method for",
-    "lab/launch/engines.py": "what engines take a model without a method for",
-    "lab/launch/llama_cpp.py": "what is most like a method that llama.cpp has not",
-    "lab/launch/openvino.py": "the methods that OpenVINO GenAI has",
-    "lab/launch/vllm.py": "under which names vLLM has a method",
+    "lab/launch/engines.py": "which methods engines have, under which names",
     "lab/lint/fit.py": "what a launch without a method means to vLLM",
     "lab/lint/names.py": "what vLLM concludes from the names of drafters",
     "lab/lint/checks.py": "vLLM's own rules about its methods",

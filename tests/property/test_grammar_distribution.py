@@ -52,14 +52,10 @@ def masked_probs(model: TableModel, temperature: float) -> dict[tuple[int, ...],
 @pytest.mark.parametrize(
     ("rule", "method", "k"),
     [
-        ("auto", "auto", 0),
-        ("standard", "probabilistic", 2),
-        ("standard", "greedy", 2),
-        ("matching", "auto", 2),
-        ("block", "probabilistic", 2),
-        ("block", "greedy", 3),
+        ("auto", "auto", 0), ("standard", "probabilistic", 2), ("standard", "greedy", 2),
+        ("matching", "auto", 2), ("block", "probabilistic", 2), ("block", "greedy", 3),
     ],
-)
+)  # fmt: skip
 def test_tokens_have_the_masked_distribution(rule: str, method: str, k: int) -> None:
     params = SamplingParams(temperature=1.3, structured_outputs={"regex": "stands for any"})
     grammars = cast(Grammars, cast(Any, NoRepeats()))

@@ -41,13 +41,9 @@ def sequence_of(request: Request, output: list[int] | None = None) -> Sequence:
 
 def span_of(sequence: Sequence, drafts: tuple[int, ...] = ()) -> Span:
     return Span(
-        sequence=sequence,
-        start=sequence.num_tokens - 1,
-        length=1,
-        draft_budget=len(drafts),
-        draft_ids=drafts,
-        samples=True,
-    )
+        sequence=sequence, start=sequence.num_tokens - 1, length=1, draft_budget=len(drafts),
+        draft_ids=drafts, samples=True,
+    )  # fmt: skip
 
 
 def verify(

@@ -24,7 +24,7 @@ from tools.demo_models.batches import (
     bytes_per_token,
     held_out_rows,
 )
-from tools.demo_models.card import CardInput, draft_card, head_card, target_card, thin
+from tools.demo_models.card import CardInput, draft_card, head_card, target_card
 from tools.demo_models.packages import Package
 from tools.demo_models.tokenizer import BEGIN_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import Corpus, SourceFile
@@ -153,11 +153,6 @@ def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_special_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("x").ids[0] == tokenizer.token_to_id("<s>") == 0
-    assert tokenizer.token_to_id("</s>") == 1
-
-
 def test_transformers_reads_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, 64)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -215,13 +210,10 @@ def test_a_card_tells_the_run_and_what_packages_were_read(
     pieces = ("train demo-more`: 200 steps", "1.0 minutes on a large GPU", "torch ", "| 7.5% |")
     for piece in (*pieces, "outer 1.5 (MIT)", "1 files (1.2 MB) of 1 packages", "60% of"):
         assert piece in told, piece
-
-
-def test_thin_keeps_the_last() -> None:
-    records = [{"step": float(i)} for i in range(50)]
-    kept = thin(records)
-    assert len(kept) <= 12 and kept[-1] == records[-1]
-    assert thin(records[:3]) == records[:3]
+    run_folder.write_provenance(tmp_path, {**settings, "on_policy_share": 0.6}, "data")
+    told = " ".join(draft_card(CardInput(run=tmp_path, measured=MEASURED)).split())
+    for piece in ("train demo-more --target", "60% of the rows", "the card of `demo`"):
+        assert piece in told, piece
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mlp", "medusa", "parallel", "dflash", "dspark"])
@@ -249,16 +241,6 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
         "0.01 M parameters",
     ):
         assert piece in card, piece
-
-
-def test_the_card_of_a_draft_says_whose_text_it_learned_from(tmp_path: Path) -> None:
-    progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
-    run_folder.save(tmp_path, 100, {"progress": progress})
-    settings = {"seed": 0, "name": "demo-small", "on_policy_share": 0.6}
-    run_folder.write_provenance(tmp_path, settings, "data")
-    told = " ".join(draft_card(CardInput(run=tmp_path, measured=MEASURED)).split())
-    for piece in ("train demo-small --target", "60% of the rows", "the card of `demo`"):
-        assert piece in told, piece
 
 
 def test_a_card_needs_a_run_of_a_head(tmp_path: Path) -> None:

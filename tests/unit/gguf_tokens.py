@@ -9,8 +9,7 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from foretoken.shape.gguf import forget_gguf
-from tests.golden.gguf_files import write_value
+from tests.golden.gguf_files import finish, write_value
 
 TEXTS: list[str] = [
     text
@@ -37,11 +36,7 @@ def write_gguf(path: Path, fields: Mapping[str, Any], rows: int | None = None) -
             write_value(writer, key, value)
     if rows is not None:
         writer.add_tensor("token_embd.weight", np.zeros((rows, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    forget_gguf()
+    finish(writer)
     return path
 
 

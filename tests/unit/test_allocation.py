@@ -187,13 +187,9 @@ def test_dearer_rows_never_mean_more_of_them(seed: int, count: int, factor: floa
 
 
 BY_PATH: dict[tuple[int, ...], tuple[float, ...]] = {
-    (): (0.6, 0.3),
-    (0,): (0.5, 0.4),
-    (1,): (0.9, 0.05),
-    (0, 0): (0.9, 0.1),
-    (1, 0): (0.8, 0.1),
+    (): (0.6, 0.3), (0,): (0.5, 0.4), (1,): (0.9, 0.05), (0, 0): (0.9, 0.1), (1, 0): (0.8, 0.1),
     (0, 1): (0.9, 0.1),
-}
+}  # fmt: skip
 
 
 def grown(top_k: int, depth: int, budget: int) -> dict[tuple[int, ...], float]:

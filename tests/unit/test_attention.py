@@ -34,14 +34,9 @@ def geometry(
     heads: tuple[int, int, int], page_size: int, dtype: torch.dtype = torch.float32, **kind: Any
 ) -> Geometry:
     return Geometry(
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=heads[2],
-        page_size=page_size,
-        dtype=dtype,
-        device=torch.device("cpu"),
-        **kind,
-    )
+        num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], page_size=page_size,
+        dtype=dtype, device=torch.device("cpu"), **kind,
+    )  # fmt: skip
 
 
 def random_store(shape: Geometry) -> Tensor:

@@ -216,24 +216,6 @@ def test_nobody_is_asked_at_budget_zero() -> None:
     assert not one.asked
 
 
-def test_a_request_gets_the_drafter_it_names_and_no_other() -> None:
-    one, two = Stub("one", 1, "ab"), Stub("two", 2, "b")
-    [a] = sequences("a", params={"speculation": {"drafter": "two"}})
-    [b] = sequences("b")
-    draft = drafters((one, 3), (two, 3)).propose(make_context((a, 3), (b, 3)))
-    assert draft.ids == ((), (1, 1, 1))
-    assert two.asked == [("a", 3)]
-
-
-def test_a_prediction_comes_first() -> None:
-    one = Stub("one", 1, "ab")
-    [a] = sequences("a", prediction_ids=(2, 7, 8, 9))
-    [b] = sequences("b")
-    draft = drafters((one, 2)).propose(make_context((a, 3), (b, 3)))
-    assert draft.ids == ((7, 8, 9), (1, 1))
-    assert draft.names == ("prediction", "one")
-
-
 def _rows(probs_KV: Tensor | None) -> list[list[float]]:
     assert probs_KV is not None
     rows: list[list[float]] = probs_KV.tolist()

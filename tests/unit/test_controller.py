@@ -65,51 +65,12 @@ def test_long_drafts_are_planned_up_to_the_end_of_an_output(count: int) -> None:
         sequences = [s for s in sequences if s.num_output < 60]
 
 
-@pytest.mark.slow
-def test_noise_changes_little() -> None:
-    speeds = []
-    for seed in range(4):
-        batch, sequences = batch_of(4, 0.8, World(noise=0.2, random=Random(seed)))
-        batch.run(sequences, 200)
-        speeds.append(batch.run(sequences, 600))
-    assert sum(speeds) / 4 >= 0.91 * best_speed(World(), 4, 0.8)
-
-
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_useless_drafter_rests(count: int) -> None:
     batch, sequences = batch_of(count, 0.0)
     batch.run(sequences, 50)
     assert batch.run(sequences, 1000) >= 0.98
     assert sum(map(sum, batch.lengths[-500:])) <= 0.1 * 500 * count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 8])
-def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
-    phases = {0: 0.9, 1: 0.0, 2: 0.9}
-    batch = Batch(World(), lambda sequence, step: phases[min(step // 400, 2)])
-    sequences = [running(f"r{i}") for i in range(count)]
-    steady = batch.run(sequences, 400)
-    assert steady > 1.5
-    batch.run(sequences, 50)
-    assert batch.run(sequences, 350) >= 0.975, "trials cost one percent of it"
-    batch.run(sequences, 64)
-    assert batch.run(sequences, 336) >= 0.9 * steady
-
-
-@pytest.mark.slow
-def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
-    """Two classes in one batch; whoever accepts little keeps his speed."""
-    world = World(row_s=0.027, pass_s=0.05)
-    chances = {"code": 0.95, "prose": 0.2}
-    batch = Batch(world, lambda sequence, step: chances[sequence.request.cache_salt or ""])
-    sequences = [running(f"r{i}", salt=("code", "prose")[i % 2]) for i in range(8)]
-    batch.run(sequences, 400)
-    clock, before = batch.clock, [sequence.num_output for sequence in sequences]
-    batch.run(sequences, 600)
-    for sequence, count in zip(sequences, before, strict=True):
-        speed = (sequence.num_output - count) * world.target_s(8) / (batch.clock - clock)
-        assert speed >= 0.96, (sequence.request.cache_salt, speed)
 
 
 @pytest.mark.slow
@@ -166,17 +127,6 @@ def test_steps_that_are_slow_for_being_rare_do_not_make_drafts_seem_dear() -> No
     assert batch.run(sequences, 600) >= 0.93 * best_speed(World(), 4, 0.8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_drafts_that_were_timed_too_dear_are_found_out(seed: int) -> None:
-    """At the start the machine was busy with something else: a row seemed 15 times as dear."""
-    world = World(row_s=0.02, noise=0.05, random=Random(seed))
-    batch = Batch(world, lambda sequence, step: 0.6, believed=World(row_s=0.3, pass_s=0.3))
-    sequences = [running(f"r{i}") for i in range(8)]
-    batch.run(sequences, 3000)
-    assert batch.run(sequences, 600) >= 0.9 * best_speed(World(row_s=0.02), 8, 0.6)
-
-
 def test_who_ends_soon_does_not_keep_the_others_from_drafting() -> None:
     """Nobody drafted so far. Two of eight end before what is read of them would come back; the
     others begin once half of them are read, since a pass for one takes as long as for all."""
@@ -202,19 +152,6 @@ def test_who_held_the_others_back_is_not_remembered_for_long() -> None:
     sequences.remove(slow)
     batch.run(sequences, 24)
     assert sum(batch.lengths[-1])
-
-
-@pytest.mark.slow
-def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None:
-    """Retrieval: reading 2,000 tokens for the draft of 32 would never come back."""
-    world = World(feed_row_s=0.005)
-    batch = Batch(world, lambda sequence, step: 0.8)
-    for round in range(60):
-        sequences = [running(f"{round}-{i}", prompt=2000, most=32) for i in range(4)]
-        batch.answer(sequences)
-        if round == 9:
-            clock, plain = batch.clock, batch.plain
-    assert (batch.plain - plain) / (batch.clock - clock) >= 0.98
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -255,16 +192,6 @@ def test_whoever_is_alone_finds_out_what_a_dear_drafter_is_worth(
     for number in range(8):
         batch.answer([running(f"r{number}", prompt=60, most=96)])
     assert batch.plain / batch.clock >= least
-
-
-@pytest.mark.slow
-def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
-    batch, sequences = batch_of(4, 0.8)
-    batch.run(sequences, 300)
-    before = batch.run(sequences, 300)
-    batch.world.scale = 10.0
-    batch.run(sequences, 30)
-    assert batch.run(sequences, 300) >= 0.95 * before
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -409,13 +336,6 @@ def test_the_operator_is_obeyed_at_once() -> None:
     batch.live.speculation = LivePolicy().speculation
     batch.run(sequences, 5)
     assert sum(batch.lengths[-1])
-
-
-@pytest.mark.slow
-def test_trials_cost_their_share() -> None:
-    batch, sequences = batch_of(8, 0.0)
-    batch.run(sequences, 3000)
-    assert batch.control.facts()["trials_s"] <= 0.012 * batch.clock
 
 
 def test_slow_steps_in_which_nobody_drafted_cost_nobody_anything() -> None:

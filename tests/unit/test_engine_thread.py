@@ -98,21 +98,6 @@ def test_outputs_are_the_engines(model: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_failed_step_ends_its_requests_and_no_others(model: Path) -> None:
-    async def main() -> None:
-        running = AsyncEngine(engine_of(model, Faulty("bad", 1)))
-        running.start()
-        before = await read(opened(running, "good-0"))
-        failed = await read(opened(running, "bad"))
-        after = await read(opened(running, "good-1"))
-        assert [o.finish_reason for o in failed] == [FinishReason.ERROR]
-        assert ids(before) == ids(after)
-        assert running.alive
-        await running.stop()
-
-    asyncio.run(main())
-
-
 def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
     async def main() -> None:
         told: list[bool] = []
@@ -190,25 +175,6 @@ def names(outputs: Sequence[Output]) -> list[str]:
     return [output.request_id for output in outputs]
 
 
-def test_closing_a_stream_frees_its_pages(model: Path) -> None:
-    async def main() -> None:
-        running = AsyncEngine(engine_of(model))
-        ends: list[Output] = []
-        running.observers.append(lambda outputs: ends.extend(o for o in outputs if o.finish_reason))
-        running.start()
-        stream = opened(running, "a", 200)
-        async for _ in stream.batches():
-            break
-        running.close(stream)
-        await running.call(lambda engine: engine.parts.scheduler.check_integrity())
-        usage = await running.call(lambda engine: engine.parts.scheduler.kv_usage)
-        assert usage == 0.0
-        assert [o.finish_reason for o in ends] == [FinishReason.ABORT]
-        await running.stop()
-
-    asyncio.run(main())
-
-
 def test_nobody_reads_so_the_stream_is_cut_off(model: Path) -> None:
     async def main() -> None:
         in_step = InStep(asyncio.get_running_loop())
@@ -237,17 +203,6 @@ def test_a_deadline_and_a_call_that_fails(model: Path) -> None:
             await running.call(lambda engine: 1 / 0)
         assert running.alive
         await running.stop()
-
-    asyncio.run(main())
-
-
-def test_stopping_ends_what_is_open(model: Path) -> None:
-    async def main() -> None:
-        running = AsyncEngine(engine_of(model))
-        running.start()
-        stream = opened(running, "a", 200)
-        await running.stop()
-        assert (await read(stream))[-1].finish_reason is FinishReason.ABORT
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.checkpoint import _choose, _hub_id, _HubId, _type_of, find_model
+from foretoken.checkpoint import _choose, _hub_id, _HubId, find_model
 from foretoken.cli.app import app
 from foretoken.errors import (
     CheckpointError,
@@ -30,6 +30,7 @@ from foretoken.shape.families import find_family
 from foretoken.shape.gguf import forget_gguf, gguf_config, gguf_parts, gguf_scheme, open_gguf
 from foretoken.shape.gguf_ends import ends_of_text
 from foretoken.shape.gguf_file import TYPES, Strings, read_gguf
+from tests.golden.gguf_files import finish
 from tests.unit.gguf_tokens import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_gguf
 
 Change = Callable[[gguf.GGUFWriter], None]
@@ -48,11 +49,7 @@ def write(
     for change in changes:
         change(writer)
     writer.add_tensor(embeddings, np.zeros((5, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    forget_gguf()
+    finish(writer)
     return path
 
 
@@ -187,11 +184,7 @@ def parts(folder: Path, *numbers: int, of: int = 3) -> Path:
             writer.add_embedding_length(8)
         name = "token_embd.weight" if number == 2 else f"blk.{number}.attn_norm.weight"
         writer.add_tensor(name, np.zeros((5, 8), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    forget_gguf()
+        finish(writer)
     return folder / f"m-00001-of-{of:05}.gguf"
 
 
@@ -326,12 +319,6 @@ def test_the_file_that_is_meant(files: list[str], wanted: str | None, found: str
 def test_none_or_several(files: list[str], wanted: str | None, said: str) -> None:
     with pytest.raises(ModelNotFoundError, match=f"(?i){said}"):
         _choose(_HubId("org/repo", wanted), files)
-
-
-def test_types_that_names_say() -> None:
-    named = {"m-UD-IQ2_XXS.gguf": "UD-IQ2_XXS", "m_f16.gguf": "f16", "x/BF16/m.gguf": "BF16"}
-    assert {name: _type_of(name) for name in named} == named
-    assert _type_of("qwen3-8b.gguf") is None
 
 
 def test_what_a_name_asks_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,10 +519,7 @@ def test_the_table_is_what_the_package_reads(tmp_path: Path) -> None:
     for name in ("Q8_0", "Q5_1", "BF16"):
         kind = gguf.GGMLQuantizationType[name]
         writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     ours, theirs = read_gguf(tmp_path / "whole.gguf"), gguf.GGUFReader(tmp_path / "whole.gguf")
     assert list(ours.metadata["tokens"]) == ["a", "\u4f60", ""]
     assert ours.metadata["scores"].tolist() == [1.5, -2.0] and ours.metadata["yes"] is True

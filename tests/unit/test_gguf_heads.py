@@ -32,6 +32,7 @@ from foretoken.shape.gguf import forget_gguf
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import HIDDEN, write_head
 from tests.golden import gguf_heads
+from tests.golden.gguf_files import finish
 from tests.golden.gguf_heads import stored_name, write_gguf_head
 
 Kind = gguf.GGMLQuantizationType
@@ -231,10 +232,7 @@ def test_a_model_is_no_head(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("token_embd.weight", np.zeros((5, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     config = {"method": "eagle3", "model": str(path)}
     with pytest.raises(UnsupportedModelError, match=r"model.gguf: .*got 'llama'; allowed: a head"):
         LLM(str(root / "target"), speculative_config=config)

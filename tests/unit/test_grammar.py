@@ -229,14 +229,9 @@ def test_a_thousand_properties_are_followed(grammars: Grammars, tokenizer: Token
 # the masks of their rows allow. The guarded bugs: added tokens found in forced text, spaces that
 # they take with them, text that is normalised before it is spelt.
 ADDED = {
-    "<call>": False,
-    "<end>": True,
-    "[X]": True,
-    "[Y]": False,
-    "\n\n": False,
-    "é!": True,
+    "<call>": False, "<end>": True, "[X]": True, "[Y]": False, "\n\n": False, "é!": True,
     "e\u0301": False,
-}
+}  # fmt: skip
 """Texts of added tokens, and whether they are special."""
 PIECES = [*ADDED, "</s>", "<s>", *" <>[", "say", "e", "\u0301", "\n", "\u00a0", "ﬁ", "É", "😀", '"']
 

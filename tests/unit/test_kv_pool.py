@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.kv import table as tables
-from foretoken.kv.features import FeatureGaps
+from foretoken.kv.features import FeatureGaps, GapRecord
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
@@ -37,23 +37,6 @@ def test_growth_is_contiguous() -> None:
         pool.check_integrity()
     for table in (long, *others):
         assert num_pieces(table) == 1, table
-
-
-def test_a_blocked_sequence_goes_on_elsewhere() -> None:
-    pool = PagePool(6, 4)
-    first = pool.allocate(2)
-    pool.allocate(1, after=1)
-    assert pool.allocate(1, after=first[-1]) != [2]
-    pool.check_integrity()
-
-
-def test_scattered_pages_are_found_when_no_run_is_long_enough() -> None:
-    pool = PagePool(9, 4)
-    pages = pool.allocate(9)
-    pool.release(pages[::2])
-    got = pool.allocate(5)
-    assert sorted(got) == pages[::2]
-    assert pool.num_available == 0
 
 
 def test_more_than_there_is_cannot_be_allocated() -> None:
@@ -108,19 +91,6 @@ def test_generation_rises_when_contents_are_given_up() -> None:
     assert min(before) > 0
 
 
-def test_dropping_kept_pages_leaves_used_ones() -> None:
-    pool = PagePool(4, 4)
-    used, unused = pool.allocate(2)
-    pool.keep(used)
-    pool.keep(unused)
-    pool.release([unused])
-    pool.drop_kept()
-    pool.check_integrity()
-    assert pool.references(used) == 1
-    pool.release([used])
-    assert pool.allocate(4)
-
-
 def test_tables_stay_contiguous_when_the_pool_is_full_of_kept_pages() -> None:
     random = Random(0)
     pool = PagePool(256, 4)
@@ -156,19 +126,6 @@ def test_the_latest_released_pages_are_spared_by_a_growing_neighbour() -> None:
     pool.release(pages[8:])
     assert pool.allocate(1, after=7) == [8]
     pool.check_integrity()
-
-
-def test_truncation_gives_back_what_is_not_needed() -> None:
-    pool = PagePool(8, 4)
-    table: list[int] = []
-    tables.grow(pool, table, 17)
-    assert len(table) == 5
-    tables.truncate(pool, table, 8)
-    assert table == [0, 1]
-    tables.truncate(pool, table, 30)
-    assert table == [0, 1]
-    tables.clear(pool, table)
-    assert (table, pool.num_available) == ([], 8)
 
 
 SIZE = 4
@@ -208,13 +165,6 @@ def test_one_token_is_left_to_compute() -> None:
     assert find(prefix, PROMPT[:8]) == table[:1]
     assert find(prefix, PROMPT[:9]) == table[:2]
     assert find(prefix, PROMPT[:1]) == []
-
-
-def test_the_same_page_after_another_beginning_is_another_page() -> None:
-    pool = PagePool(16, SIZE)
-    prefix = PrefixCache(pool)
-    fill(pool, prefix, PROMPT, None)
-    assert find(prefix, [5, 5, 5, 5, *PROMPT[4:]]) == []
 
 
 def test_salts_and_models_are_apart() -> None:
@@ -268,18 +218,6 @@ def test_a_page_that_is_found_again_is_evicted_later() -> None:
     pool.allocate(3)
     assert pool.is_kept(pages[0])
     assert not pool.is_kept(pages[1])
-
-
-def test_clearing_forgets_all() -> None:
-    pool = PagePool(8, SIZE)
-    prefix = PrefixCache(pool)
-    table = fill(pool, prefix, PROMPT, None)
-    prefix.clear()
-    assert find(prefix, PROMPT) == []
-    assert len(prefix) == 0
-    tables.clear(pool, table)
-    pool.check_integrity()
-    assert pool.num_available == 8
 
 
 def test_names_are_extended_in_place_and_only_as_far_as_needed() -> None:
@@ -393,8 +331,8 @@ def test_a_window_keeps_within_a_context_that_the_text_has_left() -> None:
 
 
 def test_a_head_enters_behind_what_has_no_features() -> None:
-    gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
+    gaps = GapRecord([1] * 64, PAGE)
+    book, sequence = progress(FeatureGaps([gaps]), made_of=MadeOf.PAIR), sequence_of(30)
     assert book.num_missing(sequence) == 29
     gaps.add(sequence.page_table, 3, 18)
     assert book.num_missing(sequence) == 9
@@ -410,13 +348,23 @@ def test_a_head_enters_behind_what_has_no_features() -> None:
 
 
 def test_what_was_fed_before_the_features_stopped_is_kept() -> None:
-    gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
+    gaps = GapRecord([1] * 64, PAGE)
+    book, sequence = progress(FeatureGaps([gaps]), made_of=MadeOf.PAIR), sequence_of(30)
     book.record(sequence)
     gaps.add([60], 0, 2)
     sequence.token_ids.append(1)
     assert book.prepare(sequence, 1) and book.seen(sequence) is sequence
     assert book.num_missing(sequence) == 1
+
+
+def test_a_reader_lacks_what_was_left_out_while_it_rested_with_whomever() -> None:
+    alone, together = GapRecord([1] * 8, PAGE), GapRecord([1] * 8, PAGE)
+    gaps, other = FeatureGaps([alone, together]), FeatureGaps([together])
+    assert not gaps and gaps.known_from(range(4), 0, 16) == 0
+    together.add(range(4), 0, 3)
+    alone.add(range(4), 3, 5)
+    assert gaps and other
+    assert (gaps.known_from(range(4), 0, 16), other.known_from(range(4), 0, 16)) == (5, 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 32), st.booleans()), max_size=12))
@@ -426,7 +374,7 @@ def test_gaps_are_known_for_as_long_as_the_contents_stay(
     """Against a set of places; a page that has any gap counts up to the last one. What stood behind
     the newest was rolled back."""
     generations, table = [1] * 8, list(range(8))
-    gaps, missing = FeatureGaps(generations, PAGE), set[int]()
+    gaps, missing = GapRecord(generations, PAGE), set[int]()
     for start, count, gives_up in steps:
         end = min(start + count, 32)
         if gives_up:

@@ -77,13 +77,9 @@ def facts(**changes: object) -> MemoryFacts:
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None:
     options = LoadOptions(
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        batch_invariant=True,
-        page_size=32,
-        quantization=quantization,
-        max_model_len=64,
-    )
+        dtype=torch.bfloat16, device=torch.device("cpu"), batch_invariant=True, page_size=32,
+        quantization=quantization, max_model_len=64,
+    )  # fmt: skip
     model = load_model(Path(packaged_model("demo")), options)
     assert isinstance(model, Decoder)
     linears = [model.top]

@@ -21,18 +21,11 @@ from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Vector
 
 def stats(accepted: tuple[int, ...], drafts: int, drafted: int) -> StepStats:
     return StepStats(
-        num_sequences=2,
-        num_tokens=8,
-        num_drafts=drafts,
-        num_draft_tokens=drafted,
-        num_accepted_tokens=sum(accepted),
-        num_accepted_tokens_per_pos=accepted,
-        num_output_tokens=drafts + sum(accepted),
-        num_waiting=1,
-        drafting_s=0.25,
-        verifying_s=0.5,
+        num_sequences=2, num_tokens=8, num_drafts=drafts, num_draft_tokens=drafted,
+        num_accepted_tokens=sum(accepted), num_accepted_tokens_per_pos=accepted,
+        num_output_tokens=drafts + sum(accepted), num_waiting=1, drafting_s=0.25, verifying_s=0.5,
         total_s=1.0,
-    )
+    )  # fmt: skip
 
 
 def test_sizes_of_steps() -> None:
@@ -185,15 +178,10 @@ def test_numbers_are_short() -> None:
 
 def ended(accepted: tuple[int, ...], drafters: tuple[str, ...]) -> RequestMetrics:
     return RequestMetrics(
-        queued_s=0.0,
-        first_token_s=0.1,
-        finished_s=1.0,
-        num_preemptions=0,
-        num_cached_tokens=0,
-        drafted_per_step=(4,) * len(accepted),
-        accepted_per_step=accepted,
+        queued_s=0.0, first_token_s=0.1, finished_s=1.0, num_preemptions=0, num_cached_tokens=0,
+        drafted_per_step=(4,) * len(accepted), accepted_per_step=accepted,
         drafter_per_step=drafters,
-    )
+    )  # fmt: skip
 
 
 def test_by_drafter_and_temperature() -> None:

@@ -16,18 +16,11 @@ TURNS = (1.0, 1.3, 0.9, 1.1, 2.0, 1.0, 0.8)
 """What the machine's mood does to everyone alike."""
 SHAPE = ModelShape.from_fields(
     {
-        "model_type": "llama",
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 4,
-        "vocab_size": 100,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
+        "model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 100,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     }
-)
+)  # fmt: skip
 MATRICES = 3 * (8 * (2 * 8 + 2 * 4) + 3 * 8 * 16)
 HEAD = 100 * 8
 NORMS = 3 * 2 * 8 + 8

@@ -137,13 +137,9 @@ SHAPE = ModelShape(
     eos_token_ids=(),
 )
 WHOLE = Geometry(
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=SIZE,
-    page_size=PAGE,
-    dtype=torch.float32,
+    num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=SIZE, page_size=PAGE, dtype=torch.float32,
     device=CPU,
-)
+)  # fmt: skip
 
 
 def store_of(kv_heads: range | None, dtype: torch.dtype) -> KVStore:

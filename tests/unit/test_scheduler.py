@@ -428,20 +428,6 @@ def test_preemption_during_a_prompt_starts_its_logprobs_anew() -> None:
     assert [next(iter(e)) for e in output.prompt_logprobs[1:] if e] == list(LONG[1:12])
 
 
-def test_resumed_output_is_output() -> None:
-    """At every place of its output a request goes on as if it had never broken off."""
-    prompt = (1, 2, 3, 4, 5)
-    whole = continuation(prompt, 9)
-    for count in range(9):
-        engine = engine_of(num_drafts=2, max_num_batched_tokens=4)
-        engine.add(make_request("a", prompt, max_tokens=9, resumed_ids=tuple(whole[:count])))
-        sequence = engine.scheduler.sequences["a"]
-        assert (sequence.num_prompt, sequence.num_output) == (5, count)
-        engine.run()
-        assert engine.tokens("a") == whole[count:]
-        assert engine.outputs["a"][-1].finish_reason is FinishReason.LENGTH
-
-
 def test_resumed_sequences_come_before_those_that_wait() -> None:
     engine = engine_of(max_num_seqs=1)
     engine.add(make_request("a", (1, 2), max_tokens=2))
@@ -489,14 +475,6 @@ def first_place(token: int) -> int:
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
-@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6])
-def test_max_tokens(num_drafts: int, max_tokens: int) -> None:
-    engine, outputs = run(num_drafts, max_tokens=max_tokens)
-    assert engine.tokens("a") == PLAIN[:max_tokens]
-    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.LENGTH, None)
-
-
-@pytest.mark.parametrize("num_drafts", [0, 4])
 def test_stop_id(num_drafts: int) -> None:
     token = PLAIN[3]
     engine, outputs = run(
@@ -509,40 +487,6 @@ def test_stop_id(num_drafts: int) -> None:
 def test_end_of_sequence_has_no_stop_reason() -> None:
     _, outputs = run(max_tokens=12, stop_ids=frozenset({PLAIN[3]}))
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (FinishReason.STOP, None)
-
-
-@pytest.mark.parametrize("num_drafts", [0, 4])
-def test_no_stop_id_before_min_tokens(num_drafts: int) -> None:
-    token = PLAIN[0]
-    places = [i for i, t in enumerate(PLAIN) if t == token]
-    engine, _ = run(num_drafts, max_tokens=12, min_tokens=3, stop_ids=frozenset({token}))
-    end = next(place for place in places if place >= 2)
-    assert engine.tokens("a") == PLAIN[: end + 1]
-
-
-def test_a_stop_id_as_the_last_of_min_tokens_stops() -> None:
-    end = first_place(PLAIN[3])
-    engine, _ = run(max_tokens=12, min_tokens=end + 1, stop_ids=frozenset({PLAIN[3]}))
-    assert engine.tokens("a") == PLAIN[: end + 1]
-
-
-def test_a_stop_id_at_max_tokens_is_a_stop() -> None:
-    end = first_place(PLAIN[3])
-    _, outputs = run(max_tokens=end + 1, stop_ids=frozenset({PLAIN[3]}))
-    assert outputs[-1].finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("num_drafts", [0, 4])
-def test_context_limit(num_drafts: int) -> None:
-    engine = FakeEngine(
-        config=SchedulerConfig(max_model_len=10),
-        drafter=perfect if num_drafts else nothing,
-        plan_drafts=at_most(num_drafts),
-    )
-    engine.add(make_request("a", PROMPT, max_tokens=50))
-    engine.run()
-    assert engine.tokens("a") == PLAIN[:7]
-    assert engine.outputs["a"][-1].finish_reason is FinishReason.LENGTH
 
 
 def test_all_pages_are_a_context_limit_too() -> None:

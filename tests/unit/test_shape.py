@@ -28,22 +28,17 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
-from foretoken.shape.gguf import forget_gguf
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.quantize.settings import QuantizeSettings, check_fits
+from tests.golden.gguf_files import finish
 from tests.marks import slow
 
 BASE = {
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1000,
-}
+    "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1000,
+}  # fmt: skip
 
 
 def read(folder: Path, **fields: Any) -> ModelShape:
@@ -254,14 +249,9 @@ def test_names() -> None:
 
 
 DENSE = {
-    "vocab_size": 67,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
+    "vocab_size": 67, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -297,32 +287,15 @@ def test_the_template_of_a_processor(tmp_path: Path) -> None:
 # Broken config.json files, of every family and beside every kind of weights: each is an error of
 # our tree. The guarded bugs: a kind that a reader does not expect, sizes that take hours, depth.
 WHOLE: dict[str, Any] = {
-    "vocab_size": 67,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "original_max_position_embeddings": None,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": None,
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "max_window_layers": 2,
-    "layer_types": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "dtype": "float32",
-    "eos_token_id": [1, 2],
-    "rope_scaling": None,
-    "text_config": None,
-    "compression_config": None,
-}
+    "vocab_size": 67, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128, "original_max_position_embeddings": None,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": None,
+    "sliding_window": None, "use_sliding_window": False, "max_window_layers": 2,
+    "layer_types": None, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+    "hidden_act": "silu", "dtype": "float32", "eos_token_id": [1, 2], "rope_scaling": None,
+    "text_config": None, "compression_config": None,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4, "truncate": True}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
@@ -513,11 +486,7 @@ def test_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, name)
     writer.add_tensor("token_embd.weight", np.zeros((5, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    forget_gguf()
+    finish(writer)
     with pytest.raises(UnsupportedModelError) as error:
         ModelShape.from_config(path)
     found = error.value

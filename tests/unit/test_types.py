@@ -78,14 +78,9 @@ def test_sequences_become_tuples_and_biases_are_clamped() -> None:
 
 def test_acceptance_of_a_request() -> None:
     metrics = RequestMetrics(
-        queued_s=0,
-        first_token_s=0,
-        finished_s=0,
-        num_preemptions=0,
-        num_cached_tokens=0,
-        drafted_per_step=(3, 3, 3),
-        accepted_per_step=(3, 0, 1),
-    )
+        queued_s=0, first_token_s=0, finished_s=0, num_preemptions=0, num_cached_tokens=0,
+        drafted_per_step=(3, 3, 3), accepted_per_step=(3, 0, 1),
+    )  # fmt: skip
     assert metrics.acceptance_histogram == (1, 1, 0, 1)
     assert metrics.acceptance_length == pytest.approx(1 + 4 / 3)
 
@@ -93,17 +88,11 @@ def test_acceptance_of_a_request() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("enabled", 1),
-        ("drafter", ""),
-        ("num_speculative_tokens", -1),
-        ("num_speculative_tokens", True),
-        ("guard", -0.1),
-        ("guard", True),
-        ("guard", math.nan),
-        ("guard", math.inf),
-        ("tokens", 3),
+        ("enabled", 1), ("drafter", ""), ("num_speculative_tokens", -1),
+        ("num_speculative_tokens", True), ("guard", -0.1), ("guard", True), ("guard", math.nan),
+        ("guard", math.inf), ("tokens", 3),
     ],
-)
+)  # fmt: skip
 def test_bad_speculation_names_the_key(key: str, value: object) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(speculation={key: value})

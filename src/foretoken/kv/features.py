@@ -130,7 +130,7 @@ class FeatureView:
         return torch.cat([rows_NF[:, columns] for columns in self._columns], dim=-1)
 
 
-class FeatureGaps:
+class GapRecord:
     """Tokens whose hidden states were not kept because nobody wanted them, page by page.
 
     A page is known to have gaps as long as its contents stay, whoever computed them, so that a
@@ -149,10 +149,11 @@ class FeatureGaps:
 
     def add(self, page_table: Sequence[int], start: int, end: int) -> None:
         """Places [start, end), the newest of a sequence, were computed and nothing was kept."""
-        size = self._page_size
-        for index in range(start // size, (end - 1) // size + 1):
-            page = page_table[index]
-            self._gaps[page] = self._generations[page], min(end - index * size, size)
+        size, last = self._page_size, end - 1
+        for page in page_table[start // size : last // size]:
+            self._gaps[page] = self._generations[page], size
+        page = page_table[last // size]
+        self._gaps[page] = self._generations[page], last % size + 1
 
     def lose(self, pages: Iterable[int]) -> None:
         """What was kept of these pages was given up."""
@@ -170,3 +171,22 @@ class FeatureGaps:
             if generation == self._generations[page]:
                 return max(start, min(end, index * size + behind))
         return start
+
+
+class FeatureGaps:
+    """What one reader of hidden states lacks: all that was recorded while it rested.
+
+    Readers that rest together have one record, so that a step writes it once.
+    """
+
+    def __init__(self, records: Iterable[GapRecord] = ()) -> None:
+        """Of these records, and those that are added to `records` later."""
+        self.records = list(records)
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return any(self.records)
+
+    def known_from(self, page_table: Sequence[int], start: int, end: int) -> int:
+        """The first place in [start, end) from which on there is no gap before `end`."""
+        return max((one.known_from(page_table, start, end) for one in self.records), default=start)

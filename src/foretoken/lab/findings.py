@@ -26,14 +26,11 @@ class Finding:
 
     @classmethod
     def of(cls, check: str, level: str, where: str, message: str, remedy: str = "") -> Self:
-        """One in a line."""
         return cls(check=check, level=level, where=where, message=message, remedy=remedy)
 
     def __post_init__(self) -> None:
-        """Only known levels."""
         assert self.level in LEVELS, (self.level, LEVELS)
 
 
 def worst_level(findings: Iterable[Finding]) -> str:
-    """The most serious level among `findings`, `ok` if there are none."""
     return min((f.level for f in findings), key=LEVELS.index, default="ok")

@@ -29,10 +29,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], value: Any, field: str = "") -> T:
-    """An instance of `kind` from JSON values; `field` names the place in messages.
-
-    Raises:
-        ConfigError: a field is unknown, missing or of another type.
-    """
+    """An instance of `kind` from JSON values; `field` names the place in messages. Raises
+    ConfigError: a field is unknown, missing or of another type."""
     built: T = read(kind, value, field or kind.__name__, null_is_nan=True)
     return built

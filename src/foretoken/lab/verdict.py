@@ -32,12 +32,10 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """Of the command that says it."""
         return EXIT_CODES[self.word]
 
     @property
     def style(self) -> str:
-        """Of the sentence on a terminal."""
         return WORD_STYLES[self.word]
 
     @property

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foretoken.kv.features import FeatureGaps, FeatureStore
+from foretoken.kv.features import FeatureGaps, FeatureStore, GapRecord
 from foretoken.kv.free_runs import Run
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
@@ -57,7 +57,7 @@ class Runner:
             store: its keys and values.
             points: where hidden states are taken.
             readers: who reads which of them, by name: those that rest in a step get none.
-            generations: of the page pool, as `FeatureGaps` wants them.
+            generations: of the page pool, as `GapRecord` wants them.
         """
         self.model = model
         self.store = store
@@ -66,8 +66,11 @@ class Runner:
         """Of the keys and values of a page, on all ranks together."""
         self.features = _feature_store(model, store, points) if points else None
         self._readers = {name: frozenset(read) for name, read in (readers or {}).items() if read}
-        self.gaps = {name: FeatureGaps(generations, self.page_size) for name in self._readers}
+        self.gaps = {name: FeatureGaps() for name in self._readers}
         """What was computed while a reader of features rested, by its name."""
+        self._generations = generations
+        self._records: dict[frozenset[str], GapRecord] = {}
+        """The same by who rested together."""
         self._writers: dict[frozenset[str], FeatureStore | None] = {}
         self._feature_pages: DraftPages | None = None
         self._kept = self.features
@@ -155,18 +158,29 @@ class Runner:
         pages, resting = self._feature_pages, batch.plan.resting
         if not resting and pages is None:
             return self.features
-        size, places = self.page_size, [(s.start, s.start + s.num_tokens) for s in batch.spans]
         without = resting.intersection(self._readers)
         if pages is not None and len(without) < len(self._readers):
-            wanted = list[int]()
-            for span, (start, end) in zip(batch.spans, places, strict=True):
-                wanted += span.sequence.page_table[start // size : -(-end // size)]
+            size, wanted = self.page_size, list[int]()
+            for span in batch.spans:
+                end = span.start + span.num_tokens
+                wanted += span.sequence.page_table[span.start // size : -(-end // size)]
             if not pages.take(wanted):
                 without = frozenset(self._readers)
-        for name in without:
-            for span, (start, end) in zip(batch.spans, places, strict=True):
-                self.gaps[name].add(span.sequence.page_table, start, end)
-        return self._features_without(without) if without else self.features
+        if not without:
+            return self.features
+        record = self._record_of(without)
+        for span in batch.spans:
+            start = span.start
+            record.add(span.sequence.page_table, start, start + span.num_tokens)
+        return self._features_without(without)
+
+    def _record_of(self, readers: frozenset[str]) -> GapRecord:
+        """Of what these readers lack, and nobody else."""
+        if readers not in self._records:
+            record = self._records[readers] = GapRecord(self._generations, self.page_size)
+            for name in readers:
+                self.gaps[name].records.append(record)
+        return self._records[readers]
 
     def _features_without(self, without: frozenset[str]) -> FeatureStore | None:
         """Writes what the others read; None: there are none."""
@@ -179,8 +193,7 @@ class Runner:
 
     def _lose_features(self, pages: Collection[int]) -> None:
         """The memory of these pages was given back."""
-        for gaps in self.gaps.values():
-            gaps.lose(pages)
+        self._record_of(frozenset(self._readers)).lose(pages)
 
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
         """Move what was computed for the accepted branches of trees to where a chain has it.

@@ -36,13 +36,9 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 
 def geometry(heads: tuple[int, int, int], dtype: torch.dtype, page_size: int = 16) -> Geometry:
     return Geometry(
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=heads[2],
-        page_size=page_size,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+        num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], page_size=page_size,
+        dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
 
 
 class Text:

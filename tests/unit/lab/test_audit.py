@@ -151,11 +151,11 @@ def test_texts_without_tokens_part_at_the_likeliest_tokens() -> None:
         tops=({"a": 0.0}, {" b": -0.7, " d": -0.71}, {" c": -0.1, " e": -3.0}),
     )
     near = divergence(first, Reply(body={}, text="a d c"))
-    assert near is not None and near.gap == pytest.approx(0.01)
+    assert near is not None and near[0] == pytest.approx(0.01)
     far = divergence(first, Reply(body={}, text="a b e", tokens=("a",)))
-    assert far is not None and far.gap == pytest.approx(2.9)
+    assert far is not None and far[0] == pytest.approx(2.9)
     unknown = divergence(first, Reply(body={}, text="a x"))
-    assert unknown is not None and unknown.gap is None
+    assert unknown is not None and unknown[0] is None
 
 
 class _Rounded:

@@ -14,7 +14,6 @@ from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.fit import Machine, check_pair
-from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import (
     draft_load,
     kv_per_token,
@@ -25,7 +24,14 @@ from foretoken.lab.plan.memory_plan import (
 from foretoken.lab.plan.page import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
 from foretoken.lab.plan.predict import StepCosts
-from foretoken.lab.plan.setup import PlanSettings, Setup, planned_methods, resolve_setup
+from foretoken.lab.plan.setup import (
+    PlanSettings,
+    Setup,
+    find_device,
+    known_devices,
+    planned_methods,
+    resolve_setup,
+)
 from foretoken.lab.plan.sizes import (
     find_quantization,
     known_models,
@@ -369,7 +375,7 @@ def test_processes_of_one_machine_share_its_memory_and_its_speed() -> None:
     steps = [one.prediction.at(1).plain_step_s for one in (both, alone, shared)]
     assert steps == sorted(steps), "exchanges cost time, and bring none back on one socket"
     assert overhead_bytes(shared.setup) > overhead_bytes(alone.setup)
-    assert {row.count for row in what_fits(shared.setup)} == {1}
+    assert {row["count"] for row in what_fits(shared.setup)} == {1}
 
 
 def test_drafts_are_made_on_one_rank() -> None:

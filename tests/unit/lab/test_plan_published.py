@@ -18,7 +18,7 @@ from foretoken.lab.plan.acceptance import (
     prior_without,
     published_lengths,
 )
-from foretoken.lab.plan.devices import ENGINE_COSTS
+from foretoken.lab.plan.setup import ENGINE_COSTS
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -14,6 +14,7 @@ from benchmarks.simulate.machine import planned_machine
 from benchmarks.simulate.serving import ServingLimits, simulate
 from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic
 from foretoken.control.acceptance import ConstantAcceptance
+from foretoken.control.cost import speculative_step
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
@@ -21,7 +22,6 @@ from foretoken.lab.plan.speedup import (
     MeasuredCost,
     best_k,
     next_step,
-    speed_up,
 )
 from tests.marks import slow, slow_but
 from tests.unit.lab.test_plan_checks import PAIR
@@ -32,12 +32,16 @@ def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
     assert rates == pytest.approx([0.70, 0.51, 0.39, 0.28], abs=0.006)
     lengths = [ConstantAcceptance(0.7).length(k) for k in (1, 3, 5, 8)]
     assert lengths == pytest.approx([1.70, 2.53, 2.94, 3.20], abs=0.005)
-    gains = [speed_up(ConstantAcceptance(0.7).length(k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
+    gains = [
+        ConstantAcceptance(0.7).length(k) / speculative_step(1.1, 1 / 9, k) for k in (1, 3, 5, 8)
+    ]
     assert gains == pytest.approx([1.40, 1.77, 1.78, 1.61], abs=0.01)
 
 
 def test_the_ceiling_is_not_rate_times_ratio() -> None:
-    gains = [speed_up(ConstantAcceptance(0.8).length(k), 1.0, 1 / 9, k) for k in range(1, 60)]
+    gains = [
+        ConstantAcceptance(0.8).length(k) / speculative_step(1.0, 1 / 9, k) for k in range(1, 60)
+    ]
     assert gains[4] == pytest.approx(2.37, abs=0.01)
     assert max(gains) < 0.8 * 9 / 2
     assert max(gains) < ConstantAcceptance(0.8).ceiling
@@ -46,7 +50,10 @@ def test_the_ceiling_is_not_rate_times_ratio() -> None:
 @given(st.floats(0.0, 0.99), st.floats(0.0, 0.5), st.floats(0.0, 1.0))
 def test_no_k_beats_the_best_k(alpha: float, per_row: float, draft: float) -> None:
     costs = [1 + per_row * k for k in range(17)]
-    gains = [speed_up(ConstantAcceptance(alpha).length(n), costs[n], draft, n) for n in range(17)]
+    gains = [
+        ConstantAcceptance(alpha).length(n) / speculative_step(costs[n], draft, n)
+        for n in range(17)
+    ]
     k = best_k(lambda n: gains[n])
     assert (gains[k] if k else 1.0) >= max([1.0, *gains[1:]]) / 1.02
     assert (k == 0) == (max(gains[1:]) <= 1.0)

@@ -163,7 +163,7 @@ def test_parameters_tell_no_secrets_and_no_texts(tmp_path: Path) -> None:
 
 def test_what_was_recorded_can_be_replayed(tmp_path: Path) -> None:
     record(tmp_path, BODY, prompts="hash")
-    (item,) = load_workload(tmp_path / "recorded.jsonl").items
+    (item,), _ = load_workload(tmp_path / "recorded.jsonl")
     assert len(item.prompt.split()) == 4, "as many words as the prompt had tokens"
     assert (item.max_tokens, item.temperature, item.category) == (9, 0.0, "code")
     assert item.arrival_s is not None and item.parameters == {"min_p": 0.1}

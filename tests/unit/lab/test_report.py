@@ -20,7 +20,7 @@ from foretoken.lab.report.page import write_page
 from foretoken.lab.report.runs import ReportRun, names_of, read_runs, write_tables
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
-from tests.unit.lab.test_steady import decaying
+from tests.unit.lab.test_statistics import decaying
 
 POLICY = load_policy(None)
 

@@ -50,14 +50,15 @@ OWN = '{"prompt": "a", "temperature": 0.4, "min_p": 0.1, "arrival_s": 2}\n'
     ],
 )
 def test_formats(tmp_path: Path, name: str, text: str, kind: str, count: int) -> None:
-    loaded = load_workload(write(tmp_path, name, text))
-    assert (loaded.format, len(loaded.items)) == (kind, count)
-    assert all(item.prompt or item.messages for item in loaded.items)
+    items, problems = load_workload(path := write(tmp_path, name, text))
+    assert (len(items), problems) == (count, [])
+    assert (items, problems) == load_workload(path, format=kind, strict=True)
+    assert all(item.prompt or item.messages for item in items)
 
 
 def test_own_lines_keep_parameters_and_sort_by_arrival(tmp_path: Path) -> None:
     text = OWN + '{"prompt": "b", "arrival_s": 1, "category": "x"}\n'
-    first, second = load_workload(write(tmp_path, "p.jsonl", text)).items
+    (first, second), _ = load_workload(write(tmp_path, "p.jsonl", text))
     assert (first.prompt, first.category) == ("b", "x")
     assert second.parameters == {"min_p": 0.1}
     assert second.temperature == 0.4
@@ -78,9 +79,9 @@ def test_lengths_without_texts_are_refused(tmp_path: Path, name: str, text: str)
 
 def test_broken_lines_are_counted_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "p.jsonl", OWN + "{nonsense\n" + '{"max_tokens": 3}\n' + OWN)
-    loaded = load_workload(path)
-    assert (len(loaded.items), loaded.skipped) == (2, 2)
-    assert "line 2" in loaded.first_problem
+    items, problems = load_workload(path)
+    assert (len(items), len(problems)) == (2, 2)
+    assert "line 2" in problems[0]
     with pytest.raises(ConfigError, match="line 2"):
         load_workload(path, strict=True)
     with pytest.raises(ConfigError, match="at least one"):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import DraftingSetup
+from foretoken.lab.launch.engines import DraftingSetup
 from foretoken.lab.tune.real import LEAST_TOKENS, fitting, time_to_ask
 from foretoken.lab.tune.server_command import ServerCommand, offered, settings_of
 from foretoken.lab.tune.settings import OFF, Setting

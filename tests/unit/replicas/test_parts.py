@@ -75,15 +75,10 @@ def test_who_has_not_told_of_late_is_off_the_board() -> None:
 @pytest.mark.parametrize(
     ("loads", "current", "wanted"),
     [
-        ([], 3, 3),
-        ([0.0, 0.0], 2, 1),
-        ([0.7], 1, 1),
-        ([0.71], 1, 2),
-        ([3.5], 1, 5),
-        ([1.4, 0.0], 2, 2),
-        ([0.35, 0.35], 2, 1),
+        ([], 3, 3), ([0.0, 0.0], 2, 1), ([0.7], 1, 1), ([0.71], 1, 2), ([3.5], 1, 5),
+        ([1.4, 0.0], 2, 2), ([0.35, 0.35], 2, 1),
     ],
-)
+)  # fmt: skip
 def test_how_many_replicas_there_should_be(loads: list[float], current: int, wanted: int) -> None:
     assert wanted_replicas(loads, current) == wanted
     told = {LOAD: dict(enumerate(loads))} if loads else {}
@@ -99,15 +94,10 @@ def test_without_numbers_nothing_changes() -> None:
 @pytest.mark.parametrize(
     ("nodes", "replicas", "cores"),
     [
-        ([2], 2, 1),
-        ([2], 1, 2),
-        ([2], 9, 1),
-        ([], 2, 1),
-        ([16], 3, 5),
-        ([8, 8], 2, 8),
+        ([2], 2, 1), ([2], 1, 2), ([2], 9, 1), ([], 2, 1), ([16], 3, 5), ([8, 8], 2, 8),
         ([8, 2], 3, 2),
     ],
-)
+)  # fmt: skip
 def test_each_replica_finds_its_cores(nodes: list[int], replicas: int, cores: int) -> None:
     assert cores_of_each(nodes, replicas) == cores
     if cores > 1:
@@ -257,12 +247,9 @@ def test_a_front_counts_what_its_connections_open() -> None:
 
 def request(name: str, tokens: int) -> Request:
     return Request(
-        request_id=name,
-        prompt_token_ids=(1,) * tokens,
-        params=SamplingParams(),
-        seed=0,
+        request_id=name, prompt_token_ids=(1,) * tokens, params=SamplingParams(), seed=0,
         max_tokens=9,
-    )
+    )  # fmt: skip
 
 
 def queue_s(pace: ServerPace) -> float:
@@ -275,12 +262,9 @@ def token(name: str) -> Output:
 
 def end(name: str, queued: float, first: float, last: float, cached: int = 0) -> Output:
     times = RequestMetrics(
-        queued_s=queued,
-        first_token_s=first,
-        finished_s=last,
-        num_preemptions=0,
+        queued_s=queued, first_token_s=first, finished_s=last, num_preemptions=0,
         num_cached_tokens=cached,
-    )
+    )  # fmt: skip
     reason = FinishReason.LENGTH
     return Output(request_id=name, new_token_ids=(5,), finish_reason=reason, metrics=times)
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.train import (
-    verdict_on,
-    what_more,
-)
+from foretoken.cli.train import verdict_on, what_more
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.training.auto.curve import Doubling, doubling

@@ -38,12 +38,9 @@ KINDS = (
 
 def _settings(kind: str) -> Settings:
     head = HeadSettings(
-        kind=kind.removesuffix("_anchored"),
-        depth=DEPTH,
-        inner_size=16,
-        mask_token_id=1,
+        kind=kind.removesuffix("_anchored"), depth=DEPTH, inner_size=16, mask_token_id=1,
         anchored=kind.endswith("anchored"),
-    )
+    )  # fmt: skip
     return Settings(
         name="t", shape=replace(SHAPE, layers=1), stages=(Stage(until=1.0, length=8),), head=head
     )
@@ -142,22 +139,16 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
     page, row, slot = 4, 1, 9
     tokens = captured.tokens_BT[row].tolist()
     store = FeatureStore(
-        [FINAL],
-        captured.features_BTF.shape[-1],
-        64,
-        dtype=torch.float32,
+        [FINAL], captured.features_BTF.shape[-1], 64, dtype=torch.float32,
         device=torch.device("cpu"),
-    )
+    )  # fmt: skip
     table = [5, 2, 7, 0, 1]
     slots = torch.tensor([table[i // page] * page + i % page for i in range(LENGTH)])
     store.write(FINAL, slots, captured.features_BTF[row])
     runner = HeadRunner(
-        net,
-        FeatureView(store, [FINAL]),
-        target_logits=target.logits,
-        vocab_size=50,
+        net, FeatureView(store, [FINAL]), target_logits=target.logits, vocab_size=50,
         pages=HeadPages(16, page),
-    )
+    )  # fmt: skip
     with torch.no_grad():
         layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]
         hidden = runner.mixed_features(layouts)

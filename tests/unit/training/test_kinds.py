@@ -148,14 +148,9 @@ def test_packaged_prompts_are_of_held_out_modules_and_texts_of_none() -> None:
 
 def _output(drafted: tuple[int, ...], kept: tuple[int, ...]) -> CompletionOutput:
     metrics = RequestMetrics(
-        queued_s=0,
-        first_token_s=0,
-        finished_s=1,
-        num_preemptions=0,
-        num_cached_tokens=0,
-        drafted_per_step=drafted,
-        accepted_per_step=kept,
-    )
+        queued_s=0, first_token_s=0, finished_s=1, num_preemptions=0, num_cached_tokens=0,
+        drafted_per_step=drafted, accepted_per_step=kept,
+    )  # fmt: skip
     return CompletionOutput(index=0, text="", token_ids=(), metrics=metrics)
 
 
@@ -208,17 +203,10 @@ def test_plans_are_checked() -> None:
 
 
 LAYER = HeadShape(
-    vocab_size=50,
-    hidden_size=24,
-    intermediate_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-)
+    vocab_size=50, hidden_size=24, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=6, max_position_embeddings=64,
+    rms_norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
 SHAPE = Eagle3Shape(layer=LAYER, draft_vocab_size=20, target_hidden_size=24)
 
 

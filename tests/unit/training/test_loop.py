@@ -334,21 +334,33 @@ def test_no_memory_is_said_wherever_it_runs_out(where: str, tmp_path: Path) -> N
         step()
 
 
-def test_a_gradient_that_is_no_number_changes_no_weight(tmp_path: Path) -> None:
-    """Though the loss was one."""
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [("memory", "memory"), ("loss", "loss of nan"), ("gradient", "a gradient norm of (nan|inf)")],
+)
+def test_a_step_that_cannot_be_made_changes_no_weight(
+    failure: str, said: str, tmp_path: Path
+) -> None:
+    """The error says which step and which checkpoint; a gradient may fail though no loss did."""
     trainer = _trainer(tmp_path)
     kept = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     plain = trainer.task.loss
 
     def broken(index: int, tokens: int, stage: Stage) -> torch.Tensor:
+        if failure == "memory":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         loss = plain(index, tokens, stage)
+        if failure == "loss":
+            return loss * float("nan")
         loss.register_hook(lambda grad: grad * float("inf"))
         return loss
 
     trainer.task.loss = broken  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match=r"a gradient norm of (nan|inf); step-0000001\.pt is"):
+    with pytest.raises(TrainingError, match=rf"step 1: .*{said}.*step-0000001\.pt is intact"):
         trainer.step()
     assert all(torch.equal(kept[n], v) for n, v in trainer.model.state_dict().items())
+    state = run_folder.load_newest(tmp_path)
+    assert state is not None and state["progress"]["step"] == 1
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(

@@ -11,7 +11,6 @@ from foretoken.cli.lab import options as o
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.decide.ship_policy import ShipPolicy
     from foretoken.lab.measure.experiment import AbConfig
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
@@ -135,6 +134,7 @@ def ab(
     nothing was answered; 2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.ab_run import AbOrder, run
+    from foretoken.lab.decide.ship_policy import load_policy
 
     _refuse_gone(until_decided, most_minutes)
     if minutes is not None and not resume and (grid or force_acceptance or blocks):
@@ -149,8 +149,9 @@ def ab(
     axes = _axes(grid or [], force_acceptance)
     settings, rules = _settings(config, options, setting or [], axes)
     order = AbOrder(settings=_restarted(settings, restart_command), axes=axes,
-                    policy=_policy(policy, rules), out=out, minutes=minutes, page=page,
-                    fixed=blocks is not None, resume=resume, as_json=as_json)  # fmt: skip
+                    policy=load_policy(str(policy) if policy else None, tuple(rules)),
+                    out=out, minutes=minutes, page=page, fixed=blocks is not None,
+                    resume=resume, as_json=as_json)  # fmt: skip
     raise typer.Exit(run(order, dry_run=dry_run))
 
 
@@ -193,11 +194,8 @@ def _axes(grid: list[str], force: str | None) -> dict[str, list[Any]]:
 def _settings(
     file: Path | None, options: dict[str, Any], given: list[str], axes: Mapping[str, Sequence[Any]]
 ) -> "tuple[AbConfig, list[str]]":
-    """The settings of the measurement, and those of `--set` that are rules of the policy.
-
-    Raises:
-        ConfigError: something in them is wrong, or there is one server where two are needed.
-    """
+    """The settings of the measurement, and those of `--set` that are rules of the policy. Raises
+    ConfigError: something in them is wrong, or there is one server where two are needed."""
     from foretoken.lab.decide.rules import RULES
     from foretoken.lab.measure.experiment import AbConfig, load_settings
     from foretoken.lab.measure.grid import FORCED, apply, cells_of
@@ -212,8 +210,7 @@ def _settings(
         name = error.field.removeprefix("settings.").removesuffix(".file")
         if name != "workload" or error.given is not None:
             raise
-        allowed = "a file of prompts or a trace, or demo"
-        raise ConfigError("--workload", None, allowed) from error
+        raise ConfigError("--workload", None, "a file of prompts or a trace, or demo") from error
     if axes or rules:
         found.require_two()
     if rules and FORCED in axes:
@@ -223,18 +220,9 @@ def _settings(
     return found, rules
 
 
-def _policy(file: Path | None, rules: list[str]) -> "ShipPolicy":
-    from foretoken.lab.decide.ship_policy import load_policy
-
-    return load_policy(str(file) if file else None, tuple(rules))
-
-
 def _restarted(settings: "AbConfig", command: str | None) -> "AbConfig":
-    """The settings with `--restart-command` for every server that is given as a URL.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The settings with `--restart-command` for every server that is given as a URL. Raises
+    ConfigError: there is none."""
     if command is None:
         return settings
     arms = {"baseline": settings.baseline, "candidate": settings.candidate}

@@ -68,19 +68,15 @@ class AbOrder:
 
 
 def run(order: AbOrder, *, dry_run: bool) -> int:
-    """Do what is ordered, or say what that would be; the exit code.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Do what is ordered, or say what that would be; the exit code. Raises ConfigError: wrong
+    settings; EndpointError: a server is not there."""
     if dry_run:
         _show_plan(order)
         return 0
     try:
         return _measure(order)
     except KeyboardInterrupt as error:
-        said = f"stopped; what is measured is in {order.out}, --resume goes on"
-        typer.echo(said, err=True)
+        typer.echo(f"stopped; what is measured is in {order.out}, --resume goes on", err=True)
         raise typer.Exit(EXIT_STOPPED) from error
 
 
@@ -127,14 +123,12 @@ def _say(text: str, style: str = "") -> None:
 
 
 def _say_cells(order: AbOrder) -> None:
-    """What every cell of a grid will measure."""
     for values in cells_of(order.axes):
         said = announce_unasked(apply(order.settings, values), sized=True)
         _say(f"{_named(values)}: {said}")
 
 
 def _named(values: Mapping[str, Any]) -> str:
-    """`k=1, concurrency=8`."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -288,7 +282,6 @@ class _LiveView:
 
 @contextmanager
 def _live_view() -> Iterator[_LiveView]:
-    """A view for as long as a measurement lasts."""
     show = Console(stderr=True, highlight=False)
     with Progress(console=show, transient=True, disable=not show.is_terminal) as bar:
         yield _LiveView(show, bar)

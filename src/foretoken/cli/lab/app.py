@@ -5,7 +5,7 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
-from typing import Any, final
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,20 +29,15 @@ GONE = {
 """Commands of earlier versions, and what does their work now."""
 
 
-@final
 class LabGroup(TyperGroup):
     """Says of each command all of its first paragraph, of an earlier one what does its work now."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one row per command."""
         write_commands(self, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the first word names.
-
-        Raises:
-            ConfigError: it is one of an earlier version.
-        """
+        """Find the command that the first word names. Raises ConfigError: it is one of an earlier
+        version."""
         if args[0] in GONE:
             raise ConfigError("COMMAND", f"lab {args[0]}", GONE[args[0]])
         return super().resolve_command(ctx, args)

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.lab.options import (
-    DryRunOption,
-    JsonOption,
-    OutOption,
-    TokensOption,
-    WorkloadOption,
-    resolve_workload,
-)
+from foretoken.cli.lab import options as o
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,17 +23,6 @@ _WORDS = {
     "unasked": ("not asked", "dim"),
 }
 """How a status is said, and in which style."""
-ServerArgument = Annotated[
-    str,
-    typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
-]
-PlainOption = Annotated[
-    str | None,
-    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-]
-SamplesOption = Annotated[
-    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
-]
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -48,25 +30,32 @@ ParametersOption = Annotated[
         help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
     ),
 ]
-ChecksOption = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-]
 
 
 def audit(
-    candidate: ServerArgument,
-    baseline: PlainOption = None,
-    workload: WorkloadOption = None,
+    candidate: Annotated[
+        str,
+        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+    ] = None,
+    workload: o.WorkloadOption = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
     ] = None,
-    max_tokens: TokensOption = None,
-    samples: SamplesOption = None,
+    max_tokens: o.TokensOption = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
+    ] = None,
     parameters: ParametersOption = None,
-    only: ChecksOption = None,
-    out: OutOption = Path("lab-audit"),
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+    ] = None,
+    out: o.OutOption = Path("lab-audit"),
+    dry_run: o.DryRunOption = False,
+    as_json: o.JsonOption = False,
 ) -> None:
     """Check a server's answers: does speculation leave them as they are?
 
@@ -86,7 +75,7 @@ def audit(
     config = AuditConfig(
         candidate=_arm(candidate, "on", "SERVER"),
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
-        workload=WorkloadConfig(file=resolve_workload(workload or "demo", out, dry_run=dry_run)),
+        workload=WorkloadConfig(file=o.resolve_workload(workload or "demo", out, dry_run=dry_run)),
         plan=plan,
     )
     if dry_run:
@@ -96,17 +85,12 @@ def audit(
     _show_end(found, out)
     if as_json:
         print(json.dumps(to_plain(found)))
-    if found.faults:
-        raise typer.Exit(EXIT_FAULT)
-    raise typer.Exit(EXIT_TOO_LITTLE if found.missing else 0)
+    too_little = EXIT_TOO_LITTLE if found.missing else 0
+    raise typer.Exit(EXIT_FAULT if found.faults else too_little)
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """A set of sampling parameters.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
+    """A set of sampling parameters. Raises ConfigError: it is no JSON object."""
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
@@ -141,14 +125,13 @@ def _show_check(result: "CheckResult") -> None:
     show, (word, style) = console(), _WORDS[result.status]
     line = f"{word:>18}  {result.name}: {result.sentence}"
     show.print(line, style=style, soft_wrap=True, markup=False)
-    for more in _lines_of(result):
+    found = [result.why] if result.status == "unasked" else _lines_of(result)
+    for more in found:
         show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
 
 
 def _lines_of(result: "CheckResult") -> list[str]:
     """What stands below a check's own line."""
-    if result.status == "unasked":
-        return [result.why]
     found = []
     bad = result.wrong + result.differs
     if bad or result.plain_wrong or result.plain_differs:

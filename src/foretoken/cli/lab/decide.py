@@ -161,6 +161,7 @@ def _print(
 ) -> None:
     """The reasons first: the last line is the verdict."""
     from rich.console import Console
+    from rich.table import Table
 
     from foretoken.cli.lab.run_tables import cells_table, print_classes
     from foretoken.lab.decide.decision import rules_table
@@ -177,25 +178,20 @@ def _print(
     console.print(rules_table(best.best.rules))
     print_classes(console, summaries[decisions.index(best.best)])
     if others:
-        _print_lengths(console, others)
+        names = ("k", "tokens/step", "between", "rate", "speed-up")
+        table = Table(*names, title="Other draft lengths")
+        for row in others:
+            table.add_row(
+                str(row.k), f"{row.tokens_per_step:.2f}", f"{row.least:.2f}-{row.most:.2f}",
+                f"{row.acceptance_rate:.2f}", "-" if row.speedup is None else f"{row.speedup:.2f}",
+            )  # fmt: skip
+        console.print(table)
     if fit is not None:
         _print_fit(console, fit)
     for said in best.says if len(best.says) > 1 else ():
         console.print(f"{said}.", markup=False)
     found = best.conclusion
     console.print(found.sentence, style=found.style, soft_wrap=True, markup=False)
-
-
-def _print_lengths(show: "Console", others: tuple["OtherLength", ...]) -> None:
-    from rich.table import Table
-
-    table = Table("k", "tokens/step", "between", "rate", "speed-up", title="Other draft lengths")
-    for row in others:
-        table.add_row(
-            str(row.k), f"{row.tokens_per_step:.2f}", f"{row.least:.2f}-{row.most:.2f}",
-            f"{row.acceptance_rate:.2f}", "-" if row.speedup is None else f"{row.speedup:.2f}",
-        )  # fmt: skip
-    show.print(table)
 
 
 def _print_fit(show: "Console", found: "Fit") -> None:

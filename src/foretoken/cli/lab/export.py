@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from foretoken.lab.launch.write import WrittenCommand
 
 _CONFIG_KEYS = ("method", "drafters", "num_speculative_tokens")
-_UNNAMED = "MODEL"
 EPILOG = (
     "Exit code: 0: written; 2: it cannot be said there, or CONFIG cannot be read. Example: "
     "foretoken lab export vllm 'foretoken serve MODEL --spec-method ngram'"
@@ -89,7 +88,7 @@ def _written(root: Any, engine: str, given: str) -> "WrittenCommand":
     if engine == "foretoken":
         raise ConfigError("CONFIG", given, "the command of a server of another engine")
     if document is not None and any(key in document for key in _CONFIG_KEYS):
-        return write(engine, {"model": _UNNAMED}, SpeculativeConfig.from_dict(document))
+        return write(engine, {"model": "MODEL"}, SpeculativeConfig.from_dict(document))
     commands = [
         one.words for one in launches if one.engine == "foretoken" and one.form == "command"
     ]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from foretoken.lab.findings import Finding
     from foretoken.lab.lint.checks import LintResult, OwnParser
 
-EXIT_FOUND = 1
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 """Any mistake that the parser of a command finds."""
 EPILOG = (
@@ -84,7 +83,7 @@ def lint(
     else:
         _print(results)
     failing = ("error", "warning") if strict else ("error",)
-    raise typer.Exit(EXIT_FOUND if worst_level(found) in failing else 0)
+    raise typer.Exit(1 if worst_level(found) in failing else 0)
 
 
 def own_parser(root: Any) -> "OwnParser":
@@ -111,26 +110,16 @@ def own_parser(root: Any) -> "OwnParser":
 
 
 def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of a command by the parser that it is for.
-
-    Args:
-        root: the whole command line.
-        words: the subcommand and what stands behind it.
-
-    Raises:
-        ConfigError: a setting is not known, or a file of settings cannot be read.
-    """
+    """The settings of a command by the parser that it is for, of the whole command line `root`.
+    Raises ConfigError if a setting is not known, or a file of settings cannot be read."""
     name, *arguments = words
     made = root.commands[name].make_context(name, arguments)
     return settings_of(made.params, other_settings(made))
 
 
 def text_of(name: str, field: str = "INPUTS") -> str:
-    """What an argument of a command means: a file's text, standard input, or itself.
-
-    Raises:
-        ConfigError: it looks like a file, and there is none.
-    """
+    """What an argument of a command means: a file's text, standard input, or itself. Raises
+    ConfigError if it looks like a file, and there is none."""
     if name == "-":
         return sys.stdin.read()
     path = Path(name)

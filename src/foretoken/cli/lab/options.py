@@ -16,8 +16,7 @@ from foretoken.errors import ConfigError, one_of
 EXIT_STOPPED = 130
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder of the results.")]
 WorkloadOption = Annotated[
-    str | None,
-    typer.Option(help="A file of prompts or a trace; `demo`: held-out Python."),
+    str | None, typer.Option(help="A file of prompts or a trace; `demo`: held-out Python.")
 ]
 TokensOption = Annotated[
     int | None, typer.Option("--max-tokens", help="Length of every output.", min=1)
@@ -31,11 +30,7 @@ JsonOption = Annotated[
 
 
 def parse_numbers(text: str, option: str) -> list[float]:
-    """Numbers between commas.
-
-    Raises:
-        ConfigError: there is something else.
-    """
+    """Numbers between commas. Raises ConfigError at anything else."""
     try:
         return [float(part) for part in text.split(",") if part]
     except ValueError as error:
@@ -43,11 +38,7 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 
 def parse_whole(text: str, option: str) -> list[int]:
-    """Whole numbers above 0 between commas.
-
-    Raises:
-        ConfigError: there is something else, or nothing.
-    """
+    """Whole numbers above 0 between commas. Raises ConfigError at anything else, or nothing."""
     parts = [part.strip() for part in text.split(",") if part]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(option, text, "whole numbers above 0 between commas, such as 1,3,5")
@@ -55,11 +46,7 @@ def parse_whole(text: str, option: str) -> list[int]:
 
 
 def parse_load(text: str) -> dict[str, Any]:
-    """The mapping of `--load`.
-
-    Raises:
-        ConfigError: it is none of the forms.
-    """
+    """The mapping of `--load`. Raises ConfigError if it is none of the forms."""
     kind, *rest = text.split(":")
     try:
         numbers = [float(part) for part in rest]
@@ -80,11 +67,7 @@ def parse_load(text: str) -> dict[str, Any]:
 
 
 def parse_levels(text: str) -> dict[str, float]:
-    """The mapping of `--slo`.
-
-    Raises:
-        ConfigError: a name or a number is wrong.
-    """
+    """The mapping of `--slo`. Raises ConfigError if a name or a number is wrong."""
     found = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -99,11 +82,8 @@ def parse_levels(text: str) -> dict[str, float]:
 
 
 def parse_prices(text: str) -> dict[str, float]:
-    """The mapping of `--price`: one number for both arms, or one each by name.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """The mapping of `--price`: one number for both arms, or one each by name. Raises ConfigError
+    if it is neither."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
         prices = {name: float(value) for name, _, value in pairs}
@@ -136,11 +116,8 @@ def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Names and values of `--grid`; values are YAML between commas, or a YAML list.
-
-    Raises:
-        ConfigError: a text has no `=`.
-    """
+    """Names and values of `--grid`; values are YAML between commas, or a YAML list. Raises
+    ConfigError if a text has no `=`."""
     from foretoken.lab.measure.experiment import parse_yaml
 
     axes: dict[str, list[Any]] = {}

@@ -145,12 +145,9 @@ def _run(
 
 
 def parse_measured(text: str, k: int) -> "MeasuredCost":
-    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or what `lab decide --fit` found; of
-    a fit that does not tell them apart, all steps draft.
-
-    Raises:
-        ConfigError: neither three numbers nor such a file, or out of range.
-    """
+    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or what `lab decide --fit` found; of a
+    fit that does not tell them apart, all steps draft. Raises ConfigError if it is neither three
+    numbers nor such a file, or out of range."""
     from foretoken.lab.plan.speedup import MeasuredCost
 
     path, share = Path(text), 1.0

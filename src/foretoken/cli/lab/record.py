@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 
 
 def record(
@@ -30,7 +30,6 @@ def record(
     on until Ctrl-C or SIGTERM. Exit code 0: all is written; 1: some requests are not, as when the
     disk is full; 2: wrong settings.
     """
-    from foretoken.errors import one_of
     from foretoken.lab.http.listening import bind, serving
     from foretoken.lab.http.timed import Origin
     from foretoken.lab.records.proxy import PROMPTS, RecordingProxy

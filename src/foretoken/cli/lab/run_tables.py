@@ -20,7 +20,6 @@ def console() -> Console:
 
 
 def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0) -> str:
-    """A number with its interval."""
     if value is None or math.isnan(value.estimate):
         return "-"
     said = f"{scale * value.estimate:{form}}{unit}"
@@ -30,30 +29,18 @@ def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0)
 
 
 def show_number(value: Interval | None, digits: int = 2) -> str:
-    """A number with its interval."""
     return _show(value, f".{digits}f")
 
 
 def show_percent(value: Interval | None) -> str:
-    """A share with its interval, in percent."""
     return _show(value, ".0%")
 
 
 def _milliseconds(found: Quantiles | None, name: str) -> str:
-    """One quantile of a latency, if there is any."""
     return _show(None if found is None else getattr(found, name), ".1f", " ms", 1000.0)
 
 
-def show_break_even_rate(value: Interval | None, draft_share: float | None = None) -> str:
-    """The acceptance rate that breaks even, if there is one; and the share of steps that draft."""
-    where = "" if draft_share is None else f", {show_part(draft_share)} of steps draft"
-    if value is not None and value.estimate > 1:
-        return f"no rate would pay ({value.estimate:.0%}){where}"
-    return show_percent(value) + where
-
-
 def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
-    """One column per arm."""
     table = Table("", *(arm.arm for arm in arms), title_justify="left")
     rows: dict[str, Callable[[ArmSummary], str]] = {
         "requests": lambda a: f"{a.num_requests} ({a.num_errors} failed)",
@@ -69,7 +56,15 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
         table.add_row(name, *(show(arm) for arm in arms))
     out.print(table)
     for arm in arms:
-        _print_acceptance(out, arm)
+        if arm.acceptance:
+            title = f"acceptance of {arm.arm}"
+            table = Table(title, "requests", "rate", "length", "P10", "P90")
+            for bucket in arm.acceptance:
+                name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
+                name += "" if bucket.exact else " (inferred)"
+                numbers = (bucket.rate, bucket.length, bucket.p10, bucket.p90)
+                table.add_row(name, str(bucket.num_requests), *map(show_number, numbers))
+            out.print(table)
         notes = list(arm.notes)
         if arm.errors:
             notes.append("failed: " + ", ".join(f"{n} {kind}" for kind, n in arm.errors.items()))
@@ -82,23 +77,7 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
             out.print(f"{arm.arm}: {note}", style="yellow", soft_wrap=True)
 
 
-def _print_acceptance(out: Console, arm: ArmSummary) -> None:
-    if not arm.acceptance:
-        return
-    table = Table("acceptance of " + arm.arm, "requests", "rate", "length", "P10", "P90")
-    for bucket in arm.acceptance:
-        name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
-        numbers = (bucket.rate, bucket.length, bucket.p10, bucket.p90)
-        table.add_row(
-            name if bucket.exact else f"{name} (inferred)",
-            str(bucket.num_requests),
-            *map(show_number, numbers),
-        )
-    out.print(table)
-
-
 def print_ab(out: Console, summary: AbSummary) -> None:
-    """Arms, gains, equality and what odd things there were."""
     print_arms(out, summary.arms)
     table = Table("gain (above 1: better)", summary.candidate, "blocks", "for +-5 %")
     for gain in summary.gains:
@@ -117,7 +96,6 @@ def print_ab(out: Console, summary: AbSummary) -> None:
 
 
 def print_classes(out: Console, summary: AbSummary) -> None:
-    """Gains of every class, inside the mix and run alone; and what its P99 would take."""
     kinds = ((summary.classes, "by class, in this mix"), (summary.diagnosis, "by class, run alone"))
     for classes, title in kinds:
         if not classes:
@@ -157,10 +135,14 @@ def cells_table(
         few = " (few)" if arm.all_drafts and not enough_drafts(arm) else ""
         size = f"{middle.num_pairs} / {middle.num_blocks}" if middle else str(arm.num_requests)
         rate = arm.all_drafts.rate if arm.all_drafts else None
+        limit, share = break_even_of(summary), draft_share_of(summary)
+        pays_at = show_percent(limit)
+        if limit is not None and limit.estimate > 1:
+            pays_at = f"no rate would pay ({limit.estimate:.0%})"
+        pays_at += "" if share is None else f", {show_part(share)} of steps draft"
         table.add_row(
             *(values[row] for values in places.values()), *verdicts[row : row + 1],
-            size, show_percent(rate) + few,
-            show_break_even_rate(break_even_of(summary), draft_share_of(summary)),
-            show_gain(middle), show_gain(summary.gain("tpot_p99")),
+            size, show_percent(rate) + few, pays_at, show_gain(middle),
+            show_gain(summary.gain("tpot_p99")),
         )  # fmt: skip
     return table

@@ -64,15 +64,8 @@ def tune(
         allowed = "nothing: `foretoken lab plan MODEL --device D` says which --drafter to name"
         raise ConfigError("--device" if device else "--count", device or count, allowed)
     order = TuneOrder(
-        server=server,
-        workload=workload,
-        loads=parse_whole(loads, "--loads"),
-        named=drafter or [],
-        lengths=parse_whole(lengths, "-k"),
-        max_tokens=max_tokens,
-        minutes=minutes,
-        out=out,
-        resume=resume,
-        as_json=as_json,
-    )
+        server=server, workload=workload, loads=parse_whole(loads, "--loads"),
+        named=drafter or [], lengths=parse_whole(lengths, "-k"), max_tokens=max_tokens,
+        minutes=minutes, out=out, resume=resume, as_json=as_json,
+    )  # fmt: skip
     raise typer.Exit(run_tune(order, dry_run=dry_run))

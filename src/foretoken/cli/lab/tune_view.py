@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
 
 import typer
 from rich.table import Table
@@ -32,13 +31,7 @@ from foretoken.lab.tune.server_command import (
 from foretoken.lab.tune.settings import OFF, Question, Visit
 from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
-NAME_ONE = (
-    "only look-up is tried: name a draft model or a head that you have with "
-    "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
-)
 
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOrder:
     """What is to be tuned, as the options say it."""
@@ -57,11 +50,8 @@ class TuneOrder:
 
 
 def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
-    """Search, print the answer and give its exit code.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: the server does not start without speculation.
-    """
+    """Search, print the answer and give its exit code. Raises ConfigError: wrong settings;
+    EndpointError: the server does not start without speculation."""
     command = ServerCommand.parse(order.server)
     drafters, loads = offered(command, order.named), tuple(sorted(set(order.loads)))
     line = partial(command.line, drafters=drafters, loads=loads)
@@ -71,11 +61,20 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     search = Search(question=question, budget_s=60.0 * order.minutes)
     for name, why in refused.items():
         _print(f"not started with {name}: {why}")
-    _announce(search, line)
+    at = ", ".join(map(str, loads))
+    _print(
+        f"{len(settings)} settings against no speculation, with {at} requests in flight. "
+        f"At most {order.minutes:g} minutes; sooner where the answer is clear."
+    )
+    for setting in (OFF, *settings):
+        _print(f"  {setting.name}: {line(setting)}", "dim")
     for package in packages_of(command.engine, drafters):
         _print(f"{command.engine} imports {package}: pip install it first")
     if not order.named and drafters and not any(one.model for one in drafters.values()):
-        _print(NAME_ONE)
+        _print(
+            "only look-up is tried: name a draft model or a head that you have with "
+            "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
+        )
     if dry_run:
         return 0
     answer = _find(search, line, order)
@@ -84,18 +83,6 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     if order.as_json:
         print(json.dumps(to_plain(answer)))
     return EXIT_CODES[answer.verdict]
-
-
-def _announce(search: Search, line: "partial[str]") -> None:
-    """What will be tried, and how long it takes at most."""
-    question = search.question
-    at = ", ".join(map(str, question.loads))
-    _print(
-        f"{len(question.settings)} settings against no speculation, with {at} requests in flight. "
-        f"At most {search.budget_s / 60:g} minutes; sooner where the answer is clear."
-    )
-    for setting in (OFF, *question.settings):
-        _print(f"  {setting.name}: {line(setting)}", "dim")
 
 
 def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer:
@@ -138,7 +125,6 @@ def _measure(search: Search, journal: Journal, server: StartedServer) -> None:
 
 
 def _told(search: Search, visits: Sequence[Visit], name: str) -> list[str]:
-    """What the last visit shows."""
     visit = visits[-1]
     if visit.problem:
         return [f"{name}: given up: {visit.problem}"]
@@ -163,7 +149,6 @@ def _told(search: Search, visits: Sequence[Visit], name: str) -> list[str]:
 
 
 def _show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
-    """What was measured, then the sentence and the command."""
     table = Table("setting", "starts", *(f"{n} in flight" for n in search.question.loads))
     for row in answer.settings:
         if row.problem:

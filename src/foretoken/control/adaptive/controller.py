@@ -17,7 +17,7 @@ from typing import Any, final
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.made import FirstPlan, MadePlan
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes
+from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes, SeenStep
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
@@ -54,7 +54,7 @@ _TRIALS_AGAIN = 64
 """Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.016
+_LEARNS_EVERY_S = 0.03
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
@@ -74,6 +74,12 @@ class AdaptiveControl:
         self._told: MadePlan | None = None
         """The last plan by which somebody might have drafts: what `outlook` tells of."""
         self._sequences: list[DecodingSequence] = []
+        self._repeated: DraftPlan | None = None
+        """The plan of the last step, if it is that of the next one too while nothing changes."""
+        self._batch: list[DecodingSequence] = []
+        """Whom it is for."""
+        self._seen: list[SeenStep] = []
+        """Steps that are over and not looked at yet."""
         self._num_planned = self._steps_left = self._steps_done = 0
         self._in_vain = 1.0
         self._is_closed = True
@@ -93,7 +99,28 @@ class AdaptiveControl:
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
-        self._aside_s = 0.0
+        self._aside_s, last = 0.0, self._repeated
+        if (
+            last is not None
+            and self._steps_left > 0
+            and self._batch == sequences
+            and last.load == load
+            and self._planner.operator is self._operator
+        ):
+            self._steps_left -= 1
+            self._steps_done += 1
+            return last
+        self._look_back()
+        self._repeated = None
+        plan = self._decide(sequences, load)
+        made = self._made
+        if made is not None and not made.trial and not made.reading and not plan.feeds:
+            self._batch = list(sequences)
+            self._repeated = plan
+        return plan
+
+    def _decide(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+        """The same, where something is different from the last step, or some steps went by."""
         if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
         made = self._made
@@ -113,6 +140,7 @@ class AdaptiveControl:
         share = _DECIDING_MOST if len(sequences) == 1 else _DECIDING_AGAIN
         if self._is_broken and self._unearned_s(share) > 0.0:
             # Somebody would lose more by it, and another plan would take more than it can save.
+            self._steps_left = 0
             self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
             return self._unplanned
         if not self._is_kept(made, sequences) or self._is_unsure(made, sequences):
@@ -164,30 +192,38 @@ class AdaptiveControl:
         return made.plan
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
-        """Note what became of a planned step. It is learnt from when the next is planned: whoever
+        """Note what became of a planned step. It is learnt from when another is planned: whoever
         waits for the tokens of this one does not wait for that."""
-        made, aside_s, had_drafted = self._made, self._aside_s, self._has_drafted
-        self._has_drafted = bool(stats.drafters)
-        settled = self._departures.settled(plan.load)
-        if made is None:
-            return
-        self._step_s = stats.busy_s
-        self._since_made_s += stats.busy_s
-        self._first.pass_by(stats.busy_s)
-        if not made.trial:
-            # What a trial takes is paid from the account, and says nothing of plans that last.
-            self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
-        if plan is self._unplanned:
-            # Nothing was planned for this step: all that it tells is what it took.
-            self._unplanned_s += stats.busy_s
-            if not stats.num_prefilled and not stats.num_draft_tokens:
-                self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
-        elif plan is made.plan:
-            is_usual = had_drafted == bool(stats.drafters)
-            past = PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
-            self._waiting.append(past)
-            # What was missing was read in this step.
-            made.missing = Counter()
+        self._seen.append(SeenStep(plan, outcomes, stats, self._aside_s))
+        if (len(self._seen) + len(self._waiting)) * stats.busy_s >= _LEARNS_EVERY_S:
+            self._repeated = None
+
+    def _look_back(self) -> None:
+        """Go through the steps that are over: all but learning from them."""
+        made = self._made
+        for plan, outcomes, stats, aside_s in self._seen:
+            had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
+            settled = self._departures.settled(plan.load)
+            if made is None:
+                continue
+            self._step_s = stats.busy_s
+            self._since_made_s += stats.busy_s
+            self._first.pass_by(stats.busy_s)
+            if not made.trial:
+                # What a trial takes is paid from the account, and says nothing of plans that last.
+                self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
+            if plan is made.plan:
+                is_usual = had_drafted == self._has_drafted
+                past = PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
+                self._waiting.append(past)
+                # What was missing was read in this step.
+                made.missing = Counter()
+            elif plan is self._unplanned:
+                # Nothing was planned for this step: all that it tells is what it took.
+                self._unplanned_s += stats.busy_s
+                if not stats.num_prefilled and not stats.num_draft_tokens:
+                    self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
+        self._seen.clear()
 
     def _is_due(self, made: MadePlan) -> bool:
         """Whether to learn now: not from each step where steps are short, since code that runs
@@ -222,7 +258,8 @@ class AdaptiveControl:
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
-        made = self._made
+        self._look_back()
+        self._repeated, made = None, self._made
         if made is not None and request_id in made.blocking:
             made.blocking.discard(request_id)
             if not made.blocking and self._step_s:

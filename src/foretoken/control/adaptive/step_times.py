@@ -25,6 +25,16 @@ _SETTLES = 3
 """Steps after which a server is done with a request that ended."""
 
 
+class SeenStep(NamedTuple):
+    """A step that is over."""
+
+    plan: DraftPlan
+    outcomes: Seq[DraftOutcome]
+    stats: StepStats
+    deciding_s: float
+    """What deciding took of it."""
+
+
 class PastStep(NamedTuple):
     """A step that is over and not learnt from yet."""
 

@@ -36,7 +36,6 @@ class Crossing:
     at: Interval
     """Ends are infinite where they lie outside what was measured; all of it is unknown in NaN."""
     measured: tuple[float, float]
-    """The least and the most that were measured."""
 
     @property
     def says(self) -> str:
@@ -54,7 +53,6 @@ class Crossing:
 
 
 def show_metric(metric: str) -> str:
-    """`TPOT P50`."""
     return metric.replace("_", " ").upper()
 
 
@@ -112,8 +110,7 @@ def _first_passing(scale_N: Floats, above_RN: Floats) -> Floats:
         share_R = top_R / (top_R - bottom_R)
         at_R = scale_N[before_R] + share_R * (scale_N[index_R] - scale_N[before_R])
     at_R = np.where(index_R == 0, -np.inf, at_R)
-    found_R: Floats = np.where(below_RN.any(axis=1), at_R, np.inf)
-    return found_R
+    return np.where(below_RN.any(axis=1), at_R, np.inf)
 
 
 def crossings_of(runs: Sequence[AbSummary]) -> tuple[Crossing, ...]:

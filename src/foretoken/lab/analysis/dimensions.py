@@ -33,20 +33,16 @@ class Dimension:
     is_traffic: bool
     """False: it was chosen, as draft length or engine version are."""
     values: tuple[Value, ...]
-    """One per run."""
 
     @property
     def is_number(self) -> bool:
-        """Whether the values can be put in order."""
         return all(isinstance(value, float | int) for value in self.values)
 
     def show(self, index: int) -> str:
-        """The value of one run."""
         return show_value(self.values[index])
 
 
 def show_value(value: Value) -> str:
-    """A number without needless digits, or the word."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
@@ -140,7 +136,6 @@ def _chosen(run: AbSummary) -> dict[str, Value]:
         for given in (settings.get("extra_body") or {}, settings.get("env") or {}):
             facts |= {name: _word(value) for name, value in given.items()}
         server = arm.server
-        facts |= {f"drafting: {k}": _word(v) for k, v in _flat(server.speculation).items()}
         said = {"engine": server.engine, "model": server.model, "engine version": server.version}
         facts |= {name: value for name, value in said.items() if value}
         facts.pop("port", None)

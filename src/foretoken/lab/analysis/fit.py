@@ -29,8 +29,15 @@ from foretoken.lab.analysis.whole_time import (
 )
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
-from foretoken.lab.stats.lines import jackknife_covariance, quotient
-from foretoken.lab.stats.ratios import FEWEST_BLOCKS, Ints, Sample, paired_ratio, weighted_mean
+from foretoken.lab.stats.ratios import (
+    FEWEST_BLOCKS,
+    Ints,
+    Sample,
+    jackknife_covariance,
+    paired_ratio,
+    quotient,
+    weighted_mean,
+)
 
 TOGETHER_S = 0.0004
 """Chunks nearer than this, or than a share of the usual gap, are one step."""
@@ -51,12 +58,7 @@ class StepTimes(NamedTuple):
     """Whether another request waited for its first token meanwhile, as far as is known."""
 
     def only(self, keep_N: Bools) -> "StepTimes":
-        """Some of the steps."""
         return StepTimes._make(values_N[keep_N] for values_N in self)
-
-    def at(self, batch: int) -> "StepTimes":
-        """The steps at one batch size."""
-        return self.only(self.batch_N == batch)
 
 
 def step_times(records: Sequence[RequestRecord]) -> StepTimes:
@@ -159,11 +161,8 @@ def of_runs(runs: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
 
 
 def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> Fit:
-    """The fit of a plain baseline's and a speculating candidate's whole answers.
-
-    Raises:
-        ConfigError: there are no step times, or the candidate's acceptance is not known.
-    """
+    """The fit of a plain baseline's and a speculating candidate's whole answers. Raises
+    ConfigError: there are no step times, or the candidate's acceptance is not known."""
     off, on = without_prompts(step_times(base), step_times(other))
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
         allowed = "an A/B whose arms both gave streamed answers; see its errors, and measure again"
@@ -204,7 +203,7 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
 
 
 def _point(batch: int, off: StepTimes, on: StepTimes, counts: StepCounts) -> FitPoint | None:
-    own = [arm.at(batch) for arm in (off, on)]
+    own = [arm.only(arm.batch_N == batch) for arm in (off, on)]
     for at, arm in zip(own, (off, on), strict=True):
         # Fewer were only passed through, as when a block ends.
         if at.seconds_N.size < max(FEWEST_STEPS, RAREST_BATCH * arm.seconds_N.size):

@@ -28,7 +28,6 @@ from foretoken.lab.analysis.summary import (
 )
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import (
-    AbSummary,
     ArmGain,
     ArmSummary,
     ClassGains,
@@ -58,7 +57,7 @@ _TIMES: dict[str, Value] = {
     "ttft": lambda r: r.ttft_s,
     "e2e": lambda r: r.e2e_s,
 }
-_STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
+STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
 
 
 def pair(
@@ -76,11 +75,8 @@ def compute_gains(
     levels: ServiceLevels,
     prices: dict[str, float],
 ) -> tuple[ArmGain, ...]:
-    """Every gain; `data` is the baseline's and the candidate's.
-
-    `tpot_total` is of all time after first tokens over all tokens then, `goodput` needs service
-    levels, and `cost` prices.
-    """
+    """Every gain; `data` is the baseline's and the candidate's. `tpot_total` is of all time after
+    first tokens over all tokens then, `goodput` needs service levels, and `cost` prices."""
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
         return ()
@@ -88,7 +84,7 @@ def compute_gains(
     gains = []
     for name, value in _TIMES.items():
         samples = sample_of(base, value), sample_of(other, value)
-        gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in _STATISTICS]
+        gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in STATISTICS]
     gains.append(_gain("tpot_total", _per_token(base, other), weighted_mean, unseen))
     gains.append(_rate_gain("tokens_per_s", records, data, output_tokens))
     if levels.any:
@@ -105,16 +101,13 @@ def _per_token(
     base: Sequence[RequestRecord], other: Sequence[RequestRecord]
 ) -> tuple[Sample, Sample]:
     """Seconds per token of each block: all time after first tokens over all tokens then."""
-    pairs = [
-        (a, b)
-        for a, b in zip(base, other, strict=True)
-        if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)
-    ]
+    both = zip(base, other, strict=True)
+    pairs = [(a, b) for a, b in both if math.isfinite(a.tpot_s) and math.isfinite(b.tpot_s)]
     of_pair = np.array([a.block for a, _ in pairs], np.int64)
     blocks, place = np.unique(of_pair, return_inverse=True)
     samples = []
     for arm in (0, 1):
-        own = [both[arm] for both in pairs]
+        own = [answers[arm] for answers in pairs]
         seconds = np.bincount(place, [r.tpot_s * r.tokens_after_first for r in own], blocks.size)
         tokens = np.bincount(place, [r.tokens_after_first for r in own], blocks.size)
         samples.append(Sample(seconds / tokens, blocks))
@@ -122,11 +115,8 @@ def _per_token(
 
 
 def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
-    """Spread of the logarithm of a ratio by starts that no block shows.
-
-    A server that nothing restarts is one start, however many blocks it answers; both arms on one
-    server share theirs.
-    """
+    """Spread of the logarithm of a ratio by starts that no block shows. A server that nothing
+    restarts is one start, however many blocks it answers; both arms on one server share theirs."""
     given = [own.server for own in data if not own.server.starts_anew]
     if len(given) == 2 and given[0].url == given[1].url:
         return 0.0
@@ -135,7 +125,7 @@ def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
 
 def time_gain(metric: str, samples: tuple[Sample, Sample], unseen_sd: float = 0.0) -> ArmGain:
     """The gain in a time, such as `tpot_p95`, of the baseline's and the candidate's requests."""
-    q = _STATISTICS[metric.rsplit("_", 1)[-1]]
+    q = STATISTICS[metric.rsplit("_", 1)[-1]]
     statistic = weighted_mean if q is None else WeightedQuantile(q)
     return _gain(metric, samples, statistic, unseen_sd, q)
 
@@ -184,7 +174,6 @@ def _rate_gain(
 
 
 def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> Equality:
-    """Equality of the texts of greedy and seeded requests."""
     base, other = pair(records, names)
     fixed = [
         (a, b)
@@ -192,11 +181,8 @@ def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> E
         if (a.temperature == 0.0 or "seed" in a.parameters) and a.text_hash is not None
     ]
     equal = sum(a.text_hash == b.text_hash for a, b in fixed)
-    return Equality(
-        num_compared=len(fixed),
-        num_equal=equal,
-        share=share_interval(equal, len(fixed)) if fixed else None,
-    )
+    share = share_interval(equal, len(fixed)) if fixed else None
+    return Equality(num_compared=len(fixed), num_equal=equal, share=share)
 
 
 def cost_of(arms: tuple[ArmSummary, ArmSummary], prices: dict[str, float]) -> dict[str, Interval]:
@@ -221,11 +207,8 @@ FEWEST_REQUESTS = 8
 def gains_by_class(
     records: Sequence[RequestRecord], data: tuple[ArmData, ArmData]
 ) -> tuple[ClassGains, ...]:
-    """Gains in time of every class; nothing by what all requests have alike.
-
-    Where two keys tell the same requests apart, as a temperature for each category does, the first
-    of them counts.
-    """
+    """Gains in time of every class; nothing by what all requests have alike. Where two keys tell
+    the same requests apart, as a temperature for each category does, the first of them counts."""
     found, seen = [], []
     keys: dict[str, Key] = {
         "category": lambda r: r.category,
@@ -247,19 +230,14 @@ def gains_by_class(
             continue
         seen.append(apart)
         every = [
-            _times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
+            times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
             for value, own in sorted(groups.items(), key=lambda group: order_of(group[0]))
         ]
         found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]
     return tuple(found)
 
 
-def alone_gains(category: str, alone: AbSummary) -> ClassGains:
-    """A category's gains where it was the only traffic."""
-    return _times_of("category", category, alone.gains)
-
-
-def _times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
+def times_of(by: str, value: str, gains: Sequence[ArmGain]) -> ClassGains:
     times = tuple(g for g in gains if g.metric.startswith(("tpot_", "ttft_", "e2e_")))
     num = times[0].num_pairs if times else 0
     return ClassGains(by=by, value=value, num_pairs=num, gains=times)

@@ -43,11 +43,8 @@ class OtherLength:
 
 
 def streams_of(records: Sequence[RequestRecord]) -> list[list[int]]:
-    """Per request, its target positions as MATCH, MISS or OPEN.
-
-    Raises:
-        ConfigError: no record has per-step counts.
-    """
+    """Per request, its target positions as MATCH, MISS or OPEN. Raises ConfigError: no record has
+    per-step counts."""
     streams = []
     for record in records:
         found = record.acceptance
@@ -91,11 +88,8 @@ def replay(streams: Sequence[Sequence[int]], k: int, *, open_chance: float) -> R
 def other_lengths(
     summary: AbSummary, records: Sequence[RequestRecord], lengths: Sequence[int]
 ) -> tuple[OtherLength, ...]:
-    """What the candidate would have done at each of `lengths`, by its records.
-
-    Raises:
-        ConfigError: the records have no accept stream.
-    """
+    """What the candidate would have done at each of `lengths`, by its records. Raises ConfigError:
+    the records have no accept stream."""
     streams = streams_of(records)
     flat = [value for stream in streams for value in stream]
     matched, missed = flat.count(MATCH), flat.count(MISS)
@@ -116,10 +110,8 @@ def other_lengths(
 
 def _speedup(replayed: ReplayedSteps, counts: StepCounts, measured: float) -> float:
     """Over plain decoding, in whose steps all is counted; steps without a draft stay as they are.
-
     At a speed-up of S, N tokens took N / S plain steps of time; what the steps do not account for
-    is the drafts' cost.
-    """
+    is the drafts' cost."""
     tokens = counts.num_steps + counts.num_accepted
     per_draft = (tokens / measured - counts.num_steps) / counts.num_drafted
     plain = counts.num_steps - counts.num_verifications

@@ -59,7 +59,6 @@ class ArmData:
 
 
 def sample_of(records: Sequence[RequestRecord], value: Value) -> Sample:
-    """A value per request with its block."""
     return Sample(
         np.array([value(r) for r in records], np.float64),
         np.array([r.block for r in records], np.int64),
@@ -84,23 +83,18 @@ def rates_per_block(records: Sequence[RequestRecord], data: ArmData, value: Valu
 
 def is_good(record: RequestRecord, levels: ServiceLevels) -> bool:
     """Whether a whole answer met every service level; a TPOT that is not defined is met."""
-    pairs = (
-        (levels.ttft_s, record.ttft_s),
-        (levels.tpot_s, record.tpot_s),
-        (levels.e2e_s, record.e2e_s),
-    )
-    return record.ok and not any(limit is not None and value > limit for limit, value in pairs)
+    names = ("ttft_s", "tpot_s", "e2e_s")
+    limits = ((getattr(levels, name), getattr(record, name)) for name in names)
+    return record.ok and not any(most is not None and value > most for most, value in limits)
 
 
 def output_tokens(record: RequestRecord) -> float:
-    """Tokens of an answer; 0 if the server does not say."""
     return float(record.output_tokens or 0)
 
 
 def summarize_arm(
     records: Sequence[RequestRecord], data: ArmData, levels: ServiceLevels
 ) -> ArmSummary:
-    """The summary of an arm."""
     own = [r for r in records if r.arm == data.arm and not r.warm_up]
     good = counted(records, data.arm)
     errors = Counter((r.error or "no text").split(":")[0] for r in own if not r.ok)
@@ -138,8 +132,7 @@ def summarize_arm(
 def _rate(records: Sequence[RequestRecord], data: ArmData, value: Value) -> Interval:
     rates = rates_per_block(records, data, value)
     if rates.values_N.size < FEWEST_BLOCKS:
-        total = sum(map(value, records)) / max(sum(data.seconds_of_block.values()), 1e-9)
-        return unknown(total)
+        return unknown(sum(map(value, records)) / max(sum(data.seconds_of_block.values()), 1e-9))
     return clustered_interval(rates, weighted_mean)
 
 
@@ -160,11 +153,8 @@ def _quantiles(records: Sequence[RequestRecord], value: Value) -> Quantiles | No
 
 
 def _steady(records: Sequence[RequestRecord], in_flight: int) -> bool:
-    """Whether latency settles inside blocks: their course is averaged over blocks first.
-
-    A closed loop begins with all its requests at once and ends with fewer and fewer: neither is
-    a drift.
-    """
+    """Whether latency settles inside blocks: their course is averaged over blocks first. A closed
+    loop begins with all its requests at once and ends with fewer and fewer: neither is a drift."""
     blocks: dict[int, list[float]] = defaultdict(list)
     for record in records:
         blocks[record.block].append(record.e2e_s)
@@ -193,9 +183,13 @@ Key = Callable[[RequestRecord], str]
 
 
 def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBucket, ...]:
-    """Buckets of all requests with drafts, by everything that can be told apart."""
     found: list[AcceptanceBucket] = []
-    keys = {"all": lambda _: "all", "temperature": temperature_key(records), **_KEYS}
+    keys: dict[str, Key] = {
+        "all": lambda _: "all",
+        "temperature": temperature_key(records),
+        "category": lambda record: record.category,
+        "output_tokens": lambda record: range_of(record.output_tokens or 0, _LENGTHS),
+    }
     for by, key in keys.items():
         groups: dict[str, list[RequestRecord]] = defaultdict(list)
         for record in records:
@@ -239,12 +233,6 @@ def temperature_key(records: Sequence[RequestRecord]) -> Key:
     return key
 
 
-_KEYS: dict[str, Key] = {
-    "category": lambda record: record.category,
-    "output_tokens": lambda record: range_of(record.output_tokens or 0, _LENGTHS),
-}
-
-
 def _bucket(by: str, value: str, records: Sequence[RequestRecord]) -> AcceptanceBucket:
     found = [r.acceptance for r in records if r.acceptance is not None]
     drafted = np.array([a.num_drafted for a in found], np.float64)
@@ -284,8 +272,7 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     clusters = np.arange(top.size)
 
     def ratio(values: Floats, weights: Floats) -> Floats:
-        sums: Floats = (weights @ values) / (weights @ bottom)
-        return sums
+        return (weights @ values) / (weights @ bottom)
 
     if top.size < 3 or point <= 0:
         return unknown(point)
@@ -306,8 +293,7 @@ def _variance(found: RequestAcceptance) -> float:
         k = found.num_drafted / found.num_steps
         rates = np.repeat(np.arange(len(found.histogram)) / k, found.histogram)
     else:
-        rate = found.rate
-        return max(rate * (1 - rate), 1e-6)
+        return max(found.rate * (1 - found.rate), 1e-6)
     return float(rates.var(ddof=1)) if rates.size > 1 else float("nan")
 
 
@@ -320,5 +306,4 @@ def num_verifications(arm: ArmSummary) -> int:
 
 
 def enough_drafts(arm: ArmSummary) -> bool:
-    """Whether an arm verified enough for its acceptance to mean something."""
     return num_verifications(arm) >= FEWEST_STEPS_OF_ALL

@@ -32,7 +32,6 @@ class WithoutStart:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was done, for whoever reads the numbers."""
         if not self.cut:
             return ()
         return (f"the first {self.cut} requests of every block ran differently from the rest and "

@@ -35,7 +35,6 @@ class StepCounts:
 
     @property
     def draft_share(self) -> float:
-        """Share of the steps that drafted."""
         return self.num_verifications / self.num_steps
 
     @property
@@ -45,7 +44,6 @@ class StepCounts:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean over all steps."""
         return 1.0 + self.num_accepted / self.num_steps
 
 
@@ -63,7 +61,6 @@ def counts_of(arm: ArmSummary) -> StepCounts | None:
 
 
 def counts_of_records(records: Sequence[RequestRecord]) -> StepCounts | None:
-    """The same of whole answers."""
     found = [r.acceptance for r in records if r.acceptance is not None and r.acceptance.num_steps]
     drafted = sum(a.num_drafted for a in found)
     if not drafted:
@@ -77,10 +74,8 @@ def counts_of_records(records: Sequence[RequestRecord]) -> StepCounts | None:
 
 
 def break_even(counts: StepCounts, speedup: Interval) -> Interval:
-    """Acceptance rate that neither gains nor loses, of steps that were measured at `speedup`.
-
-    The interval is the speed-up's; 0: any rate pays; above 1: none does.
-    """
+    """Acceptance rate that neither gains nor loses, of steps that were measured at `speedup`. The
+    interval is the speed-up's; 0: any rate pays; above 1: none does."""
     tokens = counts.num_steps + counts.num_accepted
 
     def rate(gain: float) -> float:
@@ -94,10 +89,8 @@ def break_even(counts: StepCounts, speedup: Interval) -> Interval:
 
 
 def break_even_of(summary: AbSummary) -> Interval | None:
-    """The acceptance rate at which this server at this load would gain nothing.
-
-    None if nothing was drafted, or the server does not count verifications.
-    """
+    """The acceptance rate at which this server at this load would gain nothing. None if nothing was
+    drafted, or the server does not count verifications."""
     counts = counts_of(summary.arm(summary.candidate))
     gain = summary.gain("tpot_total") or summary.gain("tpot_p50")
     return None if counts is None or gain is None else break_even(counts, gain.ratio)

@@ -14,7 +14,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol
 
 from foretoken.lab.http.read_answer import error_text, parse_events
 from foretoken.lab.http.timed import Answer, TransportError
@@ -54,19 +54,11 @@ def cases_of(texts: Sequence[str], count: int, max_tokens: int, start: int = 0) 
     return found
 
 
-class ToolCall(NamedTuple):
-    """A function that the model calls, and the text of its arguments."""
-
-    name: str
-    arguments: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What came back for one request."""
 
     body: Mapping[str, Any]
-    """What was asked."""
     text: str = ""
     token_ids: tuple[int, ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -78,17 +70,16 @@ class Reply:
     finish_reasons: tuple[str, ...] = ()
     text_after_end: bool = False
     usage: Mapping[str, Any] | None = None
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
+    """Functions that the model calls, and the texts of their arguments."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed again."""
     refused: str | None = None
     """Why the server does not take such a request."""
     error: str | None = None
-    """What broke."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is an answer."""
         return self.refused is None and self.error is None
 
     @property
@@ -106,25 +97,19 @@ class Reply:
 
     @property
     def finish_reason(self) -> str | None:
-        """The last one."""
         return self.finish_reasons[-1] if self.finish_reasons else None
 
 
 def read_reply(body: Mapping[str, Any], answer: Answer) -> Reply:
-    """What `answer` says to `body`."""
     if (400 <= answer.status < 500 and answer.status not in _BUSY) or answer.status == 501:
-        return Reply(
-            body=body,
-            refused=f"HTTP {answer.status}: {' '.join(error_text(answer.body).split())[:160]}",
-        )
+        said = " ".join(error_text(answer.body).split())[:160]
+        return Reply(body=body, refused=f"HTTP {answer.status}: {said}")
     if answer.status >= 500 or answer.broken is not None:
         return Reply(body=body, error=str(answer.broken or f"HTTP {answer.status}"))
     try:
         if body.get("stream"):
-            events = [event for _, event in parse_events(answer.pieces)[0]]
-        else:
-            events = [json.loads(answer.body)]
-        return _read(body, events)
+            return _read(body, [event for _, event in parse_events(answer.pieces)[0]])
+        return _read(body, [json.loads(answer.body)])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Reply(body=body, error=f"not what an OpenAI-style server sends ({error!r})")
 
@@ -172,13 +157,12 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         finish_reasons=tuple(ends),
         text_after_end=after,
         usage=usage,
-        calls=tuple(ToolCall(name, arguments) for name, arguments in calls.values()),
+        calls=tuple((name, arguments) for name, arguments in calls.values()),
         cached_tokens=cached,
     )
 
 
 def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
-    """Tokens with their log-probability and the likeliest beside it."""
     if not isinstance(given, dict):
         return []
     if isinstance(given.get("content"), list):
@@ -199,12 +183,10 @@ def _rows(given: Any) -> list[tuple[str, float, Mapping[str, float]]]:
     ]
 
 
-@final
 class OneAtATime:
     """Lets any number of requests of one asker through, and never of two."""
 
     def __init__(self) -> None:
-        """It is nobody's turn."""
         self._holder: object | None = None
         self._open = 0
         self._ended = asyncio.Condition()
@@ -236,9 +218,7 @@ class Asker:
         timeout_s: float = 300.0,
         turns: OneAtATime | None = None,
     ) -> None:
-        """Ask `pool` for `model`, with `extra_body` in every request; only when it is its turn."""
         self.replies: list[Reply] = []
-        """All of them, in the order in which they came."""
         self.num_asked = 0
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
@@ -249,7 +229,6 @@ class Asker:
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
     ) -> Reply:
-        """The reply to one request."""
         whole = {**self._fixed, **body}
         if stream:
             whole |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -20,7 +20,6 @@ from foretoken.lab.audit.judging import (
     Sides,
     answered,
     plain_of,
-    unasked,
 )
 from foretoken.lab.audit.rounding import NEAR_TIE, common, same, same_or_near
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
@@ -59,7 +58,7 @@ async def _verification(sides: Sides, case: Case) -> Look:
     drawn = await sides.arm.ask(body)
     answered(drawn)
     if drawn.tokens is None:
-        return unasked(NO_LOGPROBS)
+        return Look("unasked", NO_LOGPROBS)
     told = []
     # The first token is the prompt's, which no draft stands for.
     for number in range(1, len(drawn.tokens)):
@@ -70,18 +69,15 @@ async def _verification(sides: Sides, case: Case) -> Look:
         reply = await plain.ask(body)
         answered(reply)
         if not reply.tops:
-            return unasked("the likeliest tokens are not told")
-        told.append((surprise(drawn.tokens[number], reply.tops[0]), drawn.tokens[number]))
+            return Look("unasked", "the likeliest tokens are not told")
+        # Its log-probability less what is expected of a draw from the likeliest tokens.
+        token, top = drawn.tokens[number], reply.tops[0]
+        chances = {name: math.exp(value) for name, value in top.items()}
+        expected = sum(chances[name] * top[name] for name in top) / sum(chances.values())
+        told.append((top.get(token, min(top.values()) - _BEYOND) - expected, token))
     value, token = min(told, default=(0.0, ""))
     why = f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
-    return Look(sort="fine", score=sum(one for one, _ in told), why=why if told else "")
-
-
-def surprise(token: str, top: Mapping[str, float]) -> float:
-    """Log-probability of a token less what is expected of a draw from the likeliest ones."""
-    chances = {name: math.exp(value) for name, value in top.items()}
-    expected = sum(chances[name] * top[name] for name in top) / sum(chances.values())
-    return top.get(token, min(top.values()) - _BEYOND) - expected
+    return Look("fine", score=sum(one for one, _ in told), why=why if told else "")
 
 
 SAMPLED_TOKENS, SAMPLED_PROMPTS = 3, 2
@@ -100,8 +96,8 @@ async def _sampling(sides: Sides, cases: Sequence[Case]) -> list[Look]:
         if look.score is not None and next(rejected):
             again = await _draw(sides, cases, given)
             by_chance = again.score is None or again.score >= _SAMPLING_ERROR
-            look = FINE if by_chance else Look(sort="wrong", why=again.why)
-        found.append(Look(sort=look.sort, why=look.why))
+            look = FINE if by_chance else Look("wrong", again.why)
+        found.append(Look(look.sort, look.why))
     return found
 
 
@@ -121,12 +117,12 @@ async def _draw(sides: Sides, cases: Sequence[Case], given: Mapping[str, Any]) -
                 try:
                     answered(missing or replies[0])
                 except EndedLook as end:
-                    return Look(sort=end.look.sort, why=f"{name}: {end.look.why}")
+                    return Look(end.look.sort, f"{name}: {end.look.why}")
             pair.append([reply.text for reply in replies if reply.ok])
         texts.append(pair)
     distance, expected, p_value = compare_samples(texts)
     why = f"{name}: distance {distance:.3f} (chance {expected:.3f}), p {p_value:.4f}"
-    return Look(sort="fine", score=p_value, why=why)
+    return Look("fine", score=p_value, why=why)
 
 
 _MOST_APART = 0.3
@@ -141,29 +137,27 @@ async def _logprobs(sides: Sides, case: Case) -> Look:
     given = await sides.arm.greedy(case, again=sides.control)
     answered(given)
     if given.tokens is None:
-        return unasked(NO_LOGPROBS)
+        return Look("unasked", NO_LOGPROBS)
     if any(value > 1e-3 for value in given.logprobs):
-        return Look(sort="wrong", why=f"a log-probability of {max(given.logprobs):.3f}")
+        return Look("wrong", f"a log-probability of {max(given.logprobs):.3f}")
     untold = unscored(given, await sides.arm.greedy(case, stream=True))
     if untold is not None:
         return untold
     expected = await plain_of(sides).greedy(case)
     answered(expected)
     if expected.tokens is None:
-        return unasked("the baseline tells no log-probabilities")
+        return Look("unasked", "the baseline tells no log-probabilities")
     for at in range(common(expected.tokens, given.tokens)):
         ours, theirs = expected.logprobs[at], given.logprobs[at]
         if not abs(ours - theirs) <= _MOST_APART and not (math.isnan(ours) and math.isnan(theirs)):
             why = f"token {at + 1} has {theirs:.3f}, plain decoding says {ours:.3f}"
-            return Look(sort="differs", why=why)
+            return Look("differs", why)
     return FINE
 
 
 def unscored(whole: Reply, streamed: Reply) -> Look | None:
-    """What is said of tokens without log-probabilities; None: all have theirs.
-
-    Where no row has likeliest tokens, the server does not tell them to anybody.
-    """
+    """What is said of tokens without log-probabilities; None: all have theirs. Where no row has
+    likeliest tokens, the server does not tell them to anybody."""
     rows = len(whole.tokens or ())
     empty = [at for at, top in enumerate(whole.tops) if not top]
     if empty and len(empty) < rows:
@@ -171,13 +165,12 @@ def unscored(whole: Reply, streamed: Reply) -> Look | None:
             f"{len(empty)} of {rows} tokens come without the likeliest tokens: "
             f"{whole.logprobs[empty[0]]:.3f} stands at token {empty[0] + 1}"
         )
-        return Look(sort="wrong", why=why)
+        return Look("wrong", why)
     if not streamed.ok or not whole.tells_all or whole.text != streamed.text:
         return None
     came = len(streamed.tokens or ())
     if came < rows and streamed.tokens is not None and not streamed.tells_all:
-        why = f"a stream has log-probabilities for {came} of {rows} tokens"
-        return Look(sort="wrong", why=why)
+        return Look("wrong", f"a stream has log-probabilities for {came} of {rows} tokens")
     return None
 
 
@@ -193,12 +186,12 @@ async def _seeds(sides: Sides, case: Case) -> Look:
     first, second = await sides.arm.ask(body), await sides.arm.ask(body)
     answered(first, second)
     if first.text != second.text:
-        return Look(sort="differs", why=f"seed {seed} gave two texts")
+        return Look("differs", f"seed {seed} gave two texts")
     if sides.same_seeds and sides.plain is not None:
         expected = await sides.plain.ask(body)
         answered(expected)
         if expected.text != first.text:
-            return Look(sort="differs", why=f"seed {seed} gives another text without speculation")
+            return Look("differs", f"seed {seed} gives another text without speculation")
     return FINE
 
 
@@ -209,9 +202,9 @@ async def _streams(sides: Sides, case: Case) -> Look:
     streamed = await sides.arm.greedy(case, stream=True)
     answered(whole, streamed)
     if len(streamed.finish_reasons) != 1:
-        return Look(sort="wrong", why=f"{len(streamed.finish_reasons)} finish reasons in a stream")
+        return Look("wrong", f"{len(streamed.finish_reasons)} finish reasons in a stream")
     if streamed.text_after_end:
-        return Look(sort="wrong", why="text after the finish reason")
+        return Look("wrong", "text after the finish reason")
     found = misses(whole, streamed)
     if found is not None:
         return found
@@ -223,14 +216,13 @@ def misses(whole: Reply, streamed: Reply) -> Look | None:
     """What of a stream did not come, if both answers are as long as was asked for: rounding may
     change their tokens and not their number. None: nothing is missing."""
     long, came = whole.num_tokens, streamed.num_tokens
-    if not whole.finish_reason == streamed.finish_reason == "length":
-        return None
-    if long is None or came is None or long == came:
+    ended = whole.finish_reason == streamed.finish_reason == "length"
+    if not ended or long is None or came is None or long == came:
         return None
     why = f"{came} tokens in the stream, {long} in the whole answer"
     if whole.text == streamed.text:
         why = f"the text is whole, but the stream tells {came} of {long} tokens"
-    return Look(sort="wrong", why=why)
+    return Look("wrong", why)
 
 
 async def _stops(sides: Sides, case: Case) -> Look:
@@ -240,18 +232,19 @@ async def _stops(sides: Sides, case: Case) -> Look:
     answered(whole)
     stop = stop_within(whole)
     if stop is None:
-        return unasked("the answers only repeat themselves")
+        return Look("unasked", "the answers only repeat themselves")
     given = await sides.arm.ask({**whole.body, "stop": [stop]})
     answered(given)
     if stop in given.text:
-        return Look(sort="wrong", why=f"the text goes on past the stop string {stop!r}")
+        return Look("wrong", f"the text goes on past the stop string {stop!r}")
     if given.text == whole.text[: whole.text.find(stop)]:
         said = f"finish_reason {given.finish_reason!r} after a stop string"
-        return FINE if given.finish_reason == "stop" else Look(sort="wrong", why=said)
+        return FINE if given.finish_reason == "stop" else Look("wrong", said)
     plain = None if sides.plain is None else await sides.plain.greedy(case)
     found = same_or_near(whole, given, plain, sides.tie)
-    other = f"another text than before with the stop string {stop!r}"
-    return NEAR_TIE if found.sort == "fine" else Look(sort="differs", why=other)
+    if found.sort == "fine":
+        return NEAR_TIE
+    return Look("differs", f"another text than before with the stop string {stop!r}")
 
 
 def stop_within(whole: Reply) -> str | None:
@@ -303,27 +296,23 @@ async def _grammars(sides: Sides, case: Case) -> Look:
 
 
 def _judge_json(reply: Reply, text: str, name: str) -> Look | None:
-    """What is wrong with a JSON text; None: nothing. One cut short by its length cannot be told."""
+    """What of a JSON text is not of the schema; None: nothing. One cut short by its length cannot
+    be told."""
     try:
-        wrong = _misfit(json.loads(text), name)
+        value = json.loads(text)
     except ValueError:
         if reply.finish_reason == "length":
-            return Look(sort="fine", why="cut short")
-        wrong = f"no JSON: {text[:30]!r} ... {text[-30:]!r}"
-    return None if wrong is None else Look(sort="wrong", why=wrong)
-
-
-def _misfit(value: Any, where: str) -> str | None:
-    """What about a value is not of the schema; None: nothing."""
+            return Look("fine", "cut short")
+        return Look("wrong", f"no JSON: {text[:30]!r} ... {text[-30:]!r}")
     if not isinstance(value, dict):
-        return f"{where}: no object"
+        return Look("wrong", f"{name}: no object")
     odd = set(value) ^ set(SCHEMA["properties"])
     if odd:
-        return f"{where} has or lacks {', '.join(sorted(odd))[:60]}"
-    for name, given in value.items():
-        allowed = SCHEMA["properties"][name].get("enum")
+        return Look("wrong", f"{name} has or lacks {', '.join(sorted(odd))[:60]}")
+    for key, given in value.items():
+        allowed = SCHEMA["properties"][key].get("enum")
         if given not in allowed if allowed else not isinstance(given, bool):
-            return f"{where}, {name}: {str(given)[:30]!r}"
+            return Look("wrong", f"{name}, {key}: {str(given)[:30]!r}")
     return None
 
 
@@ -342,14 +331,14 @@ async def _tools(sides: Sides, case: Case) -> Look:
     for stream in (False, True):
         reply = await sides.arm.ask(body, chat=True, stream=stream)
         answered(reply)
-        if [call.name for call in reply.calls] != [name]:
-            names = ", ".join(call.name for call in reply.calls) or "no function"
-            return Look(sort="wrong", why=f"{names} called instead of {name}")
-        found = _judge_json(reply, reply.calls[0].arguments, "the arguments")
+        if [called for called, _ in reply.calls] != [name]:
+            names = ", ".join(called for called, _ in reply.calls) or "no function"
+            return Look("wrong", f"{names} called instead of {name}")
+        found = _judge_json(reply, reply.calls[0][1], "the arguments")
         if found is not None:
             return found
         calls.append(reply.calls)
-    other = Look(sort="differs", why="another call in the stream than in the whole answer")
+    other = Look("differs", "another call in the stream than in the whole answer")
     return FINE if calls[0] == calls[1] else other
 
 
@@ -376,7 +365,7 @@ async def _prefixes(sides: Sides, case: Case) -> Look:
     answered(second)
     asked = (second.usage or {}).get("prompt_tokens")
     if second.cached_tokens is None or not asked:
-        return unasked(_UNTOLD)
+        return Look("unasked", _UNTOLD)
     share = second.cached_tokens / asked
     found = f"{second.cached_tokens} of {asked} tokens of a prompt came from the cache"
     return Look(sort="fine" if share >= 0.5 else "differs", why=found, score=share)
@@ -385,17 +374,17 @@ async def _prefixes(sides: Sides, case: Case) -> Look:
 def _usage(reply: Reply) -> Look:
     """Drafts are not output: completion_tokens are the tokens that came."""
     if reply.usage is None:
-        return unasked("answers have no usage")
+        return Look("unasked", "answers have no usage")
     counted, asked = reply.usage.get("completion_tokens"), reply.body.get("max_tokens")
     if counted is None:
-        return unasked("usage has no completion_tokens")
+        return Look("unasked", "usage has no completion_tokens")
     if asked is not None and counted > asked:
-        return Look(sort="wrong", why=f"{counted} completion_tokens with max_tokens {asked}")
+        return Look("wrong", f"{counted} completion_tokens with max_tokens {asked}")
     # The token that ended the answer may be left out of either.
     allowed = 1 if reply.finish_reason == "stop" else 0
     if reply.num_tokens is None or abs(counted - reply.num_tokens) <= allowed:
         return FINE
-    return Look(sort="wrong", why=f"{counted} completion_tokens, and {reply.num_tokens} came")
+    return Look("wrong", f"{counted} completion_tokens, and {reply.num_tokens} came")
 
 
 _MARKS = re.compile(r"<\|?(?:placeholder|draft|mask|pad|unk)[\w ]*\|?>", re.IGNORECASE)
@@ -406,36 +395,26 @@ def _placeholders(reply: Reply) -> Look:
     own."""
     odd = [number for number in reply.token_ids or () if number < 0]
     if odd:
-        return Look(sort="wrong", why=f"token id {odd[0]} in an answer")
+        return Look("wrong", f"token id {odd[0]} in an answer")
     found = _MARKS.search(reply.text)
     if found is not None and found[0] not in str(reply.body.get("prompt")):
-        return Look(sort="wrong", why=f"{found[0]} in the text")
+        return Look("wrong", f"{found[0]} in the text")
     return FINE
 
 
-GREEDY = AuditCheck(
-    "greedy", "at temperature 0 the text is that of plain decoding",
-    look=_greedy, answers=1, reads_greedy=True,
-)  # fmt: skip
-VERIFICATION = AuditCheck(
-    "verification",
-    "drawn tokens are as likely as plain decoding's own, so every draft was verified",
-    look=_verification, answers=SCORED_TOKENS, each=0.1,
-)  # fmt: skip
-SAMPLING = AuditCheck(
-    "sampling",
-    "drawn texts are as often there as plain decoding's, for every set of parameters",
-    compare=_sampling, each=0.1,
-)  # fmt: skip
-LOGPROBS = AuditCheck(
-    "logprobs", "log-probabilities are those of plain decoding, not a draft's",
-    look=_logprobs, reads_greedy=True,
-)  # fmt: skip
+OF_TEXTS = ("greedy", "verification", "sampling", "logprobs")
+"""Checks of what is written, whatever is asked for."""
 CHECKS: tuple[AuditCheck, ...] = (
-    GREEDY,
-    VERIFICATION,
-    SAMPLING,
-    LOGPROBS,
+    AuditCheck("greedy", "at temperature 0 the text is that of plain decoding",
+               look=_greedy, answers=1, reads_greedy=True),
+    AuditCheck("verification",
+               "drawn tokens are as likely as plain decoding's own, so every draft was verified",
+               look=_verification, answers=SCORED_TOKENS, each=0.1),
+    AuditCheck("sampling",
+               "drawn texts are as often there as plain decoding's, for every set of parameters",
+               compare=_sampling, each=0.1),
+    AuditCheck("logprobs", "log-probabilities are those of plain decoding, not a draft's",
+               look=_logprobs, reads_greedy=True),
     AuditCheck("seeds", "the same seed gives the same text again",
                look=_seeds, answers=2, each=0.25),
     AuditCheck("streams", "a stream's text is the whole answer's, with one end",
@@ -454,5 +433,3 @@ CHECKS: tuple[AuditCheck, ...] = (
     AuditCheck("placeholders", "no answer has a placeholder where a draft was to be",
                read=_placeholders),
 )  # fmt: skip
-OF_TEXTS = (GREEDY.name, VERIFICATION.name, SAMPLING.name, LOGPROBS.name)
-"""Checks of what is written, whatever is asked for."""

@@ -29,7 +29,7 @@ _PERMUTATIONS = 20_000
 Sort = Literal["fine", "differs", "wrong", "unasked", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """How one look ended."""
 
@@ -40,7 +40,7 @@ class Look:
     """A number whose mean is to be the same with and without speculation."""
 
 
-FINE = Look(sort="fine")
+FINE = Look("fine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,10 @@ class Sides:
     same_seeds: bool = False
     """Whether seeded answers are promised to be those of plain decoding."""
     samples: int = 200
-    """Draws of each prompt, server and set of sampling parameters."""
     parameters: tuple[Mapping[str, Any], ...] = ()
-    """Sets of sampling parameters."""
 
     @property
     def control(self) -> bool:
-        """Whether plain decoding is compared with itself."""
         return self.arm is self.plain
 
 
@@ -73,7 +70,6 @@ class AuditCheck:
     name: str
     sentence: str
     look: Callable[[Sides, Case], Awaitable[Look]] | None = None
-    """Asks about a case."""
     compare: Callable[[Sides, Sequence[Case]], Awaitable[list[Look]]] | None = None
     """Compares both servers by itself: `wrong` is what no chance explains."""
     read: Callable[[Reply], Look] | None = None
@@ -90,7 +86,6 @@ class EndedLook(Exception):
     """A look that cannot go on, for want of an answer or of plain decoding."""
 
     def __init__(self, look: Look) -> None:
-        """How it ended."""
         self.look = look
         super().__init__(look.why)
 
@@ -99,20 +94,15 @@ def answered(*replies: Reply) -> None:
     """End the look if one of the replies is no answer."""
     for reply in replies:
         if reply.refused is not None:
-            raise EndedLook(unasked(reply.refused))
+            raise EndedLook(Look("unasked", reply.refused))
         if reply.error is not None:
-            raise EndedLook(Look(sort="failed", why=reply.error))
-
-
-def unasked(why: str) -> Look:
-    """What the server cannot be asked."""
-    return Look(sort="unasked", why=why)
+            raise EndedLook(Look("failed", reply.error))
 
 
 def plain_of(sides: Sides) -> Asker:
     """Plain decoding; without it the look ends."""
     if sides.plain is None:
-        raise EndedLook(unasked("it needs a server without speculation: give --baseline"))
+        raise EndedLook(Look("unasked", "it needs a server without speculation: give --baseline"))
     return sides.plain
 
 
@@ -194,8 +184,12 @@ def _judge_seen(
         p_values.append(compare_means(ours, theirs))
     least = min(p_values)
     if least < ERROR:
-        why = example or _score_evidence(seen, ours, theirs)
-        return replace(base, status="fault", p_value=least, why=why)
+        if not example:
+            mean, plain = float(np.mean(ours)), float(np.mean(theirs))
+            example = f"scores are {mean:.2f} in the mean, plain decoding's own {plain:.2f}"
+            told = [(look.score, look.why) for look in seen if look.score is not None and look.why]
+            example += f": {min(told)[1]}" if told and mean < plain else ""
+        return replace(base, status="fault", p_value=least, why=example)
     usually = 2 * base.plain_differs > base.plain_answers and 2 * base.differs > base.answers
     both = base.wrong > 0 or usually
     return replace(
@@ -207,13 +201,6 @@ def _judge_seen(
     )
 
 
-def _score_evidence(seen: Sequence[Look], ours: Sequence[float], theirs: Sequence[float]) -> str:
-    mean, usual = float(np.mean(ours)), float(np.mean(theirs))
-    means = f"scores are {mean:.2f} in the mean, plain decoding's own {usual:.2f}"
-    scored = [(look.score, look.why) for look in seen if look.score is not None and look.why]
-    return f"{means}: {min(scored)[1]}" if scored and mean < usual else means
-
-
 def exceeds(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
     """Fisher's exact test, one-sided: the chance of `ours` or more, given their sum."""
     total, marked = of_ours + of_theirs, ours + theirs
@@ -222,12 +209,12 @@ def exceeds(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
     return ways / comb(total, marked)
 
 
-def compare_means(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> float:
+def compare_means(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """A two-sided permutation test of equal means."""
     values_N = np.array([*ours, *theirs])
     if float(np.ptp(values_N)) < 1e-9:
         return 1.0
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shuffled = rng.permuted(np.broadcast_to(values_N, (_PERMUTATIONS, values_N.size)), axis=1)
     middle, size = float(values_N.mean()), len(ours)
     real = abs(float(values_N[:size].mean()) - middle)

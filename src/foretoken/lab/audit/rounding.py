@@ -15,7 +15,6 @@ tell them, else by texts.
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from foretoken.lab.audit.asking import Asker, Case, Reply
 from foretoken.lab.audit.judging import FINE, Look
@@ -91,12 +90,9 @@ def _apart(once: Sequence[Reply], again: Sequence[Reply]) -> list[float]:
     return found
 
 
-class Divergence(NamedTuple):
-    """The first place where two answers differ."""
-
-    gap: float | None
-    """How much less likely the second answer's token is, by the first one's log-probabilities."""
-    why: str
+Divergence = tuple[float | None, str]
+"""Of the first place where two answers differ: how much less likely the second one's token is, by
+the first one's log-probabilities, if they tell; and in words."""
 
 
 def common(a: Sequence[str], b: Sequence[str]) -> int:
@@ -110,23 +106,23 @@ def divergence(first: Reply, second: Reply) -> Divergence | None:
     if first.text == second.text:
         return None
     if first.tokens is None or not first.tells_all:
-        return Divergence(None, f"differs after {common(first.text, second.text)} characters")
+        return None, f"differs after {common(first.text, second.text)} characters"
     if second.tokens is None or not second.tells_all:
         return _divergence_of_text(first, first.tokens, second.text)
     at = common(first.tokens, second.tokens)
     where = f"differs at token {at + 1}"
     if at >= len(first.tokens) or at >= len(second.tokens):
-        return Divergence(None, f"{where}, where one ends")
+        return None, f"{where}, where one ends"
     mine, other = first.tokens[at], second.tokens[at]
     tops = first.tops[at] if at < len(first.tops) else {}
     where = f"{where}: {other!r} instead of {mine!r}"
     if mine not in tops:
-        return Divergence(None, where)
+        return None, where
     if other not in tops:
         rest = f"{where}, not among the likeliest {len(tops)}"
-        return Divergence(tops[mine] - min(tops.values()), rest)
+        return tops[mine] - min(tops.values()), rest
     gap = tops[mine] - tops[other]
-    return Divergence(gap, f"{where}, {gap:.3f} less likely")
+    return gap, f"{where}, {gap:.3f} less likely"
 
 
 def _divergence_of_text(first: Reply, tokens: Sequence[str], other: str) -> Divergence:
@@ -140,9 +136,9 @@ def _divergence_of_text(first: Reply, tokens: Sequence[str], other: str) -> Dive
     fitting = [name for name in tops if name and name != mine and other.startswith(name, begin)]
     found = max(fitting, key=len, default=None)
     if mine not in tops or found is None:
-        return Divergence(None, where)
+        return None, where
     gap = tops[mine] - tops[found]
-    return Divergence(gap, f"{where}: {found!r} instead of {mine!r}, {gap:.3f} less likely")
+    return gap, f"{where}: {found!r} instead of {mine!r}, {gap:.3f} less likely"
 
 
 def same(first: Reply, second: Reply, tie: float) -> Look:
@@ -150,19 +146,19 @@ def same(first: Reply, second: Reply, tie: float) -> Look:
     found = divergence(first, second)
     if found is None:
         return FINE
-    near = found.gap is not None and found.gap <= tie
-    return NEAR_TIE if near else Look(sort="differs", why=found.why)
+    gap, why = found
+    return NEAR_TIE if gap is not None and gap <= tie else Look("differs", why)
 
 
 def same_or_near(first: Reply, second: Reply, plain: Reply | None, tie: float) -> Look:
     """As `same`; where `first` does not tell how likely its tokens were, both may instead be what
     plain decoding writes, but for near-ties."""
     found, where = same(first, second, tie), divergence(first, second)
-    told = where is None or where.gap is not None
+    told = where is None or where[0] is not None
     if found.sort == "fine" or told or plain is None or not plain.ok:
         return found
     both = (same(plain, one, tie) for one in (first, second))
     return NEAR_TIE if all(look.sort == "fine" for look in both) else found
 
 
-NEAR_TIE = Look(sort="fine", why="near-tie")
+NEAR_TIE = Look("fine", "near-tie")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from foretoken.config.reader import at_least, check_fields
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.audit.asking import IN_FLIGHT, Asker, Case, OneAtATime, cases_of
-from foretoken.lab.audit.checks import CHECKS, GREEDY, OF_TEXTS, SAMPLED_PROMPTS
+from foretoken.lab.audit.checks import CHECKS, OF_TEXTS, SAMPLED_PROMPTS
 from foretoken.lab.audit.judging import AuditCheck, CheckResult, EndedLook, Look, Sides, judge
 from foretoken.lab.audit.rounding import measure_near_tie
 from foretoken.lab.http.client import EXTRAS, Client
@@ -50,7 +50,6 @@ class AuditPlan:
     """How much is asked."""
 
     prompts: Annotated[int, at_least(1)] = 32
-    """Prompts of each check."""
     max_tokens: Annotated[int, at_least(4)] = 48
     samples: Annotated[int, at_least(1)] = 200
     """Draws of each of two prompts, by server and set of sampling parameters."""
@@ -58,10 +57,8 @@ class AuditPlan:
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
     same_seeds: bool = False
-    """Whether seeded answers are promised to be plain decoding's."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "plan.")
         names = [check.name for check in CHECKS]
         for name in self.only:
@@ -109,26 +106,23 @@ async def audit(
         f"about {max(0, requests - asked)} requests, {_duration(seconds)}; a suspicious check "
         f"looks again with {MORE} times the prompts"
     )
-    sides = Sides(
-        arm=arm,
-        plain=plain,
-        tie=tie,
-        same_seeds=plan.same_seeds,
-        samples=plan.samples,
-        parameters=plan.parameters,
-    )
+    sides = Sides(arm=arm, plain=plain, tie=tie, same_seeds=plan.same_seeds,
+                  samples=plan.samples, parameters=plan.parameters)  # fmt: skip
     found: list[CheckResult] = []
     for check in plan.checks:
         began = time.monotonic()
         result = await _make(check, sides, cases)
         if result.suspicious and check.look is not None:
             again_s = MORE * (time.monotonic() - began)
-            say(
-                f"{check.name}: looked at again with {MORE} times the prompts, {_duration(again_s)}"
-            )
+            said = f"looked at again with {MORE} times the prompts, {_duration(again_s)}"
+            say(f"{check.name}: {said}")
             more = cases_of(texts, MORE * plan.prompts, plan.max_tokens, plan.prompts)
             result = await _make(check, sides, more)
-        result = _followed_from(result, found)
+        faulty = [one.name for one in found if one.status == "fault" and one.name in OF_TEXTS]
+        if result.status == "fault" and not result.wrong and result.name not in OF_TEXTS and faulty:
+            # Where other texts are written anyhow, nobody can tell what streams have to do with it.
+            why = f"may be a consequence of {', '.join(faulty)}"
+            result = replace(result, status="open", why=why)
         ended(result)
         found.append(result)
     return tuple(found)
@@ -136,15 +130,6 @@ async def audit(
 
 def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckResult:
-    """The result, which is open where other texts were seen and the server writes other texts
-    anyhow: what stops or streams have to do with it cannot be told then."""
-    faulty = [one.name for one in before if one.status == "fault" and one.name in OF_TEXTS]
-    if result.status != "fault" or result.wrong or result.name in OF_TEXTS or not faulty:
-        return result
-    return replace(result, status="open", why=f"may be a consequence of {', '.join(faulty)}")
 
 
 async def _make(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult:
@@ -155,10 +140,9 @@ async def _make(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> Check
         except EndedLook as end:
             return judge(check, [end.look], None)
     if check.read is not None:  # of replies that are there already
-        replies = [side.arm.replies if side is not None else None for side in arms]
         ours, plain = (
-            None if own is None else [check.read(reply) for reply in own if reply.ok]
-            for own in replies
+            None if side is None else [check.read(one) for one in side.arm.replies if one.ok]
+            for side in arms
         )
         return judge(check, ours or (), plain)
     assert check.look is not None, check.name
@@ -204,7 +188,6 @@ class Audited:
 
     @property
     def faults(self) -> list[str]:
-        """Checks that found one."""
         return [check.name for check in self.checks if check.status == "fault"]
 
     @property
@@ -217,21 +200,15 @@ class Audited:
         """Why too little could be compared to say that there is no fault; empty: enough was."""
         if not self.num_asked:
             return "nothing could be asked"
-        texts = [check for check in self.checks if check.name == GREEDY.name]
+        texts = [check for check in self.checks if check.name == "greedy"]
         return next((check.why for check in texts if check.status == "unasked"), "")
 
 
 def run_audit(
-    config: AuditConfig,
-    out: Path,
-    say: Callable[[str], None],
-    ended: Callable[[CheckResult], None],
+    config: AuditConfig, out: Path, say: Callable[[str], None], ended: Callable[[CheckResult], None]
 ) -> Audited:
-    """Make the checks and save what they found; `say` and `ended` as in `audit`.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Make the checks and save what they found; `say` and `ended` as in `audit`. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     items = load_items(config.workload)[0]
     asked = [item.prompt or str((item.messages or [{}])[-1].get("content", "")) for item in items]
     texts = [text for text in asked if text.strip()]
@@ -256,9 +233,8 @@ async def _run(
         off, said, turns = None, "none", None
         fields = OFF_BY_REQUEST.get(on.info.engine)
         if config.baseline is not None:
-            off = await stack.enter_async_context(
-                serving(config.baseline, out / "logs" / "off.log")
-            )
+            log = out / "logs" / "off.log"
+            off = await stack.enter_async_context(serving(config.baseline, log))
             fields, said = None, f"{off.info.engine} at {off.info.url}"
             urls = (urlsplit(on.info.url), urlsplit(off.info.url))
             # Servers of one machine are asked in turns: both at once would starve each other.

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from foretoken.lab.analysis.whole_time import draft_share_of
 from foretoken.lab.decide.evidence import Evidence, RuleResult
+from foretoken.lab.decide.rules import RULES
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict
@@ -64,8 +65,6 @@ class Decision:
 
     @property
     def conclusion(self) -> Verdict:
-        """The verdict with one reason, what is missing in blocks and minutes, and the next
-        command."""
         reason = self.reason
         if self.needed_blocks is not None:
             minutes = (self.more_seconds or 0.0) / 60
@@ -79,10 +78,9 @@ class Decision:
 def decide(
     summary: AbSummary, policy: ShipPolicy, *, run: str = "", reference: ArmSummary | None = None
 ) -> Decision:
-    """Judge one A/B by every rule of the policy."""
     evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)
     rules = tuple(
-        Judged(rule=r.name, weight=r.weight, result=r.judge(evidence, **r.parameters))
+        Judged(rule=r.name, weight=r.weight, result=RULES[r.name](evidence, **r.parameters))
         for r in policy.rules
     )
     counted = [j for j in rules if j.weight != "note"]
@@ -137,7 +135,6 @@ def _next(summary: AbSummary, verdict: str, needed: int | None) -> str:
 def _sentence(
     evidence: Evidence, rules: Sequence[Judged], against: list[Judged], still_open: list[Judged]
 ) -> str:
-    """What is against it; else what is proven, what is not, and what that takes."""
     if against:
         return "; ".join(f"{j.rule}: {j.result.says}" for j in against)
     parts = [f"faster: proven ({j.result.says})" for j in rules
@@ -170,7 +167,6 @@ def _needed(evidence: Evidence, still_open: Sequence[Judged]) -> int | None:
 
 
 def rules_table(rules: Sequence[Judged]) -> Table:
-    """Rule by rule: what was seen, and what would settle it."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("rule", "weight", "answer", "what was seen"):
         table.add_column(name, no_wrap=name != "what was seen", overflow="fold")

@@ -5,6 +5,7 @@ rule answers. Knows no rule.
 import math
 from dataclasses import dataclass
 
+from foretoken.lab.analysis.gains import STATISTICS
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
 from foretoken.lab.stats.intervals import Interval
@@ -48,7 +49,6 @@ class RuleResult:
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """What would settle it, and what to do."""
         asked = ((self.needed_blocks, "blocks"), (self.needed_requests, "requests"))
         missing = ", ".join(f"{n} {what} in all" for n, what in asked if n)
         return tuple(filter(None, (missing, self.advice if self.outcome != "pass" else "")))
@@ -65,12 +65,10 @@ class Evidence:
 
     @property
     def baseline(self) -> ArmSummary:
-        """The arm without speculation."""
         return self.summary.arm(self.summary.baseline)
 
     @property
     def candidate(self) -> ArmSummary:
-        """The arm that would be used."""
         return self.summary.arm(self.summary.candidate)
 
     @property
@@ -85,19 +83,15 @@ class Evidence:
 
     @property
     def level(self) -> float:
-        """Confidence level of intervals at this look."""
         return level_of_look(BOTH_SIDES_LEVEL, self.summary.look)
 
     def ratio(self, gain: ArmGain) -> Interval:
-        """The gain's interval at this look's level."""
         return at_level(gain.ratio, gain.num_blocks, self.level)
 
     def blocks_to_show(self, gain: ArmGain, threshold: float, resolution: float) -> int | None:
-        """Blocks after which the next look shows `threshold` to be exceeded, with POWER.
-
-        Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
-        that is further away. None if no number of blocks would, as where a server starts once.
-        """
+        """Blocks after which the next look shows `threshold` to be exceeded, with POWER. Assumes a
+        truth of `resolution` x threshold, or the estimate less its standard error if that is
+        further away. None if no number of blocks would, as where a server starts once."""
         if gain.num_blocks < FIRST_BLOCKS:
             return FIRST_BLOCKS
         error = standard_error(gain.ratio, gain.num_blocks)
@@ -151,7 +145,7 @@ def judge_ratio(
 
 def blocks_to_support(gain: ArmGain) -> int:
     """Blocks, of as many requests as those that there are, that can tell about the gain at all."""
-    q = _QUANTILES.get(gain.metric.rsplit("_", 1)[-1])
+    q = STATISTICS.get(gain.metric.rsplit("_", 1)[-1])
     if q is None or not gain.num_pairs:
         return FEWEST_BLOCKS
     requests = TAIL_VALUES / min(q, 1 - q)
@@ -161,9 +155,6 @@ def blocks_to_support(gain: ArmGain) -> int:
 def requests_to_support(gain: ArmGain) -> int:
     """Requests an arm that can tell about the gain at all, in blocks as large as these."""
     return math.ceil(blocks_to_support(gain) * gain.num_pairs / max(1, gain.num_blocks))
-
-
-_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def show(interval: Interval) -> str:
@@ -176,10 +167,8 @@ def show(interval: Interval) -> str:
 
 
 def against_break_even(rate: Interval, limit: Interval) -> str:
-    """`pass` where a rate is surely above its break-even, `fail` where surely below.
-
-    Both are estimates: the half-widths are added in squares.
-    """
+    """`pass` where a rate is surely above its break-even, `fail` where surely below. Both are
+    estimates: the half-widths are added in squares."""
     over = rate.estimate - limit.estimate
     if over >= math.hypot(rate.estimate - rate.low, limit.high - limit.estimate):
         return "pass"
@@ -188,7 +177,6 @@ def against_break_even(rate: Interval, limit: Interval) -> str:
 
 
 def show_break_even(limit: Interval) -> str:
-    """The rate at which speculation breaks even, in words where it is none."""
     if limit.estimate > 1.0:
         return "no acceptance would pay: a verification costs more than all its drafts can yield"
     if limit.estimate <= 0:

@@ -48,17 +48,14 @@ class Overall:
 
     @property
     def sentence(self) -> str:
-        """All that it says, in a row."""
         return ". ".join(self.says)
 
     @property
     def answer(self) -> str:
-        """The verdict for someone who reads no further."""
         return f"{self.verdict} {_PART}" if self.in_part else self.verdict
 
     @property
     def conclusion(self) -> Verdict:
-        """The verdict with one reason and the next command."""
         own = self.best.conclusion
         if len(self.says) == 1 and not self.in_part:
             return own
@@ -74,10 +71,8 @@ _PART = "for part of the traffic"
 
 
 def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -> Overall:
-    """The best configuration, each counted by the traffic for which it does worst.
-
-    A gain with one request in flight ships nothing if it is lost at a load that was measured too.
-    """
+    """The best configuration, each counted by the traffic for which it does worst. A gain with one
+    request in flight ships nothing if it is lost at a load that was measured too."""
     summaries, decisions = [run for run, _ in runs], [decision for _, decision in runs]
     dimensions = find_dimensions(summaries)
     traffic = [d for d in dimensions if d.is_traffic]
@@ -100,11 +95,8 @@ def judge_runs(runs: Sequence[tuple[AbSummary, Decision]], policy: ShipPolicy) -
         *_by_traffic(decisions, best, traffic, decides),
         *(_upper(found.says) for found in crossings),
     ]
-    unequal = ", ".join(
-        d.name
-        for d in traffic
-        if len({frozenset(d.values[i] for i in own) for own in groups.values()}) > 1
-    )
+    seen = {d.name: {frozenset(d.values[i] for i in g) for g in groups.values()} for d in traffic}
+    unequal = ", ".join(name for name, sets in seen.items() if len(sets) > 1)
     if unequal:
         fair = "Not a fair comparison: the configurations were measured at different"
         says.append(f"{fair} {unequal}")
@@ -145,13 +137,11 @@ def _split(decision: Decision) -> list[str]:
 def _by_traffic(
     decisions: Sequence[Decision], own: Indices, traffic: Differing, decides: int
 ) -> list[str]:
-    """What the configuration does for which traffic, what to do about it, and why."""
-    differing = _differing(traffic, own)
+    differing = [d for d in traffic if len({d.values[i] for i in own}) > 1]
     if not differing:
         split = _split(decisions[decides])
-        if split:
-            return [*split, _upper(_reason(decisions[decides]))]
-        return [decisions[decides].sentence]
+        last = _upper(_reason(decisions[decides])) if split else decisions[decides].sentence
+        return [*split, last]
     pays, waiting, lost, broken = (
         [i for i in own if (decisions[i].verdict, decisions[i].valid) == kind]
         for kind in ((USE_IT, True), (MEASURE_MORE, True), (LEAVE_IT_OFF, True),
@@ -191,10 +181,6 @@ def _reason(decision: Decision) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _differing(dimensions: Differing, own: Indices) -> list[Dimension]:
-    return [d for d in dimensions if len({d.values[i] for i in own}) > 1]
 
 
 def _places(differing: Differing, indices: Indices) -> str:

@@ -28,31 +28,26 @@ from foretoken.lab.decide.evidence import (
     show_break_even,
     show_share,
 )
+from foretoken.lab.http.client import KV_USAGE
 from foretoken.lab.lint.names import engine_table
-from foretoken.lab.records.results import AcceptanceBucket, ClassGains
+from foretoken.lab.records.results import ClassGains
 from foretoken.lab.stats.intervals import Interval, share_interval
 from foretoken.lab.stats.ratios import RESTART_SD, at_level
 from foretoken.lab.verdict import WORTH_IT
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 PREEMPTIONS = "vllm:num_preemptions"
-KV_USAGE = "vllm:kv_cache_usage_perc"
 DRAFTED = "vllm:spec_decode_num_draft_tokens"
 SPLIT = "split the traffic"
 """How the answer begins where some classes win and others lose."""
 MIDDLE, TAILS = "tpot_p50", ("tpot_p99", "tpot_p95")
 
 
-# Time
-
-
 def speedup(
     evidence: Evidence, metric: str = "tpot_p50", least: float = WORTH_IT, resolution: float = 1.1
 ) -> RuleResult:
-    """Fast enough to be worth having.
-
-    A truth of `resolution` times `least` should be shown by the sample that is asked for.
-    """
+    """Fast enough to be worth having. A truth of `resolution` times `least` should be shown by the
+    sample that is asked for."""
     gain = evidence.summary.gain(metric)
     return judge_ratio(evidence, gain, least, resolution, f"speed-up ({metric})")
 
@@ -68,10 +63,8 @@ def p99_tpot(evidence: Evidence, tolerance: float = 0.05) -> RuleResult:
 
 
 def ttft(evidence: Evidence, tolerance: float = 0.20, metric: str = "ttft_p95") -> RuleResult:
-    """The first token is not later; where it is what is promised, not at all.
-
-    Its P99 takes several times the requests, and a tolerance that heavy tails allow.
-    """
+    """The first token is not later; where it is what is promised, not at all. Its P99 takes several
+    times the requests, and a tolerance that heavy tails allow."""
     bound = evidence.slo == "ttft"
     found = _not_worse(evidence, metric, 0.0 if bound else tolerance)
     if bound and found.outcome != "pass":
@@ -111,9 +104,6 @@ def cost(evidence: Evidence) -> RuleResult:
     outcome = "pass" if ratio.low >= 1 else ("fail" if ratio.high < 1 else "inconclusive")
     says = f"per million tokens: {own}; {show(ratio)} cheaper"
     return RuleResult(outcome, says, value=ratio, threshold=1.0)
-
-
-# The experiment
 
 
 def restarts(evidence: Evidence, least_blocks: int = 5) -> RuleResult:
@@ -208,9 +198,6 @@ def client_lag(evidence: Evidence, most_share: float = 0.05) -> RuleResult:
     return RuleResult("invalid", says, "run the client on another machine or with less load")
 
 
-# Acceptance
-
-
 def acceptance_pays(evidence: Evidence) -> RuleResult:
     """The rate against its own break-even, in place of 0.4, 0.5, 0.65 or 0.7."""
     bucket, limit = evidence.candidate.all_drafts, evidence.break_even
@@ -225,7 +212,6 @@ def acceptance_pays(evidence: Evidence) -> RuleResult:
 def _against(
     rate: Interval, limit: Interval, name: str, *, where: str = "", requests: int = 0
 ) -> RuleResult:
-    """Above, below or astride break-even."""
     says = f"{name} {show_share(rate)}{where}, {show_break_even(limit)}"
     outcome, apart = against_break_even(rate, limit), abs(rate.estimate - limit.estimate)
     needed = None
@@ -239,8 +225,7 @@ def p10_acceptance(evidence: Evidence, least_requests: int = 30) -> RuleResult:
     """The tenth of requests with the worst drafts does not lose, its sampling noise taken out."""
     bucket, limit = evidence.candidate.all_drafts, evidence.break_even
     if bucket is None or limit is None:
-        says = evidence.without_drafts("no acceptance per request")
-        return RuleResult("inconclusive", says)
+        return RuleResult("inconclusive", evidence.without_drafts("no acceptance per request"))
     usable = bucket.num_requests - bucket.num_too_short
     if usable < least_requests:
         says = f"{usable} requests are long enough to say anything ({bucket.num_too_short} are "
@@ -283,9 +268,8 @@ def quantization_drop(evidence: Evidence, most_drop: float = 0.05) -> RuleResult
     reference, bucket = evidence.reference, evidence.candidate.all_drafts
     before = reference.all_drafts if reference else None
     if before is None or bucket is None:
-        return RuleResult(
-            "inconclusive", "no reference run (--reference) to compare acceptance with"
-        )
+        says = "no reference run (--reference) to compare acceptance with"
+        return RuleResult("inconclusive", says)
     old, new = before.rate, bucket.rate
     middle = old.estimate - new.estimate
     # Two independent rates: their half-widths are added in squares.
@@ -316,14 +300,9 @@ def temperature_mix(evidence: Evidence, most_gap: float = 0.03) -> RuleResult:
     return RuleResult(outcome, f"{says}is {by_request:.0%}", threshold=most_gap)
 
 
-# What may break
-
-
 def outputs(evidence: Evidence, least_equal: float = 0.9) -> RuleResult:
     """Both arms wrote the same where they had to, in this share of deterministic requests.
-
-    Near-ties may flip where the server is not batch-invariant; `lab audit` tells those apart.
-    """
+    Near-ties may flip where the server is not batch-invariant; `lab audit` tells those apart."""
     equality = evidence.summary.equality
     if equality is None or not equality.num_compared:
         advice = "foretoken lab audit tests losslessness on its own"
@@ -403,9 +382,6 @@ def kv_squeeze(
     return RuleResult("pass", says)
 
 
-# Classes of requests
-
-
 class ClassesJudged(NamedTuple):
     """Which classes surely lose and which surely win, all of them judged at once."""
 
@@ -472,9 +448,7 @@ def homogeneous(evidence: Evidence) -> RuleResult:
 
 def _by_acceptance(evidence: Evidence) -> RuleResult:
     limit = evidence.break_even
-    classes: list[AcceptanceBucket] = [
-        b for b in evidence.candidate.acceptance if b.by in ("category", "temperature")
-    ]
+    classes = [b for b in evidence.candidate.acceptance if b.by in ("category", "temperature")]
     if limit is None or not classes:
         return RuleResult("inconclusive", "one class of requests only")
     judged = {f"{b.by} {b.value}": against_break_even(b.rate, limit) for b in classes}

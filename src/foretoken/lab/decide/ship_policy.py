@@ -5,14 +5,14 @@ dropped.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.decide.evidence import WEIGHTS, RuleResult
+from foretoken.lab.decide.evidence import WEIGHTS
 from foretoken.lab.decide.rules import RULES
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
@@ -32,8 +32,6 @@ class ShipRule:
     """One rule of a policy."""
 
     name: str
-    judge: Callable[..., RuleResult]
-    """Called with the evidence and the parameters."""
     weight: str
     parameters: dict[str, Any]
 
@@ -48,11 +46,8 @@ class ShipPolicy:
 
 
 def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
-    """The policy of a file, or the default; `changes` are `rule.key=value` over it.
-
-    Raises:
-        ConfigError: the file is no policy, or names an unknown rule, key or value.
-    """
+    """The policy of a file, or the default; `changes` are `rule.key=value` over it. Raises
+    ConfigError: the file is no policy, or names an unknown rule, key or value."""
     content: dict[str, Any] = parse_yaml(default_text(), "policy")
     if name not in (None, "default"):
         own = read_yaml(Path(str(name)), "--policy")
@@ -79,7 +74,6 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
 
 
 def default_text() -> str:
-    """The default policy file as it ships."""
     file = resources.files("foretoken.lab.decide").joinpath("default.yaml")
     return file.read_text("utf-8").replace("WORTH_IT", f"{WORTH_IT:g}")
 
@@ -106,4 +100,4 @@ def _rule(name: str, value: object) -> ShipRule:
     own = list(inspect.signature(RULES[name]).parameters.values())[1:]
     keys = make_dataclass(name, [(p.name, p.annotation, field(default=p.default)) for p in own])
     parameters = dict(vars(from_plain(keys, given, f"policy.rules.{name}")))
-    return ShipRule(name=name, judge=RULES[name], weight=weight, parameters=parameters)
+    return ShipRule(name=name, weight=weight, parameters=parameters)

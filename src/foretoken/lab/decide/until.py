@@ -40,18 +40,15 @@ def run_until_decided(
     resume: bool = False,
     watch: Watch = silent,
 ) -> AbSummary:
-    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     limits = limits or UntilLimits()
-    began, had = now(), 0
+    began = now()
     limits.tell(config.sizes.blocks, None)
     while True:
         summary = run_ab(config, out, resume=resume, watch=watch)
         decision = decide(summary, policy, run=str(out))
-        spent, done = now() - began, max(1, decision.num_blocks - had)
+        spent, done = now() - began, max(1, decision.num_blocks)
         affordable = decision.num_blocks + int((limits.most_s - spent) / (spent / done))
         wanted = min(decision.needed_blocks or 0, affordable)
         limits.tell(wanted, decision)

@@ -30,7 +30,6 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "llama.cpp": {"timings_per_token": True},
     "sglang": {"return_spec_tokens_details": True},
 }
-_OWNERS = {"llamacpp": "llama.cpp"}
 _REMEDIES = {
     401: "; set api_key_env of the arm to the name of the variable that holds the key",
     404: "; is that the URL of an OpenAI-style server?",
@@ -42,7 +41,6 @@ class Client:
     """Requests to one server."""
 
     def __init__(self, arm: ArmConfig, info: ServerInfo, pool: HttpPool) -> None:
-        """Take a server that `connect` has found."""
         self.arm, self.info, self.pool = arm, info, pool
         self._extras = {**EXTRAS.get(info.engine, {}), **arm.extra_body}
         self._reading = asyncio.Lock()
@@ -50,10 +48,8 @@ class Client:
     async def complete(
         self, item: Item, record: RequestRecord, start_s: float, *, keep_text: bool = False
     ) -> RequestRecord:
-        """Send `item` now; `record` comes back filled in, with its error if there was one.
-
-        Its times count from `start_s` on the monotonic clock.
-        """
+        """Send `item` now; `record` comes back filled in, with its error if there was one. Its
+        times count from `start_s` on the monotonic clock."""
         path, body = self.request_of(item)
         payload = json.dumps(body).encode()
         try:
@@ -66,7 +62,6 @@ class Client:
             return read_answer(record, answer, start_s, k=self.arm.k, keep_text=keep_text)
 
     def request_of(self, item: Item) -> tuple[str, dict[str, Any]]:
-        """Path and body of an item's request."""
         body: dict[str, Any] = {"model": self.info.model, "max_tokens": item.max_tokens}
         if item.temperature is not None:
             body["temperature"] = item.temperature
@@ -79,16 +74,12 @@ class Client:
         return "/v1/completions", {**body, "prompt": item.prompt}
 
     async def close(self) -> None:
-        """Close connections."""
         await self.pool.close()
 
 
 async def connect(arm: ArmConfig, url: str = "") -> Client:
     """A client of the arm's server, once it is known who answers at `url`; empty: at the arm's.
-
-    Raises:
-        EndpointError: nothing answers there, or not as an OpenAI-style server.
-    """
+    Raises EndpointError if nothing answers there, or not as an OpenAI-style server."""
     pool = HttpPool(url or arm.url or "", headers=arm.headers)
     try:
         return Client(arm, await _identify(arm, pool), pool)
@@ -108,7 +99,7 @@ async def _identify(arm: ArmConfig, pool: HttpPool) -> ServerInfo:
         allowed = f"one the server has: {one_of(arm.model, map(str, names))}"
         raise ConfigError("model", arm.model, allowed)
     owner = str(entries[0].get("owned_by", "unknown"))
-    engine = arm.engine or _OWNERS.get(owner, owner)
+    engine = arm.engine or ("llama.cpp" if owner == "llamacpp" else owner)
     try:
         found = await _get_json(pool, "/props" if engine == "llama.cpp" else "/version")
     except EndpointError:
@@ -125,11 +116,7 @@ async def _identify(arm: ArmConfig, pool: HttpPool) -> ServerInfo:
 
 
 async def _get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any:
-    """The JSON of a GET.
-
-    Raises:
-        EndpointError: no answer, an error, or no JSON.
-    """
+    """The JSON of a GET. Raises EndpointError: no answer, an error, or no JSON."""
     where = f"{pool.origin.url}{path}"
     try:
         answer = await pool.send("GET", path, timeout_s=timeout_s)

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from typing import final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -11,16 +10,13 @@ from foretoken.errors import ConfigError
 from foretoken.listening.http1 import Http1Protocol
 
 
-@final
 class _Connection(Http1Protocol):
     """uvicorn's connection, which reads all that is HTTP/1."""
 
     def refuse_head(self, why: str) -> None:
-        """Say it in plain text."""
         self.send_400_response(why)
 
 
-@final
 class _Serving(uvicorn.Server):
     """uvicorn's server with an end that leaves no connection open."""
 
@@ -50,11 +46,8 @@ def serving(app: ASGIApp) -> uvicorn.Server:
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A listening socket; port 0 takes any free one.
-
-    Raises:
-        ConfigError: the port is taken, or there is no such address here.
-    """
+    """A listening socket; port 0 takes any free one. Raises ConfigError if the port is taken, or
+    there is no such address here."""
     # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
     # chunks of a stream wait for each other.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -58,11 +58,9 @@ def _count(found: Mapping[str, Any], *names: str) -> int | None:
 
 
 def from_timings(timings: Sequence[Mapping[str, Any]]) -> RequestAcceptance | None:
-    """llama.cpp's `timings`, of every chunk that had them, the last being the totals.
-
-    With timings_per_token they are cumulative, so differences are steps: a chunk that brings
-    drafts is one verification. Without them the number of steps is not known.
-    """
+    """llama.cpp's `timings`, of every chunk that had them, the last being the totals. With
+    timings_per_token they are cumulative, so differences are steps: a chunk that brings drafts is
+    one verification. Without them the number of steps is not known."""
     counts = [
         (drafted, _count(t, "draft_n_accepted") or 0)
         for t in timings
@@ -111,10 +109,8 @@ def from_spec_details(details: Any) -> RequestAcceptance | None:
 
 def from_chunks(chunk_tokens: Sequence[int], k: int) -> RequestAcceptance | None:
     """From tokens per chunk: a chunk after the first is a step, of one token and what it accepted.
-
     A guess: chunks merge when the server or the network lags, and drafts may be shorter than `k`.
-    None if a chunk is larger than a step can be.
-    """
+    None if a chunk is larger than a step can be."""
     accepted = [tokens - 1 for tokens in chunk_tokens[1:] if tokens > 0]
     if not accepted or k < 1 or max(accepted) > k:
         return None
@@ -142,13 +138,9 @@ def _data_of(frame: bytes) -> bytes | None:
 def parse_events(
     pieces: Sequence[tuple[float, bytes]], *, torn: bool = False
 ) -> tuple[list[tuple[float, dict[str, Any]]], bool]:
-    """JSON objects with their arrivals, and whether the stream ended with [DONE].
-
-    Of a `torn` stream the last event may be cut in the middle, and is left out then.
-
-    Raises:
-        ValueError: an event is not a JSON object.
-    """
+    """JSON objects with their arrivals, and whether the stream ended with [DONE]. Of a `torn`
+    stream the last event may be cut in the middle, and is left out then. Raises ValueError if an
+    event is not a JSON object."""
     found: list[tuple[float, dict[str, Any]]] = []
     events: list[tuple[float, bytes | None]] = []
     rest = b""
@@ -219,11 +211,9 @@ class _Reading:
 def read_answer(
     record: RequestRecord, answer: Answer, start_s: float, *, k: int = 0, keep_text: bool = False
 ) -> RequestRecord:
-    """`record` with everything that `answer` says; mistakes of the server become its `error`.
-
-    Times count from `start_s` on the monotonic clock. `k` is the draft length to assume where only
-    chunks tell; 0: do not.
-    """
+    """`record` with everything that `answer` says; mistakes of the server become its `error`. Times
+    count from `start_s` on the monotonic clock. `k` is the draft length to assume where only chunks
+    tell; 0: do not."""
     reading = _Reading()
     if answer.status >= 400:
         kind = "refused" if answer.status < 500 else "server"
@@ -275,7 +265,6 @@ def _read_body(reading: _Reading, answer: Answer) -> str | None:
 
 
 def error_text(body: bytes) -> str:
-    """What a server says in an answer that is an error."""
     try:
         value = json.loads(body)
     except ValueError:

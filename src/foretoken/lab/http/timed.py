@@ -10,7 +10,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httptools
@@ -29,11 +29,8 @@ class Origin:
 
     @classmethod
     def parse(cls, url: str) -> "Origin":
-        """From a URL; a trailing /v1 is dropped, since paths bring it.
-
-        Raises:
-            ConfigError: it is not an http or https URL with a host.
-        """
+        """From a URL; a trailing /v1 is dropped, since paths bring it. Raises ConfigError if it is
+        not an http or https URL with a host."""
         example = "a URL such as http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -50,59 +47,40 @@ class Origin:
 
     @property
     def url(self) -> str:
-        """The URL again."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
 
 
 now = time.perf_counter
-_BUFFER_BYTES = 1 << 16
 
 
 class TransportError(Exception):
     """The exchange broke: `kind` is connection, timeout, truncated or protocol."""
 
     def __init__(self, kind: str, text: str) -> None:
-        """Say what broke and how."""
         self.kind = kind
         super().__init__(f"{kind}: {text}")
 
 
 class Incoming:
-    """An answer while it comes, for whoever passes it on."""
+    """An answer while it comes: its connection fills it in, for whoever passes it on."""
 
     def __init__(self) -> None:
-        """Nothing has come yet."""
         self.head = asyncio.Event()
         self.status = 0
+        self.complete = False
         self.headers: list[tuple[str, str]] = []
         self.arrived: list[tuple[float, bytes]] = []
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Pieces of the body, and None at its end, whole or not."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         while (piece := await self.queue.get()) is not None:
             yield piece
 
     def cut_off(self, error: TransportError, sent_s: float) -> "Answer":
         """What has come so far, as an answer that broke off."""
         return Answer(self.status, tuple(self.headers), tuple(self.arrived), sent_s, now(), error)
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request on its way; the connection fills it in."""
-
-    done: "asyncio.Future[None]"
-    status: int = 0
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    sent_s: float = 0.0
-    complete: bool = False
-    incoming: Incoming | None = None
-    bodyless: bool = False
-    """Asked by HEAD: the lengths in its head are those of a body that does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +97,34 @@ class Answer:
 
     @property
     def unread(self) -> bool:
-        """Whether the server closed the connection without a word.
-
-        Some close a kept connection right after an answer that promised to keep it; what was sent
-        there meanwhile may go over a new one.
-        """
+        """Whether the server closed the connection without a word. Some do right after an answer
+        that promised to keep it; what was sent there meanwhile may go over a new one."""
         return self.status == 0 and self.broken is not None and self.broken.kind == "connection"
 
     @property
     def body(self) -> bytes:
-        """All pieces."""
         return b"".join(piece for _, piece in self.pieces)
 
 
 class _Connection(asyncio.BufferedProtocol):
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
-        self.exchange: _Exchange | None = None
+        self.incoming: Incoming | None = None
         self.transport: asyncio.Transport | None = None
         self.keep = True
+        self._done: asyncio.Future[None] | None = None
+        self._bodyless = False
         self._parser = httptools.HttpResponseParser(self)
         self._at = 0.0
+
+    def send(self, request: bytes, incoming: Incoming) -> "asyncio.Future[None]":
+        assert self.transport is not None
+        self.incoming, self._done = incoming, asyncio.get_running_loop().create_future()
+        # Asked by HEAD: the lengths in its head are those of a body that does not come.
+        self._bodyless = request.startswith(b"HEAD ")
+        incoming.headers.clear()
+        self.transport.write(request)
+        return self._done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport), transport
@@ -157,49 +142,44 @@ class _Connection(asyncio.BufferedProtocol):
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.exchange is not None:
+        if self.incoming is not None:
             pair = (name.decode("latin-1").lower(), value.decode("latin-1"))
-            self.exchange.headers.append(pair)
+            self.incoming.headers.append(pair)
 
     def on_headers_complete(self) -> None:
         self.keep = self._parser.should_keep_alive()
-        exchange, status = self.exchange, self._parser.get_status_code()
-        if exchange is None:
+        incoming, status = self.incoming, self._parser.get_status_code()
+        if incoming is None:
             return
         if status < 200:  # such as 100: the answer itself is still to come
-            exchange.headers.clear()
+            incoming.headers.clear()
             return
-        exchange.status = status
-        if exchange.incoming is not None:
-            incoming = exchange.incoming
-            incoming.status, incoming.headers = status, exchange.headers
-            incoming.arrived = exchange.pieces
-            incoming.head.set()
-        if exchange.bodyless:
+        incoming.status = status
+        incoming.head.set()
+        if self._bodyless:
             self.keep = False
             self.on_message_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self.exchange is not None:
-            self.exchange.pieces.append((self._at, body))
-            if self.exchange.incoming is not None:
-                self.exchange.incoming.queue.put_nowait(body)
+        if self.incoming is not None:
+            self.incoming.arrived.append((self._at, body))
+            self.incoming.queue.put_nowait(body)
 
     def on_message_complete(self) -> None:
-        if self.exchange is not None and self.exchange.status >= 200:
-            self.exchange.complete = True
-            if not self.exchange.done.done():
-                self.exchange.done.set_result(None)
+        if self.incoming is not None and self.incoming.status >= 200:
+            self.incoming.complete = True
+            if self._done is not None and not self._done.done():
+                self._done.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.keep = False
-        started = self.exchange is not None and self.exchange.status > 0
+        started = self.incoming is not None and self.incoming.status > 0
         text = f"the server closed the connection ({error or 'end of file'})"
         self._fail(TransportError("truncated" if started else "connection", text))
 
     def _fail(self, error: TransportError) -> None:
-        if self.exchange is not None and not self.exchange.done.done():
-            self.exchange.done.set_exception(error)
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     @property
     def usable(self) -> bool:
@@ -214,13 +194,12 @@ class HttpPool:
     """Requests to one server."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
-        """Send `headers` with every request."""
         self.origin = Origin.parse(url)
         self._headers = dict(headers or {})
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if self.origin.secure else None
         # One for all connections: each is emptied before the loop reads the next.
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(1 << 16))
 
     async def send(
         self,
@@ -232,59 +211,49 @@ class HttpPool:
         headers: Mapping[str, str] | None = None,
         incoming: Incoming | None = None,
     ) -> Answer:
-        """One request. An answer that breaks off comes back with `broken` set.
-
-        `incoming` is told of everything as it comes, its end included.
-
-        Raises:
-            TransportError: there was no answer at all.
-        """
+        """One request; `incoming` is told of everything as it comes, its end included. An answer
+        that breaks off comes back with `broken` set. Raises TransportError if there was none at
+        all."""
         request = self._head(method, path, len(body), headers) + body
-        answer = None
+        incoming, answer = incoming or Incoming(), None
         try:
-            if (idle := self._idle_connection()) is not None:
-                answer = await self._exchange(idle, request, timeout_s, incoming)
+            while self._idle and answer is None:
+                if (idle := self._idle.pop()).usable:
+                    answer = await self._exchange(idle, request, timeout_s, incoming)
             if answer is None or answer.unread:
                 fresh = await self._connect(min(timeout_s, 10.0))
                 answer = await self._exchange(fresh, request, timeout_s, incoming)
         finally:
-            if incoming is not None:
-                incoming.queue.put_nowait(None)
+            incoming.queue.put_nowait(None)
         if answer.broken is not None and not answer.status:
             raise answer.broken
         return answer
 
     async def _exchange(
-        self, connection: _Connection, request: bytes, timeout_s: float, incoming: Incoming | None
+        self, connection: _Connection, request: bytes, timeout_s: float, incoming: Incoming
     ) -> Answer:
-        done = asyncio.get_running_loop().create_future()
-        exchange = _Exchange(done, incoming=incoming, bodyless=request.startswith(b"HEAD "))
-        connection.exchange = exchange
-        exchange.sent_s = now()
-        assert connection.transport is not None
-        connection.transport.write(request)
-        broken = None
+        sent_s, broken = now(), None
+        done = connection.send(request, incoming)
         try:
             # Not wait_for, which in Python 3.11 loses a cancellation that comes with the result.
             async with asyncio.timeout(timeout_s):
-                await exchange.done
+                await done
         except TimeoutError:
             broken = TransportError("timeout", f"no whole answer within {timeout_s:g} s")
         except TransportError as error:
             broken = error
         finally:
-            connection.exchange = None
-            if exchange.complete and connection.usable:
+            connection.incoming = None
+            if incoming.complete and connection.usable:
                 self._idle.append(connection)
             else:
                 connection.close()
-        pieces = tuple(exchange.pieces)
+        pieces = tuple(incoming.arrived)
         end_s = pieces[-1][0] if pieces and not broken else now()
-        head = (exchange.status, tuple(exchange.headers))
-        return Answer(*head, pieces, exchange.sent_s, end_s, broken)
+        head = incoming.status, tuple(incoming.headers)
+        return Answer(*head, pieces, sent_s, end_s, broken)
 
     async def close(self) -> None:
-        """Close idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -303,13 +272,6 @@ class HttpPool:
             lines.append("content-type: application/json")
         lines += [f"{name}: {value}" for name, value in extra.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-    def _idle_connection(self) -> _Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return None
 
     async def _connect(self, timeout_s: float) -> _Connection:
         loop = asyncio.get_running_loop()

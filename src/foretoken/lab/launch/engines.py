@@ -1,11 +1,26 @@
-"""The engines that launches are read and written for, each in a file of its own."""
+"""How a server is to draft, and how each engine is started and told so.
 
+A `DraftingSetup` is what is wanted, whoever drafts. A `LaunchEngine` is what is known of one: how
+it is started, and its writer, which gives parts of a launch, and an `Unsaid` for everything that
+has no place in them. What engines call options and keys is in `options.toml`; one without a row has
+nothing that stands for it, which is said, never passed over.
+"""
+
+import json
 import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, Self
 
-from foretoken.config.methods import DraftingMethod, known_methods
-from foretoken.config.other_engines import find_other
-from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import LENGTHS, NAMES, DraftingSetup, LaunchEngine, Told, Unsaid
+from foretoken.config.drafter import drafter_keys
+from foretoken.config.methods import DraftingMethod, NgramSettings, known_methods
+from foretoken.config.other_engines import find_other, other_names
+from foretoken.config.reader import defaults_of
+from foretoken.config.speculative import general_keys
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.launch.launch import (
     DRAFT_OPTIONS,
     METHOD_OPTIONS,
@@ -14,17 +29,386 @@ from foretoken.lab.launch.launch import (
     LaunchPart,
     in_json,
     number,
+    typed,
 )
-from foretoken.lab.launch.llama_cpp import LLAMA_CPP
-from foretoken.lab.launch.openvino import OPENVINO
-from foretoken.lab.launch.sglang import SGLANG
-from foretoken.lab.launch.vllm import JSON_FLAGS, VLLM
 
+MOST_RUNNING = 4096
+"""Where the last range of a schedule ends."""
+Ranges = tuple[tuple[int, int, int], ...]
+"""(first, last, drafts) of running requests, from 1 on."""
+Schedule = Literal["any", "falling", "one"]
+"""What lengths by load an engine can be told: any, none longer than at a lower load, or one."""
+BY_LOAD = "num_speculative_tokens_per_batch_size"
+LENGTHS = ("num_speculative_tokens", BY_LOAD)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingSetup:
+    """One drafter, and how far it drafts."""
+
+    method: str
+    model: str | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[tuple[str, str], ...] = ()
+    """Flags of the engine itself with their values (empty: a switch), as somebody gave them."""
+    num_drafts: int = 0
+    """Draft tokens per verification; the most, where `ranges` says more; 0: not decided."""
+    ranges: Ranges = ()
+    ranges_key: str = BY_LOAD
+    """The key that said so."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys; what they say of how far to
+        draft is left out. Raises ConfigError if it is none of them, or the method is not known."""
+        method, _, model = text.partition(":")
+        config: dict[str, Any] = {"method": method, **({"model": model} if model else {})}
+        if text.lstrip().startswith("{"):
+            try:
+                config = dict(json.loads(text))
+            except (ValueError, TypeError) as error:
+                allowed = "METHOD, METHOD:MODEL, or a JSON object with a method"
+                raise ConfigError("--drafter", text, allowed) from error
+        names = [one.name for one in known_methods()]
+        keys = {name: value for name, value in config.items() if name not in LENGTHS}
+        method = keys.pop("method", "draft_model" if keys.get("model") else None)
+        if method not in names:
+            raise ConfigError("--drafter", method, one_of(str(method), names))
+        return cls(method, keys.pop("model", None), keys)
+
+    @property
+    def name(self) -> str:
+        """The method, with the last part of the model's name where it has one."""
+        last = (self.model or "").rstrip("/").rsplit("/", 1)[-1]
+        return f"{self.method}:{last}" if last else self.method
+
+    @property
+    def known(self) -> DraftingMethod:
+        return next(method for method in known_methods() if method.name == self.method)
+
+    def as_keys(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"method": self.method}
+        found |= {"model": self.model} if self.model else {}
+        found |= {"num_speculative_tokens": self.num_drafts, **self.keys}
+        if self.ranges:
+            found[BY_LOAD] = [list(one) for one in self.ranges]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    """Something that an engine is not told."""
+
+    name: str
+    why: str
+
+
+Told = Iterator[LaunchPart | Unsaid]
+"""Parts of a launch, and what has no place in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEngine:
+    """How one engine is started, and how it is told to draft."""
+
+    name: str
+    program: tuple[str, ...] = ()
+    model_flag: str = ""
+    """What its model stands behind; empty: it is a word by itself."""
+    programs: tuple[str, ...] = ()
+    """Programs that start it; one with a space is followed by that word."""
+    module: str = ""
+    """How the Python module begins that starts it."""
+    images: tuple[str, ...] = ()
+    variables: str = ""
+    """How the variables of the environment begin that it reads."""
+    completed: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of options that people type, which argparse completes."""
+    drafting: str = r"(?!)"
+    """Pattern of the names of options about drafting."""
+    off: tuple[str, ...] = ()
+    """What turns drafting off, where saying nothing does not."""
+    fixed: tuple[str, ...] = ()
+    """What keeps it to the lengths that it is told."""
+    schedule: Schedule = "one"
+    word: Callable[[DraftingMethod], str] = lambda _: ""
+    """Its word for a method; empty: it has none."""
+    tell: Callable[[DraftingSetup], Told] | None = None
+    """None: no commands are written for it."""
+
+
+NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "openvino": "OpenVINO GenAI",
+    "foretoken": "Foretoken",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionRow:
+    """What an engine calls an option or a key, and its values: a row of the table."""
+
+    to: Sequence[str] = ()
+    """Its flags, its key, or in Python its keyword, which all get the value."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    variable: Mapping[str, str] = field(default_factory=dict)
+    by_itself: Sequence[str] = ()
+    many: str = ""
+    why: str = ""
+    also: str = ""
+    refused: Sequence[str] = ()
+
+
+@cache
+def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
+    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
+    table = tomllib.loads(file.read_text("utf-8"))[kind]
+    rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
+    found: dict[str, OptionRow] = {}
+    for name, row in rows.items():
+        given = {"to": row} if isinstance(row, str) else dict(row or {})
+        if isinstance(given.get("to"), str):
+            given["to"] = (given["to"],)
+        found |= {name: OptionRow(**given)} if row is not None else {}
+    return found
+
+
+def option_for(engine: str, part: LaunchPart, kind: str) -> tuple[str, Any] | None:
+    """What we call an option of an engine, and its value; None: we have none. `kind` is `options`
+    of a server, or `keys` of a drafter."""
+    for name, row in _rows(kind, engine).items():
+        if f"--{part.name}" in row.to:
+            ours = (own for own, theirs in row.values.items() if theirs == part.value)
+            return name, next(ours, typed(part.value))
+        for value, switches in row.switches.items():
+            if [f"--{part.name}"] == list(switches):
+                return name, typed(value)
+    return None
+
+
+def told_option(engine: str, name: str, value: Any) -> Told:
+    """An option of `foretoken serve` in the words of an engine. Raises ConfigError if it has
+    nothing like this value, and would write something else."""
+    flag = name.replace("_", "-")
+    if engine != "foretoken":
+        yield from _told(engine, _rows("options", engine).get(name), name, value)
+    elif isinstance(value, bool):
+        yield LaunchPart.flag(f"--{flag}" if value else f"--no-{flag}")
+    else:
+        values = value if isinstance(value, list | tuple) else [value]
+        yield from (LaunchPart.flag(f"--{flag}", one) for one in values)
+
+
+def told_keys(engine: str, keys: Mapping[str, Any]) -> Told:
+    """Keys of a speculative config in the words of another engine. Raises ConfigError if it has
+    nothing like a value, and would write something else."""
+    for name, value in keys.items():
+        row = _rows("keys", engine).get(name)
+        if row is None and engine == "vllm":
+            known = find_other("keys", name, engine)
+            ours = name in general_keys() | drafter_keys().keys()
+            # A key that neither table has is newer than both, and its giver's to know.
+            row = OptionRow(to=(name,)) if (not known.gone if known else not ours) else None
+        yield from _told(engine, row, name, value)
+
+
+def _told(engine: str, row: OptionRow | None, name: str, value: Any) -> Told:
+    text, whose = str(value).lower() if isinstance(value, bool) else str(value), NAMES[engine]
+    row = row or OptionRow()
+    told = row.values.get(text, value)
+    if text in row.refused:
+        allowed = f"another value: {whose} has nothing like it, and its outputs would be others"
+        raise ConfigError(name, value, allowed)
+    if text in row.by_itself:
+        return
+    if text in row.switches:
+        yield from map(LaunchPart.flag, row.switches[text])
+    elif text in row.variable:
+        yield LaunchPart(value=row.variable[text], role="before")
+    elif not row.to or told == "":
+        yield Unsaid(name, row.why or f"{whose} has nothing that stands for it")
+        return
+    else:
+        several = isinstance(told, list | tuple) and row.to[0].startswith("-")
+        for flag in row.to:
+            if several and row.many == " ":
+                yield LaunchPart.flag(flag, told[0])
+                yield from (LaunchPart(value=one) for one in told[1:])
+            elif several:
+                yield LaunchPart.flag(flag, row.many.join(map(str, told)) if row.many else told[0])
+            else:
+                yield LaunchPart.flag(flag, told)
+        if several and told[1:] and not row.many:
+            yield Unsaid(name, f"{whose} has one, the first")
+    if row.also:
+        yield Unsaid(name, row.also)
+
+
+def todays_word(engine: str, method: DraftingMethod) -> str:
+    """An engine's word for a method, by the table of other engines; empty: it has none."""
+    words = (
+        row.name
+        for row in other_names()
+        if (row.engine, row.kind, row.method) == (engine, "methods", method.name) and not row.gone
+    )
+    return next(words, "")
+
+
+def told_word(engine: str, flag: str, word: str, method: DraftingMethod) -> Told:
+    """An engine's word for a method, and that it means another, where there is none for this."""
+    yield LaunchPart.flag(flag, word)
+    if todays_word(engine, method) != word:
+        why = f"{NAMES[engine]} has no {method.name}; {word} is the closest that it has"
+        yield Unsaid("method", why)
+
+
+_JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"
+
+
+def _vllm_word(method: DraftingMethod) -> str:
+    name = "draft_model" if method.name == "parallel" else method.name
+    row = find_other("methods", name, "vllm")
+    return name if row is not None and not row.gone else ""
+
+
+def _tell_vllm(drafting: DraftingSetup) -> Told:
+    found: dict[str, Any] = {"method": _vllm_word(drafting.known)}
+    found |= {"model": drafting.model} if drafting.model else {}
+    found["num_speculative_tokens"] = drafting.num_drafts
+    keys = dict(drafting.keys)
+    if drafting.method == "parallel":
+        keys["parallel_drafting"] = True
+    if drafting.known.settings is NgramSettings:
+        keys = defaults_of(NgramSettings) | keys  # vLLM's own look for five tokens in a row
+    told = list(told_keys("vllm", keys))
+    found |= {part.name: part.value for part in told if isinstance(part, LaunchPart)}
+    drafts = [count for _, _, count in drafting.ranges]
+    falls = drafts == sorted(drafts, reverse=True)
+    if drafts and falls:
+        found["num_speculative_tokens_per_batch_size"] = [list(one) for one in drafting.ranges]
+    yield LaunchPart.flag("--speculative-config", found)
+    yield from (one for one in told if isinstance(one, Unsaid))
+    if not falls:
+        why = "vLLM's lengths may only fall as the load rises; its longest is written"
+        yield Unsaid(drafting.ranges_key, why)
+
+
+VLLM = LaunchEngine(
+    name="vllm",
+    program=("vllm", "serve"),
+    programs=("vllm serve",),
+    module="vllm.entrypoints",
+    images=("vllm/vllm-openai", "vllm-openai"),
+    variables="VLLM_",
+    completed={
+        "tensor-parallel": "tensor-parallel-size",
+        "gpu-memory-util": "gpu-memory-utilization",
+        "speculative-conf": "speculative-config",
+    },
+    drafting=_JSON_FLAGS,
+    schedule="falling",
+    word=_vllm_word,
+    tell=_tell_vllm,
+)
+
+
+def _sglang_word(method: DraftingMethod) -> str:
+    looks_up = method.drafts_with == "text" and method.is_built
+    return todays_word("sglang", method) or ("NGRAM" if looks_up else "")  # its one look-up
+
+
+def _tell_sglang(drafting: DraftingSetup) -> Told:
+    method, count, keys = drafting.known, drafting.num_drafts, dict(drafting.keys)
+    word = _sglang_word(method)
+    yield from told_word("sglang", "--speculative-algorithm", word, method)
+    if drafting.model:
+        yield LaunchPart.flag("--speculative-draft-model-path", drafting.model)
+    if method.drafts_with != "text" and not method.in_one_pass:
+        yield LaunchPart.flag("--speculative-num-steps", keys.pop("tree_depth", count))
+        yield LaunchPart.flag("--speculative-eagle-topk", keys.pop("tree_top_k", 1))
+    if word == "DSPARK":
+        yield LaunchPart.flag("--speculative-dspark-block-size", count)
+    else:  # it counts the root
+        yield LaunchPart.flag("--speculative-num-draft-tokens", count + 1)
+    yield from (LaunchPart.flag(flag, value or True) for flag, value in drafting.flags)
+    yield from told_keys("sglang", keys)
+
+
+SGLANG = LaunchEngine(
+    name="sglang",
+    program=("python", "-m", "sglang.launch_server"),
+    model_flag="--model-path",
+    programs=("sglang serve",),
+    module="sglang.launch_server",
+    images=("lmsysorg/sglang",),
+    variables="SGLANG_",
+    completed={
+        "speculative-algo": "speculative-algorithm",
+        "tensor-parallel": "tensor-parallel-size",
+        "mem-fraction": "mem-fraction-static",
+    },
+    drafting="speculative-",
+    word=_sglang_word,
+    tell=_tell_sglang,
+)
+
+
+def _llama_word(method: DraftingMethod) -> str:
+    closest = "ngram-map-k" if method.name == "suffix" else ""  # which it has not
+    return todays_word("llama.cpp", method) or closest
+
+
+def _tell_llama(drafting: DraftingSetup) -> Told:
+    word, given, keys = _llama_word(drafting.known), dict(drafting.flags), dict(drafting.keys)
+    yield from told_word("llama.cpp", "--spec-type", word, drafting.known)
+    # Each look-up has a flag for its length, and drafts 48 tokens at a time without it.
+    flag = "--spec-draft-n-max" if word.startswith("draft-") else f"--spec-{word}-size-m"
+    yield LaunchPart.flag(flag, str(drafting.num_drafts))
+    if drafting.model:
+        yield LaunchPart.flag("--spec-draft-model", drafting.model)
+    if drafting.known.drafts_with == "text":
+        # Its own default looks for twelve tokens in a row, which text hardly ever repeats.
+        shortest = keys.pop("prompt_lookup_min", NgramSettings().prompt_lookup_min)
+        given = {f"--spec-{word}-size-n": str(shortest)} | given
+    yield from (LaunchPart.flag(flag, value or True) for flag, value in given.items())
+    yield from told_keys("llama.cpp", keys)
+
+
+LLAMA_CPP = LaunchEngine(
+    name="llama.cpp",
+    program=("llama-server",),
+    model_flag="--model",
+    programs=("llama-server", "llama-server.exe", "llama-cli", "llama-speculative"),
+    images=("ggml-org/llama.cpp", "ggerganov/llama.cpp"),
+    variables="LLAMA_ARG_",
+    drafting=r"(no-)?spec-|draft|model-draft$|md$|lookup-cache",
+    word=_llama_word,
+    tell=_tell_llama,
+)
+
+
+def _tell_openvino(drafting: DraftingSetup) -> Told:
+    keys = dict(drafting.keys)
+    if "draft_confidence_threshold" not in keys:  # which it takes in place of a number
+        yield LaunchPart.flag("config.num_assistant_tokens", drafting.num_drafts)
+    if drafting.known.drafts_with == "text":
+        keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
+    yield from told_keys("openvino", keys)
+
+
+OPENVINO = LaunchEngine(
+    name="openvino",
+    word=lambda method: method.name if method.name in ("draft_model", "eagle3", "ngram") else "",
+    tell=_tell_openvino,
+)
 FORETOKEN = LaunchEngine(
     name="foretoken",
     program=("foretoken", "serve"),
     programs=("foretoken serve",),
-    drafting=JSON_FLAGS + r"|(no-)?adaptive-speculation",
+    drafting=_JSON_FLAGS + r"|(no-)?adaptive-speculation",
     off=("--speculative-config", "none"),
     fixed=("--no-adaptive-speculation",),
     schedule="any",
@@ -55,11 +439,7 @@ def refusal(engine: str, method: DraftingMethod) -> str:
 
 
 def tell(engine: str, drafting: DraftingSetup) -> Told:
-    """How an engine is told to draft.
-
-    Raises:
-        ConfigError: it has no such method.
-    """
+    """How an engine is told to draft. Raises ConfigError if it has no such method."""
     if refused := refusal(engine, drafting.known):
         raise ConfigError("speculative_config.method", drafting.method, f"another: {refused}")
     own = ENGINES[engine]

@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 JSON_OPTIONS = ("speculative-config", "sc")
-SHORT = {
-    "spec-method": "method",
-    "spec-model": "model",
-    "spec-tokens": "num_speculative_tokens",
-}
+SHORT = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 """vLLM's short options, and the keys of the speculative config that they stand for."""
 METHOD_OPTIONS = ("spec-type", "speculative-algorithm")
 """Options of llama.cpp and of SGLang that name methods."""
@@ -56,7 +52,6 @@ class LaunchPart:
 
     @classmethod
     def flag(cls, written: str, value: Any = True) -> Self:
-        """An option of a command; True: it has no value."""
         return cls(name=written.lstrip("-"), written=written, value=value)
 
     @property
@@ -80,12 +75,10 @@ class Launch:
     by itself."""
 
     def of(self, *roles: Role) -> tuple[LaunchPart, ...]:
-        """The parts with one of these roles."""
         return tuple(part for part in self.parts if part.role in roles)
 
     @property
     def arguments(self) -> tuple[LaunchPart, ...]:
-        """What the server itself is given."""
         return self.of("argument")
 
     @property
@@ -105,7 +98,6 @@ class Launch:
 
     @property
     def model(self) -> str | None:
-        """The name of the target."""
         named = {part.name: part.value for part in self.parts if part.name}
         words = (str(part.value) for part in self.arguments if not part.name)
         found = (named[name] for name in MODELS if isinstance(named.get(name), str))
@@ -118,7 +110,6 @@ class Launch:
 
     @property
     def speculates(self) -> bool:
-        """Whether it turns speculation on."""
         options = self.options
         if self.engine == "sglang":
             return "speculative-algorithm" in options
@@ -169,17 +160,14 @@ class Launch:
         return not any(part.name in RANKS and is_unsaid(part.value) for part in self.parts)
 
     def without(self, *names: str) -> Self:
-        """The launch without these options."""
         return self.having(part for part in self.parts if part.name not in names)
 
     def with_value(self, name: str, value: str) -> Self:
-        """The launch with another value of this option, where it is given."""
         return self.having(
             replace(part, value=value, raw="") if part.name == name else part for part in self.parts
         )
 
     def having(self, parts: Iterable[LaunchPart]) -> Self:
-        """The launch with these parts."""
         return replace(self, parts=tuple(parts))
 
 
@@ -190,8 +178,6 @@ def in_json(name: str) -> bool:
 
 _REFERENCE = re.compile(r"\$(?:\(\([^()]*\)\)|\([^()]*\)|\{[^{}]*\}|\w+)")
 _IN_JSON = re.compile(rf'("(?:[^"\\]|\\.)*")|({_REFERENCE.pattern})')
-_IN_SINGLE_QUOTES = re.compile("'[^']*'")
-_MARK = "\0"
 _MARKED = re.compile(r'"\\u0000((?:[^"\\]|\\.)*)"')
 _NUMBERS = (
     "num_speculative_tokens",
@@ -210,7 +196,6 @@ class Expression:
     source: str
 
     def __str__(self) -> str:
-        """As it was written."""
         return self.source
 
 
@@ -228,17 +213,11 @@ def one_more(value: object) -> object:
 
 
 def read_json(text: str, raw: str = "") -> Any:
-    """JSON in which variables may stand for numbers; each becomes its name as text.
-
-    Args:
-        text: what the program gets, with variables as they stand.
-        raw: how it was written; in single quotes a shell fills in nothing.
-
-    Raises:
-        ValueError: it is no JSON, whatever the variables are.
-    """
+    """JSON in which variables may stand for numbers; each becomes its name as text. `text` is what
+    the program gets, `raw` how it was written: in single quotes a shell fills in nothing. Raises
+    ValueError if it is no JSON, whatever the variables are."""
     written = raw or text
-    filled = written if written.startswith('"') else _IN_SINGLE_QUOTES.sub("", written)
+    filled = written if written.startswith('"') else re.sub("'[^']*'", "", written)
     if "$" not in filled:
         return json.loads(text)
     return json.loads(_IN_JSON.sub(lambda match: match[1] or json.dumps(match[2]), text))
@@ -246,7 +225,7 @@ def read_json(text: str, raw: str = "") -> Any:
 
 def json_text(value: Any) -> str:
     """JSON of a value, with variables as they have to stand: numbers without quotes."""
-    text = json.dumps(_marked(value), default=lambda one: f"{_MARK}{one}")
+    text = json.dumps(_marked(value), default=lambda one: f"\0{one}")
     return _MARKED.sub(lambda match: match[1], text)
 
 
@@ -264,7 +243,6 @@ def _marked(value: Any, *, number: bool = False) -> Any:
 
 
 def number(value: object) -> int | None:
-    """A value as an integer, if it is one."""
     try:
         return None if isinstance(value, bool) else int(str(value))
     except ValueError:

@@ -13,7 +13,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -106,20 +106,14 @@ _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tt
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
 _REDIRECTS = re.compile(r"\d*[<>]|&>")
-_TRUE = ("1", "true", "on", "enabled")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^{}]*)\}")
 
 
 def read_words(
     words: Sequence[Word], engine: str = "auto", *, loose: bool = False
 ) -> Launch | None:
-    """The launch that a command is; None if it starts no server.
-
-    Args:
-        words: the command.
-        engine: whose rules count; `auto`: by what the command says.
-        loose: whether options alone are enough, without the name of a server.
-    """
+    """The launch that a command is, by the rules of `engine` (`auto`: by what the command says);
+    None if it starts no server. `loose`: options alone are enough, without a server's name."""
     own, start = _server(words)
     if not own and not loose:
         return None
@@ -165,10 +159,8 @@ def guess_engine(options: Iterable[str]) -> str:
 
 
 def _server(words: Sequence[Word]) -> tuple[str, int]:
-    """The engine that a command starts, and how many words there are up to its name.
-
-    The last name counts: an image comes before the command that runs in it.
-    """
+    """The engine that a command starts, and how many words there are up to its name. The last name
+    counts: an image comes before the command that runs in it."""
     found = ("", 0)
     for index, word in enumerate(words):
         if ASSIGNED.match(word.text):
@@ -213,9 +205,8 @@ def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
 
 
 def _is_value(name: str, text: str) -> bool:
-    if FLAG.match(text) or not _SWITCH.match(name):
-        return not FLAG.match(text)
-    return text.lower() in ("true", "false") or text.replace(".", "").isdigit()
+    says_so = text.lower() in ("true", "false") or text.replace(".", "").isdigit()
+    return not FLAG.match(text) and (says_so or not _SWITCH.match(name))
 
 
 def _before(words: Sequence[Word], engine: str) -> Iterator[LaunchPart]:
@@ -248,7 +239,7 @@ def variable(name: str, value: str, engine: str) -> LaunchPart | None:
     if row is None or not row.flag:
         return None
     given: str | bool = _DEFAULT.sub(r"\1", value)
-    if row.switch and str(given).lower() not in _TRUE:
+    if row.switch and str(given).lower() not in ("1", "true", "on", "enabled"):
         return None
     option = row.flag.replace("_", "-")
     given = True if row.switch else given
@@ -277,7 +268,6 @@ _ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
 _INSTRUCTION = re.compile(
     r"^[ \t]*(FROM|CMD|ENTRYPOINT|ENV|RUN)[ \t]+((?:\\[ \t]*\n|.)*)", re.MULTILINE | re.IGNORECASE
 )
-_DOCUMENTS = (".json", ".yaml", ".yml")
 _HOLDERS = ("entrypoint", "command", "cmd", "args")
 _EXEC: tuple[str, ...] = ("ENTRYPOINT", "CMD")
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
@@ -293,8 +283,7 @@ _CALLS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintSource:
+class LintSource(NamedTuple):
     """Everything found in a text."""
 
     launches: tuple[Launch, ...]
@@ -302,11 +291,9 @@ class LintSource:
 
 
 def read_source(text: str, engine: str = "auto", name: str = "") -> LintSource:
-    """Find what `text` holds; `engine` overrides what the text itself suggests.
-
-    `name` is that of the file it stands in: what by its ending is Python, JSON or YAML has to be
-    that as a whole, whatever is found in it.
-    """
+    """Find what `text` holds; `engine` overrides what the text itself suggests. `name` is that of
+    the file it stands in: what by its ending is Python, JSON or YAML has to be that as a whole,
+    whatever is found in it."""
     found = list(_read(text, engine, PurePath(name).suffix.lower()))
     if not found and _IMPORTS.match(text.lstrip()) and isinstance(wrong := _python(text), Finding):
         found = [wrong]
@@ -322,7 +309,7 @@ def _read(text: str, engine: str, ending: str) -> Iterator[Found]:
         yield from _of_dockerfile(text, engine)
         return
     documents, problem = _documents(text)
-    if problem is not None and ending in _DOCUMENTS:
+    if problem is not None and ending in (".json", ".yaml", ".yml"):
         yield problem
     found = [one for document in documents for one in _walk(document, engine)]
     if found or (documents and text.lstrip().startswith(("{", "["))):

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, final
+from typing import Any
 
 import yaml
 
@@ -20,17 +20,21 @@ from foretoken.config.methods import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.launch import openvino
-from foretoken.lab.launch.drafting import (
+from foretoken.lab.launch.engines import (
     BY_LOAD,
+    ENGINES,
     MOST_RUNNING,
     NAMES,
     DraftingSetup,
+    Told,
     Unsaid,
+    given,
+    is_told,
     option_for,
+    refusal,
+    tell,
     told_option,
 )
-from foretoken.lab.launch.engines import ENGINES, given, is_told, refusal, tell
 from foretoken.lab.launch.launch import (
     ASSIGNED,
     MODELS,
@@ -45,21 +49,12 @@ EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
 EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
 """Engines beside Foretoken whose launches are written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
-_TREES = ("sglang", "openvino")
-"""Engines that draft trees which grow."""
-_GGUF_KINDS = {
-    "int8": "q8_0",
-    "fp8": "q8_0",
-    "int4": "q4_k_m",
-    "nvfp4": "q4_k_m",
-    "none": "bf16",
-}
-_CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
+_GGUF_KINDS = {"int8": "q8_0", "fp8": "q8_0", "int4": "q4_k_m", "nvfp4": "q4_k_m", "none": "bf16"}
+_CONVERTED_ENDINGS = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
 """How files end that llama.cpp's converter writes by itself."""
 
 
 def written(launch: Launch) -> str:
-    """The launch as a command, a call or settings."""
     if launch.form == "python":
         lines = [f"{launch.holder}("]
         for part in launch.parts:
@@ -72,11 +67,7 @@ def written(launch: Launch) -> str:
         found = {part.written: part.value for part in launch.parts}
         text = yaml.safe_dump(found, width=10_000, sort_keys=False, allow_unicode=True)
         return str(text).rstrip()
-    return _command(launch)
-
-
-def _command(launch: Launch) -> str:
-    """A shell command, one option on each line; variables as the options that they stand for."""
+    # A command, one option on each line; variables as the options that they stand for.
     lines = [" ".join(map(_quoted, launch.of("before")))]
     for part in launch.of("argument", "set"):
         value = "" if part.value is True and part.name else _quoted(part)
@@ -97,7 +88,6 @@ def _quoted(part: LaunchPart) -> str:
 
 
 def words_of(launch: Launch) -> list[str]:
-    """All words of a command, without quotes."""
     return [word for part in launch.of("before", "argument", "set", "after") for word in part.words]
 
 
@@ -119,7 +109,6 @@ def _literal(value: Any, indent: str) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WrittenCommand:
     """A command or a script, ready to paste, and what it does not say."""
@@ -140,27 +129,20 @@ class WrittenCommand:
 def write_command(
     engine: str, settings: Mapping[str, Any], drafting: DraftingSetup | None
 ) -> WrittenCommand:
-    """The command that starts a server, or the script that does for OpenVINO GenAI.
-
-    Args:
-        engine: one that commands are written for.
-        settings: the model, and options under the names of `foretoken serve`.
-        drafting: how it drafts; None: it does not.
-
-    Raises:
-        ConfigError: the engine has nothing like it, and would write something else.
-    """
+    """The command that starts a server, or the script that does for OpenVINO GenAI; `settings` are
+    the model, and options under the names of `foretoken serve`. Raises ConfigError if the engine
+    has nothing like it, and would write something else."""
     own, told = ENGINES[engine], list[LaunchPart | Unsaid]()
     if engine == "llama.cpp":
         settings, drafting, told = _in_gguf(settings, drafting)
     model = str(settings["model"])
     if engine == "openvino":
-        told += openvino.converted(model)
+        told += _converted(model)
     for name, value in settings.items():
         told += told_option(engine, name, value) if name != "model" else ()
     if drafting is not None:
         told += tell(engine, drafting)
-        told += openvino.converted(drafting.model or "") if engine == "openvino" else ()
+        told += _converted(drafting.model or "") if engine == "openvino" else ()
     elif own.off:
         told.append(LaunchPart.flag(*own.off))  # it speculates unless told otherwise
     told += [LaunchPart.flag("--metrics")] if engine == "llama.cpp" else []
@@ -168,13 +150,57 @@ def write_command(
     unsaid = tuple(one for one in told if isinstance(one, Unsaid))
     if engine == "openvino":
         given = {part.written: part.value for part in parts}
-        return WrittenCommand(openvino.script(model, drafting, given), unsaid)
+        return WrittenCommand(_script(model, drafting, given), unsaid)
     first = LaunchPart.flag(own.model_flag, model) if own.model_flag else LaunchPart(value=model)
     program = (LaunchPart(value=word, role="before") for word in own.program)
     variables = (part for part in parts if part.role == "before")
     options = (part for part in parts if part.role == "argument")
     launch = Launch(engine=engine, parts=(*variables, *program, first, *options))
     return WrittenCommand(written(launch), unsaid)
+
+
+def _folder_of(model: str) -> str:
+    """Where a model converted for OpenVINO lies."""
+    last = model.rstrip("/").rsplit("/", 1)[-1]
+    return model if last.endswith(("openvino", "-ov")) else f"{last}-openvino"
+
+
+def _converted(model: str) -> Told:
+    """That a model, if there is one, has to be converted once."""
+    folder = _folder_of(model)
+    if model and folder != model:
+        command = f"optimum-cli export openvino --model {model} {folder}"
+        yield Unsaid("model", f"converted once by `{command}`")
+
+
+def _script(model: str, drafting: DraftingSetup | None, given: Mapping[str, Any]) -> str:
+    """A script of OpenVINO GenAI's own classes that loads the models and writes one answer; `given`
+    is what is told, by the name of its object and its field."""
+    device = str(given.get("device", "CPU"))
+
+    def fields_of(whose: str) -> list[str]:
+        named = ((name, value) for name, value in given.items() if name.startswith(f"{whose}."))
+        return [f"{name} = {_literal(value, '')}" for name, value in named]
+
+    scheduler = fields_of("scheduler")
+    keywords = [f'    "{_folder_of(model)}",', f'    "{device}",']
+    if scheduler:
+        keywords.append("    scheduler_config=scheduler,")
+    if drafting is not None and drafting.model:
+        draft = f'openvino_genai.draft_model("{_folder_of(drafting.model)}", "{device}")'
+        keywords.append(f"    draft_model={draft},")
+    elif drafting is not None:
+        keywords.append("    prompt_lookup=True,")
+    names = (name for name in given if name.startswith("property."))
+    keywords += [
+        f"    {name.removeprefix('property.')}={_literal(given[name], '')}," for name in names
+    ]
+    lines = ["import openvino_genai", ""]
+    if scheduler:
+        lines += ["scheduler = openvino_genai.SchedulerConfig()", *scheduler]
+    lines += ["pipeline = openvino_genai.LLMPipeline(", *keywords, ")"]
+    lines += ["config = pipeline.get_generation_config()", *fields_of("config")]
+    return "\n".join([*lines, 'print(pipeline.generate("def fibonacci(n):", config))'])
 
 
 def _in_gguf(
@@ -199,7 +225,7 @@ def _gguf(model: str, quantization: object, told: list[LaunchPart | Unsaid]) -> 
         return model
     kind = _GGUF_KINDS.get(str(quantization), quantization)
     file = f"{model.rstrip('/').rsplit('/', 1)[-1]}-{kind}.gguf"
-    by = "writes it" if file.endswith(_CONVERTED) else "and then llama-quantize write it"
+    by = "writes it" if file.endswith(_CONVERTED_ENDINGS) else "and then llama-quantize write it"
     why = f"{file} is {model} as llama.cpp's convert_hf_to_gguf.py {by}"
     told.append(Unsaid("model", why))
     return file
@@ -208,16 +234,9 @@ def _gguf(model: str, quantization: object, told: list[LaunchPart | Unsaid]) -> 
 def export(
     engine: str, settings: Mapping[str, Any], speculation: SpeculativeConfig | None
 ) -> WrittenCommand:
-    """The command or the script of another engine that serves and drafts the same.
-
-    Args:
-        engine: one of EXPORTED_TO.
-        settings: the model, and the options that were given, under the names of `foretoken serve`.
-        speculation: how it drafts; None: it does not.
-
-    Raises:
-        ConfigError: the engine has nothing like it, or it would write something else.
-    """
+    """The command or the script of an engine of EXPORTED_TO that serves and drafts the same;
+    `settings` are the model, and the options that were given, as `foretoken serve` names them.
+    Raises ConfigError if the engine has nothing like it, or would write something else."""
     drafting: DraftingSetup | None = None
     unsaid: list[Unsaid] = []
     if speculation is not None:
@@ -232,11 +251,8 @@ def export(
 
 
 def export_launch(engine: str, launch: Launch) -> WrittenCommand:
-    """The same of a launch of any engine, in the names that its engine has today.
-
-    Raises:
-        ConfigError: the engine has nothing like it, or the launch names no model.
-    """
+    """The same of a launch of any engine, in the names that its engine has today. Raises
+    ConfigError if the engine has nothing like it, or the launch names no model."""
     if launch.model is None or launch.broken:
         raise ConfigError("CONFIG", launch.broken or None, "a command that names its model")
     settings: dict[str, Any] = {"model": launch.model}
@@ -296,7 +312,7 @@ def _drafting_of(
     count = drafter.num_speculative_tokens
     unsaid: list[Unsaid] = []
     trees = [name for name in ("choices", "tree_top_k", "tree_depth") if name in keys]
-    if trees and trees[0] == "tree_top_k" and engine in _TREES:
+    if trees and trees[0] == "tree_top_k" and engine in ("sglang", "openvino"):  # a tree that grows
         keys.setdefault("tree_depth", drafter.tree.tree_depth)
     elif trees:
         count = drafter.depth

@@ -16,15 +16,8 @@ from foretoken.config.methods import known_methods
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import BY_LOAD
-from foretoken.lab.launch.launch import (
-    JSON_OPTIONS,
-    Expression,
-    Launch,
-    in_json,
-    is_unsaid,
-    number,
-)
+from foretoken.lab.launch.engines import BY_LOAD
+from foretoken.lab.launch.launch import JSON_OPTIONS, Expression, Launch, in_json, is_unsaid, number
 from foretoken.lab.launch.read import TEXT_CHECKS, LintSource
 from foretoken.lab.launch.write import written
 from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair
@@ -72,12 +65,10 @@ class LintResult:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every finding, those of launches first."""
         return (*(f for verdict in self.launches for f in verdict.findings), *self.others)
 
 
 def lint(source: LintSource, machine: Machine, own: OwnParser | None = None) -> LintResult:
-    """Judge every launch of a text."""
     verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
     return LintResult(launches=verdicts, others=source.findings)
 
@@ -96,7 +87,12 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     today, found = todays(launch)
     found += meaning(today)
     if not today.speculates and not found and launch.engine != "foretoken":
-        found.append(_silent(launch))
+        where, message, remedy = "", "speculation is off", ""
+        files = (part for part in launch.parts if part.name in _SETTINGS_FILES)
+        for part in [part for part in files if isinstance(part.value, str)][:1]:
+            message = f"whether it speculates stands in {part.value}, which was not read"
+            where, remedy = part.written, f"foretoken lab lint {part.value}"
+        found.append(Finding.of("speculation", "note", where, message, remedy))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
     right = _MENDED.get(launch.engine, lambda one: one)(today)
@@ -111,15 +107,6 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         corrected="" if right == launch else written(right),
         remaining=tuple(finding for finding in left if finding.level == "error"),
     )
-
-
-def _silent(launch: Launch) -> Finding:
-    for part in launch.parts:
-        if part.name in _SETTINGS_FILES and isinstance(part.value, str):
-            message = f"whether it speculates stands in {part.value}, which was not read"
-            remedy = f"foretoken lab lint {part.value}"
-            return Finding.of("speculation", "note", part.written, message, remedy)
-    return Finding.of("speculation", "note", "", "speculation is off")
 
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:
@@ -141,7 +128,6 @@ def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> Launch
 
 
 def check_vllm(launch: Launch) -> Iterator[Finding]:
-    """Everything about a vLLM launch in today's names."""
     if launch.unread:
         part = next(p for p in launch.parts if p.name in JSON_OPTIONS and is_unsaid(p.value))
         message = f"the text does not say what {part.value} is, so it was not checked"
@@ -304,7 +290,6 @@ def _beside(launch: Launch) -> Iterator[Finding]:
 
 
 def check_llama_cpp(launch: Launch) -> Iterator[Finding]:
-    """Everything about a launch of llama.cpp's server in today's names."""
     options, drafts, table = launch.options, launch.speculates, engine_table("llama.cpp")
     drafting = [name for name in options if name.startswith("spec-draft-")]
     if drafting and not drafts:
@@ -348,7 +333,6 @@ def mended_llama_cpp(launch: Launch) -> Launch:
 
 
 def check_sglang(launch: Launch) -> Iterator[Finding]:
-    """Everything about a launch of SGLang in today's names."""
     options, said = launch.options, partial(Finding.of, "sglang_shape")
     name, right = _shape_of_sglang(launch)
     if name == _STEPS:
@@ -393,10 +377,7 @@ def _shape_of_sglang(launch: Launch) -> tuple[str, str]:
 
 
 def check_foretoken(launch: Launch) -> Iterator[Finding]:
-    """Foretoken's own settings know best what they allow.
-
-    Commands are judged by their own parser, where there is one (`lint`).
-    """
+    """By Foretoken's own settings; commands by their own parser, where there is one (`lint`)."""
     if launch.broken:
         message = f"not a JSON object: {launch.broken}"
         yield Finding.of("foretoken_settings", "error", "speculative_config", message)
@@ -412,12 +393,8 @@ def check_foretoken(launch: Launch) -> Iterator[Finding]:
 
 
 def speculation_finding(config: EngineConfig, *, by_default: bool) -> Finding:
-    """Whether a server with these settings speculates, and with what.
-
-    Args:
-        config: its settings.
-        by_default: whether nobody said anything about speculation.
-    """
+    """Whether a server with these settings speculates, and with what; `by_default`: nobody said
+    anything about speculation."""
     spec = config.speculative_config
     drafters = spec.drafters if spec else auto_drafters(config.model) if by_default else ()
     named = ", ".join(f"{one.label} (up to {one.num_speculative_tokens})" for one in drafters)
@@ -440,9 +417,5 @@ _CHECKS = {
     "sglang": check_sglang,
     "foretoken": check_foretoken,
 }
-_MENDED = {
-    "vllm": mended_vllm,
-    "llama.cpp": mended_llama_cpp,
-    "sglang": mended_sglang,
-}
+_MENDED = {"vllm": mended_vllm, "llama.cpp": mended_llama_cpp, "sglang": mended_sglang}
 """Engine -> its launch with mistakes put right that have one obvious answer."""

@@ -10,19 +10,14 @@ from pathlib import Path
 from foretoken.checkpoint import PACKAGED
 from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import DraftingSetup
-from foretoken.lab.launch.engines import given
+from foretoken.lab.launch.engines import DraftingSetup, given
 from foretoken.lab.launch.launch import Launch, number
-from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods
+from foretoken.lab.plan.setup import PlanSettings, find_device, planned_methods
 from foretoken.lab.plan.sizes import find_quantization, known_models, load_plan_model
 
-_ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
-"""Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
-
 _TRANSLATES = ("use_heterogeneous_vocab", "use_string_matching")
 """Keys with which a draft may have another vocabulary."""
 
@@ -44,7 +39,9 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
         why = "the text does not say over how many devices the target is split"
     elif launch.unread:
         why = "the text does not say what it drafts with"
-    unsized = unsaid_bits(launch)
+    unsized = next((name for name, bits in _stored(launch).items() if bits is None), "")
+    if unsized:
+        unsized = f"the {unsized.replace('_', ' ')} does not say how many bits a weight has"
     sized = machine.device is not None and not unsized
     found: tuple[Finding, ...] | None = None
     try:
@@ -77,11 +74,8 @@ def why_not_loaded(launch: Launch, machine: Machine) -> Finding | None:
 
 
 def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
-    """The launch as settings of a plan; None where the planner does not know the models.
-
-    Raises:
-        ConfigError: numbers that a plan does not take.
-    """
+    """The launch as settings of a plan; None where the planner does not know the models. Raises
+    ConfigError at numbers that a plan does not take."""
     drafting = _drafting(launch)
     if launch.model is None or not is_known(launch.model) or drafting is None:
         return None
@@ -93,7 +87,7 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     # At least one device for each rank, but for Foretoken's processes on a CPU, which they are
     # taken to share unless a machine is named.
     in_processes = launch.engine == "foretoken" and launch.ranks > 1
-    device, count = machine.device or (_ANY_CPU if in_processes else _ANY_GPU), machine.count
+    device, count = machine.device or ("epyc-9755" if in_processes else "h100-sxm"), machine.count
     if not in_processes or find_device(device).kind != "cpu":
         count = max(count, launch.ranks)
     settings = PlanSettings(
@@ -154,12 +148,6 @@ def _stored(launch: Launch) -> dict[str, str | None]:
         except ConfigError:
             found[name] = None
     return found
-
-
-def unsaid_bits(launch: Launch) -> str:
-    """Why nothing is known of the size of a launch's weights; empty where it is."""
-    name = next((name for name, bits in _stored(launch).items() if bits is None), "")
-    return name and f"the {name.replace('_', ' ')} does not say how many bits a weight has"
 
 
 def is_known(name: str) -> bool:

@@ -16,7 +16,7 @@ from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import BY_LOAD, MOST_RUNNING
+from foretoken.lab.launch.engines import BY_LOAD, MOST_RUNNING
 from foretoken.lab.launch.launch import (
     JSON_OPTIONS,
     METHOD_OPTIONS,
@@ -36,9 +36,7 @@ NAME_CHECKS = (
     *("removed_flag", "unknown_flag", "removed_key", "removed_method", "removed_value"),
     "given_twice",
 )
-_SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
-_NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 _NAMED_SO = {
     "eagle3": "eagle3",
     "eagle-3": "eagle3",
@@ -51,7 +49,6 @@ _NAMED_SO = {
 }
 """Words in the names of drafters, and the method that vLLM concludes from them."""
 _FIRST = ("method", "model", "num_speculative_tokens")
-_LOSSY_KEYS = ("posterior_threshold", "posterior_alpha")
 
 
 @cache
@@ -164,7 +161,7 @@ def _unknown_flag(launch: Launch, part: LaunchPart) -> Iterator[Finding]:
     if launch.engine not in ("vllm", "sglang", "llama.cpp"):
         return
     other = find_other("flags", part.name)
-    if other is None or len(part.name) <= _SHORTEST or not (other.key or other.method):
+    if other is None or len(part.name) <= 4 or not (other.key or other.method):
         other = None  # short ones may mean something else
     if other is None and not part.name.startswith(("spec-", "speculative")):
         return
@@ -304,10 +301,10 @@ def _use_todays_words(config: dict[str, Any]) -> None:
     elif row is not None and row.gone:
         for key in ("model", "draft_tensor_parallel_size", "quantization"):
             config.pop(key, None)
-        config |= _NO_WEIGHTS
+        config |= {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     rule = config.get("rejection_sample_method")
     if gone_value("vllm", "rejection_sample_method", rule) is not None:
-        for key in ("rejection_sample_method", *_LOSSY_KEYS):
+        for key in ("rejection_sample_method", "posterior_threshold", "posterior_alpha"):
             config.pop(key, None)
         config |= {"draft_sample_method": rule} if rule == "probabilistic" else {}
 

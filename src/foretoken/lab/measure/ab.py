@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from foretoken.lab.analysis.gains import (
-    alone_gains,
     compare_texts,
     compute_gains,
     cost_of,
     gains_by_class,
+    times_of,
 )
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
@@ -40,11 +40,9 @@ def silent(segment: Segment, record: RequestRecord | None) -> None:
 
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
-    """Segments in the order they are measured: A B, B A, A B, ...
-
-    Blocks take the workload in turn, so that their prompts differ as long as it lasts; other
-    prompts warm the server up, where there are any.
-    """
+    """Segments in the order they are measured: A B, B A, A B, ... Blocks take the workload in turn,
+    so that their prompts differ as long as it lasts; other prompts warm the server up, where there
+    are any."""
     count, warm = config.sizes.requests_per_block, config.sizes.warm_up
     warm_up = tuple(take(items, warm, len(items) - warm % len(items)))
     return [
@@ -61,30 +59,26 @@ def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
     ]
 
 
-async def _measure_blocks(segments: Sequence[Segment], folder: RunFolder, watch: Watch) -> None:
-    """Measure what is not measured yet, in order."""
-    start_s = now()
-    for segment in segments:
-        if not folder.is_finished(segment):
-            watch(segment, None)
-            await measure(segment, folder, start_s, watch)
-
-
 def run_ab(
     config: AbConfig, out: Path, *, resume: bool = False, watch: Watch = silent
 ) -> AbSummary:
-    """Measure the arms; what is measured is saved and summarized whatever happens.
-
-    Raises:
-        ConfigError: wrong settings. EndpointError: a server is not there.
-    """
+    """Measure the arms; what is measured is saved and summarized whatever happens. Raises
+    ConfigError: wrong settings; EndpointError: a server is not there."""
     items, notes = load_items(config.workload)
     before = finished_ab(out) if resume else None
     look = before.look + 1 if before else 1
     folder = RunFolder(out, config, resume=resume)
     found = None
+
+    async def measure_blocks() -> None:
+        start_s, measured = now(), {(end.arm, end.block) for end in folder.finished}
+        for segment in plan_ab(config, items):
+            if (segment.arm.name, segment.block) not in measured:
+                watch(segment, None)
+                await measure(segment, folder, start_s, watch)
+
     try:
-        run_to_end(_measure_blocks(plan_ab(config, items), folder, watch))
+        run_to_end(measure_blocks())
         found = summarize(config, out, folder.finished, notes, look)
     finally:
         folder.close()
@@ -98,7 +92,7 @@ def run_ab(
             workload = replace(config.workload, category=category)
             own = replace(config, workload=workload, diagnose=False)
             result = run_ab(own, out / f"alone-{category}", resume=resume, watch=watch)
-            alone.append(alone_gains(category, result))
+            alone.append(times_of("category", category, result.gains))
         found = replace(found, diagnosis=tuple(alone))
     write_json(out / SUMMARY, found)
     return found
@@ -156,7 +150,6 @@ def gather(
     notes: tuple[str, ...] = (),
     load: Load | None = None,
 ) -> ArmData:
-    """What the segments of an arm add up to, with a note on everything odd."""
     own = [end for end in finished if end.arm == arm]
     counters: Counter[str] = Counter()
     gauges: dict[str, float] = {}

@@ -78,7 +78,11 @@ async def drive(client: Client, items: Sequence[Item], load_run: LoadRun, done: 
     due_N = now() + after_N
     async with asyncio.TaskGroup() as group:
         for item, due_s in zip(items, due_N.tolist(), strict=True):
-            await _until(due_s)
+            # Asleep to the last tick, then round the loop: its timers wake whole ticks late.
+            if (wait_s := due_s - now()) > _TICK_S:
+                await asyncio.sleep(wait_s - _TICK_S)
+            while now() < due_s:
+                await asyncio.sleep(0)
             group.create_task(one(item, due_s))
     return now() - began
 
@@ -98,24 +102,11 @@ def instants(items: Sequence[Item], load: Load, seed: int) -> Floats:
     return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / load.speed
 
 
-async def _until(due_s: float) -> None:
-    """Sleeps to the last tick, then goes round the loop: its timers wake whole ticks late."""
-    wait = due_s - now()
-    if wait > _TICK_S:
-        await asyncio.sleep(wait - _TICK_S)
-    while now() < due_s:
-        await asyncio.sleep(0)
-
-
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`; what `main` started is stopped before this returns or raises.
-
-    In the main thread SIGTERM has the running loop cancel `main` and nothing else: tasks that
-    asyncio has for starting a process have to end by themselves, or its end is never noticed.
-
-    Raises:
-        KeyboardInterrupt: it was told to end by SIGTERM or SIGINT.
-    """
+    """As `asyncio.run`; what `main` started is stopped before this returns or raises. In the main
+    thread SIGTERM has the running loop cancel `main` and nothing else: tasks that asyncio has for
+    starting a process have to end by themselves, or its end is never noticed. Raises
+    KeyboardInterrupt: it was told to end by SIGTERM or SIGINT."""
     told = False
 
     async def watched() -> T:

@@ -30,11 +30,8 @@ class Pace:
 
 
 def probe(config: AbConfig, items: Sequence[Item], logs: Path) -> dict[str, Pace]:
-    """The pace of every arm, from one request each.
-
-    Raises:
-        EndpointError: a server does not start, or does not answer.
-    """
+    """The pace of every arm, from one request each. Raises EndpointError: a server does not start,
+    or does not answer."""
     return {arm.name: run_to_end(_pace(arm, items[0], logs)) for arm in config.arms}
 
 
@@ -51,16 +48,13 @@ async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
 
 
 def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
-    """Seconds of the whole A/B."""
     before, each = _parts(config, paces)
     return config.sizes.blocks * (before + config.sizes.requests_per_block * each)
 
 
 def _parts(config: AbConfig, paces: Mapping[str, Pace]) -> tuple[float, float]:
-    """Seconds of a block of all servers before its requests, and of one of these.
-
-    Those of a warm-up are sent together.
-    """
+    """Seconds of a block of all servers before its requests, and of one of these. Those of a
+    warm-up are sent together."""
     warm, load = bool(config.sizes.warm_up), config.load
     before = sum(own.start_s + warm * own.request_s for own in paces.values())
     if load.kind == "closed":
@@ -69,11 +63,8 @@ def _parts(config: AbConfig, paces: Mapping[str, Pace]) -> tuple[float, float]:
 
 
 def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbConfig:
-    """The A/B with as many blocks and requests as fit: starts first, then requests of each.
-
-    Raises:
-        ConfigError: not even a few starts with a few requests fit.
-    """
+    """The A/B with as many blocks and requests as fit: starts first, then requests of each. Raises
+    ConfigError: not even a few starts with a few requests fit."""
     before, each = _parts(config, paces)
     for blocks in range(MOST_BLOCKS, FEWEST_BLOCKS - 1, -1):
         requests = min(MOST_REQUESTS, int((seconds / blocks - before) / each))
@@ -87,7 +78,6 @@ def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbC
 
 
 def announce(config: AbConfig, paces: Mapping[str, Pace]) -> str:
-    """What will be measured, and how long that takes."""
     told = []
     for name, own in paces.items():
         start = f" after a start of {own.start_s:.0f} s" if own.start_s else ""

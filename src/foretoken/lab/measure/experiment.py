@@ -46,10 +46,8 @@ class ArmConfig:
     """Draft length, where acceptance can only be told from chunks."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
-    """Longest time that one request may take."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError unless there is exactly one of `url` and `command`."""
         where, given = f"arm {self.name!r}", f"url={self.url!r}, command={self.command!r}"
         one = (self.url is None) != (self.command is None)
         require(where, given, one, f"exactly one of the two: {SERVER}")
@@ -60,16 +58,12 @@ class ArmConfig:
 
     @property
     def starts_anew(self) -> bool:
-        """Whether every block is a start of the server."""
         return self.command is not None or self.restart_command is not None
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the server wants with every request: its key, where it has one.
-
-        Raises:
-            ConfigError: the variable of `api_key_env` is not set.
-        """
+        """What the server wants with every request: its key, where it has one. Raises ConfigError:
+        the variable of `api_key_env` is not set."""
         if not self.api_key_env:
             return {}
         key = os.environ.get(self.api_key_env)
@@ -89,7 +83,6 @@ class ServiceLevels:
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit."""
         return any(v is not None for v in (self.ttft_s, self.tpot_s, self.e2e_s))
 
 
@@ -104,7 +97,6 @@ class Sizes:
     """Requests before each block that do not count."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "sizes.")
 
 
@@ -125,7 +117,6 @@ class AbConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError if there is no arm, or if the arms cannot be told apart."""
         names = [arm.name for arm in self.arms]
         if not names:
             raise ConfigError("--candidate", None, SERVER)
@@ -138,19 +129,16 @@ class AbConfig:
                 raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
 
     def require_two(self) -> None:
-        """Raise a ConfigError if there is one server alone."""
         if not self.compared:
             missing = "--baseline" if self.baseline is None else "--candidate"
             raise ConfigError(missing, None, f"a second server to compare with: {SERVER}")
 
     @property
     def arms(self) -> tuple[ArmConfig, ...]:
-        """Those that there are, the baseline first."""
         return tuple(arm for arm in (self.baseline, self.candidate) if arm is not None)
 
     @property
     def compared(self) -> bool:
-        """Whether there are two."""
         return len(self.arms) == 2
 
 
@@ -161,14 +149,10 @@ def load_settings(
     defaults: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> T:
-    """Settings from a YAML file and `a.b=value` overrides, values in YAML.
-
-    `defaults` are a command's own, below the file's; a mapping in them is merged. Between the file
-    and the overrides are a command's `options`, values by dotted name.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field is unknown or wrong.
-    """
+    """Settings from a YAML file and `a.b=value` overrides, values in YAML. `defaults` are a
+    command's own, below the file's; a mapping in them is merged. Between the file and the overrides
+    are a command's `options`, values by dotted name. Raises ConfigError: the file cannot be read,
+    or a field is unknown or wrong."""
     value: Any = read_yaml(file) if file is not None else {}
     for name, given in (defaults or {}).items():
         own = value.get(name)
@@ -195,11 +179,8 @@ def _set(value: Any, name: str, given: Any) -> None:
 
 
 def read_yaml(path: Path, field: str = "CONFIG") -> Any:
-    """The YAML (or JSON) mapping of a file; errors call it `field`.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a mapping.
-    """
+    """The YAML (or JSON) mapping of a file; errors call it `field`. Raises ConfigError: it cannot
+    be read, or is not a mapping."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -211,11 +192,8 @@ def read_yaml(path: Path, field: str = "CONFIG") -> Any:
 
 
 def parse_yaml(text: str, field: str) -> Any:
-    """The value of a YAML text; `on` and `off` are words, as in YAML 1.2.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """The value of a YAML text; `on` and `off` are words, as in YAML 1.2. Raises ConfigError: it is
+    not YAML."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]

@@ -30,8 +30,7 @@ from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import GRID, finished_ab, write_json
 from foretoken.lab.stats.intervals import Floats, Interval, unknown
-from foretoken.lab.stats.lines import quotient
-from foretoken.lab.stats.ratios import FEWEST_BLOCKS
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS, quotient
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
@@ -49,7 +48,6 @@ class Cell:
     summary: AbSummary
 
     def row(self) -> dict[str, Any]:
-        """As plain values."""
         names = ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_mean", "tokens_per_s",
                  "goodput")  # fmt: skip
         gains = {name: self.summary.gain(name) for name in names}
@@ -81,13 +79,19 @@ SHORT = {
 
 
 def apply(config: AbConfig, values: Values) -> AbConfig:
-    """The settings of a cell.
-
-    Raises:
-        ConfigError: a value has neither a setting nor a placeholder to go to.
-    """
+    """The settings of a cell. Raises ConfigError: a value has neither a setting nor a placeholder
+    to go to, or acceptance is to be forced by no chance, or where the candidate has nothing to
+    turn."""
     if FORCED in values:
-        config = _with_forced(config, values[FORCED])
+        rate = values[FORCED]
+        if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
+            raise ConfigError("--force-acceptance", rate, allowed)
+        assert config.candidate is not None, "two arms are compared"
+        # Texts are garbage then, so lengths are fixed.
+        parameters = {"ignore_eos": True, **config.workload.parameters}
+        workload = replace(config.workload, parameters=parameters)
+        config = replace(config, workload=workload, candidate=turned(config.candidate, rate))
     plain: dict[str, Any] = to_plain(config)
     for name, value in values.items():
         if name == FORCED or _fill(plain, name, value):
@@ -119,7 +123,6 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
 
 
 def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
-    """Put a value where `{name}` stands in an arm's command."""
     found = False
     text = value if isinstance(value, str) else json.dumps(value)
     for arm in (plain["baseline"], plain["candidate"]):
@@ -130,7 +133,6 @@ def _fill(plain: dict[str, Any], name: str, value: Any) -> bool:
 
 
 def folder_of(values: Values) -> str:
-    """A folder's name for a cell."""
     words = "_".join(f"{name.split('.')[-1]}-{value}" for name, value in values.items())
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in words)[:120] or "cell"
 
@@ -138,11 +140,8 @@ def folder_of(values: Values) -> str:
 def run_grid(
     config: AbConfig, grid: Grid, out: Path, *, resume: bool = False, watch: Watch = silent
 ) -> list[Cell]:
-    """Measure every cell; with `resume`, finished ones are read instead.
-
-    Raises:
-        ConfigError: the grid does not fit the settings. EndpointError: no server.
-    """
+    """Measure every cell; with `resume`, finished ones are read instead. Raises ConfigError: the
+    grid does not fit the settings; EndpointError: no server."""
     todo = [(values, apply(config, values)) for values in cells_of(grid)]
     cells: list[Cell] = []
     for values, settings in todo:
@@ -156,29 +155,11 @@ def run_grid(
     return cells
 
 
-def _with_forced(config: AbConfig, rate: float) -> AbConfig:
-    """The settings with the candidate's acceptance set. Texts are garbage then, so lengths are
-    fixed.
-
-    Raises:
-        ConfigError: it is no chance, or the candidate has nothing to turn.
-    """
-    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
-        raise ConfigError("--force-acceptance", rate, allowed)
-    assert config.candidate is not None, "two arms are compared"
-    parameters = {"ignore_eos": True, **config.workload.parameters}
-    workload = replace(config.workload, parameters=parameters)
-    return replace(config, workload=workload, candidate=turned(config.candidate, rate))
-
-
 def turned(arm: ArmConfig, rate: float) -> ArmConfig:
-    """The arm with its acceptance set.
-
-    `{rate}` becomes the chance of each draft token; `{rates:K}` a list of K unconditional
-    per-position rates of it, as vLLM and Foretoken take them; `{length:K}` the acceptance length;
-    `{percent}` the chance in whole percent, as part of a draft's name.
-    """
+    """The arm with its acceptance set. `{rate}` becomes the chance of each draft token; `{rates:K}`
+    a list of K unconditional per-position rates of it, as vLLM and Foretoken take them;
+    `{length:K}` the acceptance length; `{percent}` the chance in whole percent, as part of a
+    draft's name."""
     command = arm.command or ""
     for k in range(1, 33):
         powers = [round(rate**i, 6) for i in range(1, k + 1)]
@@ -206,7 +187,6 @@ class BreakEven:
 
 
 def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
-    """Of every combination of the other axes."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         others = {name: value for name, value in cell.values.items() if name != FORCED}
@@ -220,56 +200,42 @@ def break_evens(cells: Sequence[Cell]) -> list[BreakEven]:
 def find_break_even(
     points: Sequence[tuple[float, AbSummary]], values: Values | None = None
 ) -> BreakEven:
-    """The acceptance rate at which the gain is 1, from the gains at some levels.
-
-    A verification yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the
-    logarithm of the gain is a line over log(1 + k r), not over r, and the break-even is where it
-    is 0.
-    """
-    levels: list[_Level] = []
-    pairs: list[tuple[float, Interval]] = []
+    """The acceptance rate at which the gain is 1, from the gains at some levels. A verification
+    yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the logarithm of the
+    gain is a line over log(1 + k r), not over r, and the break-even is where it is 0."""
+    drafts, logs, pairs = [], [], []
     for rate, summary in points:
         gain = summary.gain(METRIC)
         if gain is None or not gain.ratio_by_block:
             continue
         found = summary.arm(summary.candidate).all_drafts
         if found is not None and found.num_steps:
-            drafts = found.num_drafted / found.num_steps
+            drafts.append(found.num_drafted / found.num_steps)
         else:
-            drafts = float((summary.config.get("candidate") or {}).get("k") or 5)
-        own = found.rate.estimate if found is not None else rate
-        pairs.append((own, gain.ratio))
-        levels.append(_Level(own, drafts, np.log(np.array(gain.ratio_by_block))))
+            drafts.append(float((summary.config.get("candidate") or {}).get("k") or 5))
+        pairs.append((found.rate.estimate if found is not None else rate, gain.ratio))
+        logs.append(np.log(np.array(gain.ratio_by_block)))
     settings = points[0][1].config.get("load")
     load = str(from_plain(Load, settings)) if settings else ""
-    return BreakEven(
-        values=values or {}, load=load, metric=METRIC, rate=_crossing(levels), points=tuple(pairs)
-    )
+    at = _crossing([rate for rate, _ in pairs], drafts, logs)
+    return BreakEven(values=values or {}, load=load, metric=METRIC, rate=at, points=tuple(pairs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """What was measured with one acceptance forced."""
-
-    rate: float
-    drafts: float
-    """k: drafts per verification, as counted; else as configured, else five."""
-    log_gains_C: Floats
-
-
-def _crossing(levels: Sequence[_Level]) -> Interval:
-    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above."""
-    sizes = np.array([own.log_gains_C.size for own in levels])
-    if len(levels) < 2 or np.ptp([own.rate for own in levels]) == 0:
+def _crossing(rates: Sequence[float], drafts: Sequence[float], logs: Sequence[Floats]) -> Interval:
+    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above. By level: the
+    rate, drafts per verification (as counted; else as configured, else five), and logarithms of
+    gains by block."""
+    sizes = np.array([own.size for own in logs])
+    if len(rates) < 2 or np.ptp(rates) == 0:
         return unknown()
-    k = float(np.mean([own.drafts for own in levels]))
-    yields_L = np.array([math.log1p(own.drafts * own.rate) for own in levels])
-    means_L = np.array([own.log_gains_C.mean() for own in levels])
+    k = float(np.mean(drafts))
+    yields_L = np.array([math.log1p(each * rate) for each, rate in zip(drafts, rates, strict=True)])
+    means_L = np.array([own.mean() for own in logs])
     # Starts differ alike at every level, so all levels tell of one spread.
-    rest = sum(float(((own.log_gains_C - own.log_gains_C.mean()) ** 2).sum()) for own in levels)
-    dof = int(sizes.sum()) - len(levels)
+    rest = sum(float(((own - own.mean()) ** 2).sum()) for own in logs)
+    dof = int(sizes.sum()) - len(rates)
     middle = float(sizes @ yields_L / sizes.sum())
-    design_L2 = np.stack([np.ones(len(levels)), yields_L - middle], axis=1)
+    design_L2 = np.stack([np.ones(len(rates)), yields_L - middle], axis=1)
     inverse_22 = np.linalg.inv((design_L2 * sizes[:, None]).T @ design_L2)
     line_2 = inverse_22 @ (design_L2 * sizes[:, None]).T @ means_L
     if line_2[1] <= 0:

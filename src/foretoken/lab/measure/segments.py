@@ -6,7 +6,7 @@ segments.jsonl; records of one that was cut short are dropped when the run is re
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,8 @@ Watch = Callable[[Segment, RequestRecord | None], None]
 
 
 def require_new(folder: Path) -> None:
-    """Say that a run is there already, before anything is asked or started.
-
-    Raises:
-        ConfigError: something was measured in this folder.
-    """
+    """Say that a run is there already, before anything is asked or started. Raises ConfigError:
+    something was measured in this folder."""
     if _is_taken(folder):
         raise ConfigError("--out", str(folder), TAKEN)
 
@@ -86,12 +83,9 @@ class RunFolder:
     """The files of a run, appended to while it goes."""
 
     def __init__(self, folder: Path, settings: object, *, resume: bool) -> None:
-        """Begin, or with `resume` go on with what is there.
-
-        Raises:
-            ConfigError: there is a run already and `resume` is not set, or more than how much is
-                measured differs from the settings of the run that is there.
-        """
+        """Begin, or with `resume` go on with what is there. Raises ConfigError: there is a run
+        already and `resume` is not set, or more than how much is measured differs from the settings
+        of the run that is there."""
         self.folder = folder
         self.finished: list[SegmentEnd] = []
         self._problem: OSError | None = None
@@ -106,7 +100,7 @@ class RunFolder:
                 raise ConfigError("--resume", str(path), allowed) from error
             require_same_settings(before, to_plain(settings), but=("sizes",))
             self.finished = read_segments(folder)
-            _keep_finished(folder, self.finished)
+            _drop_unfinished(folder, {(end.arm, end.block) for end in self.finished})
         write_json(folder / CONFIG, settings)
         try:
             self._requests = LineWriter(folder / REQUESTS)
@@ -114,21 +108,12 @@ class RunFolder:
         except OSError as error:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
-    def is_finished(self, segment: Segment) -> bool:
-        """Whether the segment was measured before."""
-        key = (segment.arm.name, segment.block)
-        return any((end.arm, end.block) == key for end in self.finished)
-
     def add(self, record: RequestRecord) -> None:
         """Write a record; what the disk says against it is raised by `finish`."""
         self._write(self._requests, record)
 
     def finish(self, end: SegmentEnd) -> None:
-        """Count a segment as measured.
-
-        Raises:
-            ConfigError: something of it could not be written.
-        """
+        """Count a segment as measured. Raises ConfigError: something of it could not be written."""
         self._write(self._segments, end)
         if self._problem is not None:
             allowed = f"a disk with room ({self._problem}); --resume goes on from here"
@@ -143,7 +128,6 @@ class RunFolder:
                 self._problem = error
 
     def close(self) -> None:
-        """Close the files."""
         self._requests.close()
         self._segments.close()
 
@@ -159,21 +143,16 @@ def require_same_settings(
 
 
 def read_segments(folder: Path) -> list[SegmentEnd]:
-    """The finished segments of a folder.
-
-    Raises:
-        ConfigError: a line is broken.
-    """
+    """The finished segments of a folder. Raises ConfigError: a line is broken."""
     path = folder / SEGMENTS
     return [from_plain(SegmentEnd, v, f"{path}:{n}") for n, v in read_lines(path)]
 
 
-def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:
+def _drop_unfinished(folder: Path, keys: Set[tuple[str, int]]) -> None:
     """Drop the records of segments that were cut short."""
     path = folder / REQUESTS
     if not path.is_file():
         return
-    keys = {(end.arm, end.block) for end in finished}
     whole = path.with_suffix(".whole")
     whole.unlink(missing_ok=True)
     with LineWriter(whole) as writer:
@@ -183,13 +162,9 @@ def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:
     whole.replace(path)
 
 
-async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> SegmentEnd:
-    """Start the server, warm it up, drive it, and write everything down.
-
-    Raises:
-        EndpointError: the server does not start or answer.
-        ConfigError: the disk is full.
-    """
+async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Watch) -> None:
+    """Start the server, warm it up, drive it, and write everything down. Raises EndpointError: the
+    server does not start or answer; ConfigError: the disk is full."""
     # Before this segment's server is there: whatever computes now is somebody else.
     busy = await _host_busy()
     arm = segment.arm
@@ -219,7 +194,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
         after = await scrape(client.pool)
-    end = SegmentEnd(
+    folder.finish(SegmentEnd(
         arm=arm.name,
         block=segment.block,
         seconds=seconds,
@@ -228,30 +203,22 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
         gauges=gauges,
         has_metrics=after is not None,
         host_busy=busy,
-    )
-    folder.finish(end)
-    return end
+    ))  # fmt: skip
 
 
 async def _host_busy() -> float | None:
-    """Share of all cores' time that is not idle, over a moment in which nothing is measured."""
-    before = _cpu_seconds()
-    await asyncio.sleep(_QUIET_S)
-    after = _cpu_seconds()
-    if before is None or after is None or after[1] <= before[1]:
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _cpu_seconds() -> tuple[float, float] | None:
-    """Ticks of all cores that were not idle, and all ticks, since the system started (Linux)."""
-    try:
-        words = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
-        ticks = [float(word) for word in words]
-    except (OSError, ValueError):
-        return None
-    waiting = sum(ticks[3:5])
-    return sum(ticks) - waiting, sum(ticks)
+    """Share of all cores' time that is not idle, over a moment in which nothing is measured, by
+    their ticks since the system started (Linux)."""
+    told = []
+    for wait_s in (0.0, _QUIET_S):
+        await asyncio.sleep(wait_s)
+        try:
+            words = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
+            told.append([float(word) for word in words])
+        except (OSError, ValueError):
+            return None
+    ticks = [after - before for before, after in zip(*told, strict=True)]
+    return (sum(ticks) - sum(ticks[3:5])) / sum(ticks) if sum(ticks) > 0 else None
 
 
 async def _watch_usage(arm: ArmConfig, url: str, gauges: dict[str, float]) -> None:

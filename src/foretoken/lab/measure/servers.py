@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,11 +37,8 @@ _Process = asyncio.subprocess.Process
 
 
 def free_port() -> int:
-    """A port that is free now.
-
-    It is below those that the system gives to outgoing connections: between now and the server's
-    start, one of them could take it.
-    """
+    """A port that is free now. It is below those that the system gives to outgoing connections:
+    between now and the server's start, one of them could take it."""
     for port in [*(random.SystemRandom().randrange(*_PORTS) for _ in range(50)), 0]:
         with socket.socket() as probe:
             try:
@@ -53,13 +51,9 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
-    """A client of the arm's server, which is started and stopped if the arm has a command.
-
-    One by URL is restarted first if the arm says how.
-
-    Raises:
-        EndpointError: it does not start, or does not answer.
-    """
+    """A client of the arm's server, which is started and stopped if the arm has a command. One by
+    URL is restarted first if the arm says how. Raises EndpointError: it does not start, or does not
+    answer."""
     _ = arm.headers  # a key that is not set is told before anything is started
     async with AsyncExitStack() as stack:
         url = arm.url
@@ -77,12 +71,6 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
         yield client
 
 
-def _words_of(command: str) -> list[str]:
-    """The words of a command; variables that it begins with are set, as a shell would do it."""
-    words = shlex.split(command)
-    return ["env", *words] if words and re.match(r"[A-Za-z_]\w*=", words[0]) else words
-
-
 def _apart(arm: ArmConfig, out: IO[bytes]) -> dict[str, Any]:
     """How a process is started that is not to share our input, output and signals."""
     return {"stdin": asyncio.subprocess.DEVNULL, "stdout": out, "stderr": out,
@@ -96,8 +84,11 @@ async def _start(arm: ArmConfig, port: int, log: Path) -> _Process:
     command = given.replace("{port}", str(port))
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = _words_of(command)
-        end = _end_with_us if sys.platform == "linux" else None
+        words, end = shlex.split(command), None
+        if words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            words.insert(0, "env")  # which sets variables, as a shell would do it
+        if sys.platform == "linux":  # ended if we are killed, so that nothing keeps its memory
+            end = partial(ctypes.CDLL(None).prctl, _SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(*words, preexec_fn=end, **_apart(arm, out))
     except (OSError, ValueError) as error:
@@ -107,20 +98,12 @@ async def _start(arm: ArmConfig, port: int, log: Path) -> _Process:
         ) from error
 
 
-def _end_with_us() -> None:
-    """Ask the kernel to end the server if we are killed, so that nothing keeps its memory."""
-    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
-
-
 async def _wait_ready(
     arm: ArmConfig, url: str, log: Path, late: str, process: _Process | None = None
 ) -> None:
     """Wait until the server lists its models, and calls itself healthy if it has a word for it.
-
-    Raises:
-        EndpointError: `process` ends, or it takes longer than `ready_timeout_s`, which is said in
-            the words of `late`.
-    """
+    Raises EndpointError: `process` ends, or it takes longer than `ready_timeout_s`, which is said
+    in the words of `late`."""
     until = now() + arm.ready_timeout_s
     pool = HttpPool(url, headers=arm.headers)
     try:
@@ -143,11 +126,8 @@ async def _wait_ready(
 
 
 async def _stop(process: _Process) -> None:
-    """Ask, wait, ask again, and kill; at once where the waiting is cancelled.
-
-    SIGTERM comes first: whoever is started in the background of a shell ignores SIGINT, and so
-    does what it starts.
-    """
+    """Ask, wait, ask again, and kill; at once where the waiting is cancelled. SIGTERM comes first:
+    whoever is started in the background of a shell ignores SIGINT, and so does what it starts."""
     try:
         for sign in (signal.SIGTERM, signal.SIGINT):
             if process.returncode is not None:
@@ -172,14 +152,10 @@ def _signal_group(pid: int, sign: signal.Signals) -> None:
 
 
 async def _restart(arm: ArmConfig, url: str, log: Path) -> None:
-    """Run the arm's `restart_command` and return once its server answers.
-
-    `{arm}` and `{url}` in the command are the arm's. What it prints goes to `log`.
-
-    Raises:
-        EndpointError: it fails, takes longer than `ready_timeout_s`, or the server does not
-            answer after it or has not been restarted.
-    """
+    """Run the arm's `restart_command` and return once its server answers. `{arm}` and `{url}` in
+    the command are the arm's. What it prints goes to `log`. Raises EndpointError: it fails, takes
+    longer than `ready_timeout_s`, or the server does not answer after it or has not been
+    restarted."""
     command = (arm.restart_command or "").replace("{arm}", arm.name).replace("{url}", url)
     where, most_s = f"arm {arm.name!r}", f"{arm.ready_timeout_s:g} s"
     before = await _started(arm, url)

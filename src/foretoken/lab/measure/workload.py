@@ -51,7 +51,6 @@ class WorkloadConfig:
     """Only requests of this class."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "workload.")
 
 
@@ -75,34 +74,29 @@ class Item:
 
 
 def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
-    """The items of a workload as they are to be sent, and notes on what was left out.
-
-    Raises:
-        ConfigError: the file cannot be read, or has nothing of the class.
-    """
-    loaded = load_workload(Path(config.file), format=config.format, strict=config.strict)
-    items = [_as_told(item, config) for item in loaded.items]
+    """The items of a workload as they are to be sent, and notes on what was left out. Raises
+    ConfigError: the file cannot be read, or has nothing of the class."""
+    own, problems = load_workload(Path(config.file), format=config.format, strict=config.strict)
+    items, dealt = [], config.temperatures
+    for item in own:
+        temperature = item.temperature
+        if temperature is None and dealt:
+            temperature = float(dealt[item.index % len(dealt)])
+        items.append(replace(
+            item,
+            temperature=temperature,
+            max_tokens=item.max_tokens if config.max_tokens is None else config.max_tokens,
+            seed=item.seed if config.seed is None else config.seed + item.index,
+            parameters={**item.parameters, **config.parameters},
+        ))  # fmt: skip
     if config.category is not None:
         have = sorted({item.category for item in items if item.category})
         items = [item for item in items if item.category == config.category]
         if not items:
             allowed = one_of(config.category, have) if have else "none: no request has a class"
             raise ConfigError("workload.category", config.category, allowed)
-    said = f"{loaded.skipped} broken lines were skipped: {loaded.first_problem}"
-    return items, (said,) if loaded.skipped else ()
-
-
-def _as_told(item: Item, config: WorkloadConfig) -> Item:
-    temperature, dealt = item.temperature, config.temperatures
-    if temperature is None and dealt:
-        temperature = float(dealt[item.index % len(dealt)])
-    return replace(
-        item,
-        temperature=temperature,
-        max_tokens=item.max_tokens if config.max_tokens is None else config.max_tokens,
-        seed=item.seed if config.seed is None else config.seed + item.index,
-        parameters={**item.parameters, **config.parameters},
-    )
+    said = f"{len(problems)} broken lines were skipped: {problems[0]}" if problems else ""
+    return items, (said,) if said else ()
 
 
 def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
@@ -115,23 +109,12 @@ def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Items in order of arrival or of the file, and how many lines were skipped."""
-
-    items: tuple[Item, ...]
-    format: str
-    skipped: int
-    first_problem: str
-
-
-def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> Loaded:
-    """The items of a file.
-
-    Raises:
-        ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict`
-            a line of it cannot be read.
-    """
+def load_workload(
+    path: Path, *, format: str = "auto", strict: bool = False
+) -> tuple[list[Item], list[str]]:
+    """The items of a file, in order of arrival or as they stand, and why lines were skipped. Raises
+    ConfigError: it cannot be read, its format is unknown, it has no item, or with `strict` a line
+    of it cannot be read."""
     try:
         text = path.read_text("utf-8", errors="replace" if not strict else "strict")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,7 +145,7 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
         raise ConfigError("--workload", f"{path}{why}", allowed)
     if all(item.arrival_s is not None for item in items):
         items.sort(key=lambda item: item.arrival_s or 0.0)
-    return Loaded(tuple(items), kind, len(problems), problems[0] if problems else "")
+    return items, problems
 
 
 def _detect(path: Path, text: str) -> str:
@@ -271,7 +254,6 @@ class Load:
     """Pace of a trace: 2 replays it in half its time."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         open_loop = self.kind in ("constant", "poisson", "gamma")
         allowed = f"requests per second > 0, as in --load {self.kind}:2"
         require("load.rate", self.rate, not open_loop or (self.rate or 0) > 0, allowed)
@@ -280,7 +262,6 @@ class Load:
         require("load.speed", self.speed, self.speed > 0, "a number > 0")
 
     def __str__(self) -> str:
-        """A few words for tables."""
         if self.kind == "closed":
             return f"{self.concurrency} in flight"
         if self.kind == "trace":

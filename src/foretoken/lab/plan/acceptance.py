@@ -26,7 +26,6 @@ from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 
-Floats = NDArray[np.float64]
 EIGHTY = 1.2816
 """Standard deviations on either side of the middle that hold 80 of 100 cases."""
 _NOISE = 0.40
@@ -96,7 +95,7 @@ def effects() -> Mapping[str, tuple[float, float]]:
     }
 
 
-def _vector(drafting: DraftedWork) -> Floats:
+def _vector(drafting: DraftedWork) -> NDArray[np.float64]:
     """The effects that act on a drafter, each with its amount."""
     looks_up = f"look_up {drafting.method}" in effects()
     heat = min(drafting.temperature, 1.5)
@@ -140,7 +139,6 @@ class AcceptancePrior:
         self._effect_E = start_E + self._covariance_EE @ moment_E
 
     def expect(self, drafting: DraftedWork) -> AssumedAcceptance:
-        """The expectation for one drafter; asserts that its method is known."""
         assert knows(drafting.method), drafting.method
         x_E = _vector(drafting)
         middle = float(x_E @ self._effect_E)
@@ -166,13 +164,11 @@ def _row_log_odds(row: PublishedLength) -> float:
 
 
 def knows(method: str) -> bool:
-    """Whether anything is expected of this method."""
     return bool({f"method {method}", f"look_up {method}"} & effects().keys())
 
 
 @cache
 def published_lengths() -> tuple[PublishedLength, ...]:
-    """Every row of acceptance.toml."""
     text = resources.files(__package__).joinpath("acceptance.toml").read_text("utf-8")
     return tuple(
         _row(source, *values)
@@ -197,7 +193,6 @@ def _row(source: str, *values: Any) -> PublishedLength:
 
 @cache
 def prior_without(*sources: str) -> AcceptancePrior:
-    """The regression over all rows but those of some sources."""
     return AcceptancePrior(row for row in published_lengths() if row.source not in sources)
 
 
@@ -205,34 +200,25 @@ _FEW_BITS = 0.7
 
 
 def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> AssumedAcceptance:
-    """The range for the method of a setup.
-
-    Args:
-        setup: its method, models, workload and temperature count.
-        prior: what is expected of drafters; None: all that is published.
-
-    Raises:
-        ConfigError: `--acceptance` or `--rate` is not a range within 0 and 1.
-    """
+    """The range for the method of a setup, by `prior` or, if None, by all that is published. Raises
+    ConfigError if `--acceptance` or `--rate` is not a range within 0 and 1."""
     settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
     if setup.own_measured is not None:
-        own, hits = setup.own_measured.acceptance.alpha, setup.own_measured.draft_share
-        return AssumedAcceptance(low=own, middle=own, high=own, hits=hits, source="measured")
-    if settings.acceptance:
+        low = middle = high = setup.own_measured.acceptance.alpha
+        hits, source = setup.own_measured.draft_share, "measured"
+    elif settings.acceptance:
         low, high = _parse("acceptance", settings.acceptance)
-        said = "given for each draft; what servers count over drafted tokens is --rate"
         middle = (low + high) / 2
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
-    if settings.rate:
+        source = "given for each draft; what servers count over drafted tokens is --rate"
+    elif settings.rate:
         low, high = _parse("rate", settings.rate)
         low, middle, high = (
             ConstantAcceptance.of_length(1.0 + setup.k * rate, setup.k).alpha
             for rate in (low, (low + high) / 2, high)
         )
-        said = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
-        return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=said)
-    if knows(setup.method):
+        source = f"given as {settings.rate} of the drafted tokens at k = {setup.k}"
+    elif knows(setup.method):
         expected = (prior or prior_without()).expect(drafting_of(setup))
         return replace(
             expected,
@@ -240,16 +226,15 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
             source=f"published for {setup.method} on {settings.workload} at temperature "
             f"{settings.temperature:g}: {', '.join(expected.sources[:3]) or 'nothing comparable'}",
         )
-    ranges = plan.acceptance if plan else {}
-    low, high = ranges.get(settings.workload, ranges.get("", (0.0, 0.0)))
-    return AssumedAcceptance(
-        low=low, middle=(low + high) / 2, high=high, hits=hits,
-        source="the method's own record, not measured" if ranges else "nothing is drafted",
-    )  # fmt: skip
+    else:
+        ranges = plan.acceptance if plan else {}
+        low, high = ranges.get(settings.workload, ranges.get("", (0.0, 0.0)))
+        middle = (low + high) / 2
+        source = "the method's own record, not measured" if ranges else "nothing is drafted"
+    return AssumedAcceptance(low=low, middle=middle, high=high, hits=hits, source=source)
 
 
 def drafting_of(setup: Setup) -> DraftedWork:
-    """A setup as the regression sees it."""
     settings, draft = setup.settings, setup.draft_model
     hot = settings.temperature > DRAWN_FROM and draft is not None
     stored = setup.head_quantization if draft is None else setup.draft_quantization

@@ -24,8 +24,6 @@ from foretoken.lab.plan.sizes import PlanModel
 from foretoken.lab.verdict import EXIT_CODES, LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 from foretoken.shape.memory_formula import shares_heads, uneven_parts
 
-SMALL_KV = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}
-"""The type of keys and values of half the size that an engine has."""
 Found = Iterator[tuple[str, ...]]
 """Level and message, then remedy and the flag or key that it is about, as far as there are any."""
 
@@ -45,7 +43,7 @@ class PlanContext:
 
 def _kv_budget(context: PlanContext) -> Found:
     plan, asked = context.speculating, context.setup.settings
-    small = SMALL_KV[asked.engine]
+    small = {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[asked.engine]
     if plan.kv_pool_bytes <= 0:
         alone = context.plain.fullest_rank_bytes
         message = (
@@ -221,10 +219,8 @@ def _same_tokenizer(context: PlanContext) -> Found:
         )
         yield level, message, remedy, where
     elif not (target.tokenizer and draft.tokenizer):
-        yield (
-            "note",
-            ("vocabularies are of one size; that they are the same is not known from config.json"),
-        )
+        said = "that they are the same is not known from config.json"
+        yield "note", f"vocabularies are of one size; {said}"
     elif target.tokenizer != draft.tokenizer:
         yield "error", "vocabularies of one size, but with other tokens", "", where
     else:
@@ -261,13 +257,11 @@ def _quantize_first(context: PlanContext) -> Found:
     setup = context.setup
     fast = "fp8" in setup.device.flops or setup.device.kind == "cpu"
     if setup.quantization.nominal_bytes >= 2 and fast:
-        yield (
-            "note",
-            (
-                "the target runs in 16 bit on a device with 8-bit units: an 8-bit target is about "
-                "twice as fast at small batches, and the baseline that speculation must then beat"
-            ),
+        message = (
+            "the target runs in 16 bit on a device with 8-bit units: an 8-bit target is about "
+            "twice as fast at small batches, and the baseline that speculation must then beat"
         )
+        yield "note", message
 
 
 def _hot_sampling(context: PlanContext) -> Found:
@@ -363,10 +357,8 @@ def judge(
 ) -> PlanVerdict:
     """The verdict on the asked method, with `times` at the load that decides."""
     if context.setup.method == "none":
-        fits = (
-            f"{context.plain.requests:,} requests of {context.setup.settings.context:,} tokens fit "
-            "at once"
-        )
+        requests, tokens = context.plain.requests, context.setup.settings.context
+        fits = f"{requests:,} requests of {tokens:,} tokens fit at once"
         no = "and the target does not fit as it is"
         return PlanVerdict(word=NOT_ASKED, reason=fits if context.plain.fits else no)
     against = (
@@ -386,7 +378,6 @@ def judge(
 
 
 def _refused(findings: tuple[Finding, ...]) -> str:
-    """What would keep the server from starting."""
     error = next((finding for finding in findings if finding.level == "error"), None)
     if error is None or error.check not in OF_SETTINGS:
         return error.message if error else ""
@@ -405,7 +396,6 @@ def _first_token(context: PlanContext, times: PlannedLatency) -> str:
 
 
 def _crowded(context: PlanContext) -> str:
-    """Fewer requests fit at once than are usually there, because of the draft."""
     usual = context.setup.settings.concurrency
     fit, plain = context.speculating.requests, context.plain.requests
     if fit >= min(usual, plain):

@@ -57,15 +57,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether at least one typical request can run."""
         return self.requests >= 1
 
 
 def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vllm") -> float:
-    """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so.
-
-    In Foretoken a tied head that is rounded is a copy, and its int4 has a scale per 32 inputs.
-    """
+    """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so. In
+    Foretoken a tied head that is rounded is a copy, and its int4 has a scale per 32 inputs."""
     table, head = model.head_params, model.table_params - model.head_params
     matrices = model.dense_params + model.expert_params
     counts = formula.WeightCounts(table, head, matrices, 0)
@@ -99,12 +96,6 @@ def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> fl
     return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
 
 
-def head_bytes(model: PlanModel, quantization: Quantization) -> float:
-    """Of Foretoken's weights, the output head."""
-    counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=model.shape.vocab_size)
-    return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
-
-
 def _storage(quantization: Quantization, engine: str) -> formula.Storage:
     if engine == "foretoken" and quantization.name in _STORED:
         return formula.engine_storage(*_STORED[quantization.name])
@@ -123,12 +114,10 @@ def kv_per_token(
 
 
 def draft_load(setup: Setup) -> DraftLoad:
-    """What the method of `setup` keeps beside the target.
-
-    A head is a few layers as wide as the target's; it shares the tables. In Foretoken
-    the hidden states that a head reads are kept for every token, and look-up methods hold slots too
-    while drafts are checked; elsewhere they keep nothing on the device.
-    """
+    """What the method of `setup` keeps beside the target. A head is a few layers as wide as the
+    target's; it shares the tables. In Foretoken the hidden states that a head reads are kept for
+    every token, and look-up methods hold slots too while drafts are checked; elsewhere they keep
+    nothing on the device."""
     target, context, engine = setup.target, setup.settings.context, setup.settings.engine
     drafting = setup.drafting
     if (draft := setup.draft_model) is not None:
@@ -184,8 +173,12 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     drafts_kv = load.kv_bytes_per_token
     if engine == "foretoken":
         target += copied_bytes(model, setup.quantization, ranks)
-        if draft and ranks > 1 and setup.borrows_head:
-            head = head_bytes(model, setup.quantization)
+        plan = setup.method_plan if setup.drafts_with == "head" else None
+        if draft and ranks > 1 and plan is not None and not plan.head_vocabulary:
+            # It makes logits with the target's head, which rank 0 has all of then.
+            outputs = model.shape.vocab_size
+            counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=outputs)
+            head = formula.weight_bytes(counts, _storage(setup.quantization, engine))
     if draft and draft_model is not None and draft_ranks > 1:
         drafts_kv *= _key_copies(draft_model, draft_ranks)
     fullest = target / ranks + draft / draft_ranks + head

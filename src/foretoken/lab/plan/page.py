@@ -5,8 +5,8 @@ A terminal of 80 columns is the usual one. A table that is too wide for it is se
 under the other, with its first column in each.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich import box
@@ -50,10 +50,8 @@ def tables(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Iterator[Table]:
     """The rows as one table or, where that takes more than `width` characters, as several of about
-    as many columns each, with the first column in every one.
-
-    Cells are markup; none is broken into lines as long as its column alone has room.
-    """
+    as many columns each, with the first column in every one. Cells are markup; none is broken into
+    lines as long as its column alone has room."""
     widths = [
         max(cell_len(Text.from_markup(cell).plain) for cell in column) + _BETWEEN
         for column in zip(header, *rows, strict=True)
@@ -75,43 +73,29 @@ def tables(
         yield table
 
 
-COUNTS = (1, 2, 4, 8)
-_GPU_WEIGHTS = ("bf16", "fp8", "int4")
-_GGUF_WEIGHTS = ("bf16", "q8_0", "q4_k_m")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittingRow:
-    """One quantization of the target on a number of devices."""
-
-    quantization: str
-    count: int
-    plain: int
-    """Typical requests that fit at once."""
-    speculating: int
-
-
-def what_fits(setup: Setup) -> Iterator[FittingRow]:
-    """Rows for the asked quantization and the usual ones, on one GPU to eight; on CPUs as asked."""
-    usual = _GGUF_WEIGHTS if setup.settings.engine == "llama.cpp" else _GPU_WEIGHTS
+def what_fits(setup: Setup) -> Iterator[dict[str, Any]]:
+    """Typical requests that fit at once, without drafts and with: for the asked quantization and
+    the usual ones, on one GPU to eight; on CPUs as asked."""
+    in_gguf = setup.settings.engine == "llama.cpp"
+    usual = ("bf16", "q8_0", "q4_k_m") if in_gguf else ("bf16", "fp8", "int4")
     on_gpus, together = setup.device.kind == "gpu", setup.draft_tp == setup.tp
     models = [setup.target]
     if setup.draft_model is not None and together:
         models.append(setup.draft_model)
     for name in dict.fromkeys((setup.quantization.name, *usual)):
         other = replace(setup, quantization=find_quantization(name, "quantization"))
-        for count in sorted({*COUNTS, setup.tp}) if on_gpus else [setup.devices]:
+        for count in sorted({1, 2, 4, 8, setup.tp}) if on_gpus else [setup.devices]:
             if on_gpus:
                 if any(model.shape.num_attention_heads % count for model in models):
                     continue
                 ranks = count if together else min(setup.draft_tp, count)
                 other = replace(other, tp=count, draft_tp=ranks, devices=count)
-            yield FittingRow(
-                quantization=name,
-                count=count,
-                plain=plan_memory(other, None).requests,
-                speculating=plan_memory(other, draft_load(other)).requests,
-            )
+            yield {
+                "quantization": name,
+                "count": count,
+                "plain": plan_memory(other, None).requests,
+                "speculating": plan_memory(other, draft_load(other)).requests,
+            }
 
 
 def _most_context(plan: SpeculationPlan) -> dict[str, int]:
@@ -135,7 +119,7 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
         "what_fits": {
             "device": setup.device.name,
             "context": setup.settings.context,
-            "rows": [asdict(row) for row in what_fits(setup)],
+            "rows": list(what_fits(setup)),
             "most_context": _most_context(plan),
         },
         "next_step": asdict(step) if step else None,
@@ -143,7 +127,6 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
 
 
 def assumptions(plan: SpeculationPlan) -> list[str]:
-    """What the numbers rest on, one sentence each."""
     setup, device = plan.setup, plan.setup.device
     return [
         f"device: {device.name} ({device.source})",
@@ -161,7 +144,6 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 
 
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
-    """Tables, findings, assumptions."""
     if plan.setup.method != "none":
         yield _speed_table(plan.prediction)
     table = make_table("Checks", "level", "check", "what", left=3)
@@ -197,32 +179,32 @@ def _speed_table(prediction: PlannedSpeed) -> Table:
 
 
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
-_MOST_LOADS = 5
 _MOST_WARNINGS = 4
 
 
 def print_plan(
     console: Console, plan: SpeculationPlan, step: NextStep | None, *, everything: bool = False
 ) -> None:
-    """One page; with `everything` the tables behind it too.
+    """One page; with `everything` the tables behind it too. A terminal breaks sentences between
+    words; in a file a sentence stays one line. A command stays as it has to be typed."""
 
-    A terminal breaks sentences between words; in a file a sentence stays one line. A command stays
-    as it has to be typed.
-    """
+    def show(parts: Iterable[RenderableType]) -> None:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
 
-    def show(part: RenderableType) -> None:
-        console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
-
-    for part in _parts(plan, step, console.width):
-        show(part)
-    for command in _command(plan):
-        console.print(command, soft_wrap=True)
-    if everything:
-        for part in details(plan):
-            show(part)
-    else:
-        console.print(Text("\nEvery check, cost and assumption: --details", style="dim"))
-    show(Text(_last_line(plan), style="bold"))
+    show(_parts(plan, step, console.width))
+    for text in _command(plan):
+        console.print(text, soft_wrap=True)
+    more = Text("\nEvery check, cost and assumption: --details", style="dim")
+    show(details(plan) if everything else [more])
+    # The verdict again, below everything, with what to type next.
+    verdict, other, command = plan.verdict, _left_for_another(plan), ""
+    if verdict.word == MEASURE_MORE:
+        command = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
+    if other is not None:
+        command = f"the same with --method {other.method}"
+    last = Verdict(word=verdict.word, reason=verdict.reason, command=command).sentence
+    show([Text(last, style="bold")])
 
 
 def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator[RenderableType]:
@@ -273,16 +255,6 @@ def _answer(plan: SpeculationPlan) -> Text:
     return Text.assemble(said(plan.verdict), named, said(other.verdict))
 
 
-def _last_line(plan: SpeculationPlan) -> str:
-    """The verdict again, below everything, with what to type next."""
-    verdict, other, command = plan.verdict, _left_for_another(plan), ""
-    if verdict.word == MEASURE_MORE:
-        command = "foretoken lab ab --baseline URL-without --candidate URL-with --workload FILE"
-    if other is not None:
-        command = f"the same with --method {other.method}"
-    return Verdict(word=verdict.word, reason=verdict.reason, command=command).sentence
-
-
 def _asked(plan: SpeculationPlan) -> str:
     setup, settings, draft = plan.setup, plan.setup.settings, plan.setup.draft_model
     drafts = f" + {draft.name} ({setup.draft_quantization.name})" if draft is not None else ""
@@ -305,7 +277,7 @@ def _by_load(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     mark = {setup.peak: " peak", setup.usual: " usual"}
     most = plan.plain.requests or max(_SHOWN_LOADS)
     shown = dict.fromkeys((*mark, *(load for load in _SHOWN_LOADS if load <= most)))
-    loads = sorted(list(shown)[:_MOST_LOADS])
+    loads = sorted(list(shown)[:5])
     rows = [
         [name if there else f"({name})", *(_cell(prediction.at(load)) for load in loads)]
         for name, prediction, there in drafters
@@ -352,12 +324,9 @@ def _acceptance(plan: SpeculationPlan) -> str:
 
 def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     asked = plan.setup.settings.workload
+    bold = {asked: f"[bold]{asked}[/]"}
     rows = [
-        [
-            f"[bold]{row.workload}[/]" if row.workload == asked else row.workload,
-            *map(_cell, row.loads),
-        ]
-        for row in plan.workloads
+        [bold.get(row.workload, row.workload), *map(_cell, row.loads)] for row in plan.workloads
     ]
     header = ["", *(outlook.method for outlook in plan.outlooks)]
     return tables(f"By work, per token, {plan.setup.usual} in flight", header, rows, width)
@@ -382,9 +351,9 @@ def _times(plan: SpeculationPlan) -> Table:
 def _fits(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     cells: dict[str, dict[int, str]] = {}
     for row in what_fits(plan.setup):
-        with_drafter = f"{row.speculating:,}" if row.speculating else "[red]none[/]"
-        places = f"{with_drafter} ({row.plain:,})" if row.plain else "[red]none[/]"
-        cells.setdefault(row.quantization, {})[row.count] = places
+        with_drafter = f"{row['speculating']:,}" if row["speculating"] else "[red]none[/]"
+        places = f"{with_drafter} ({row['plain']:,})" if row["plain"] else "[red]none[/]"
+        cells.setdefault(row["quantization"], {})[row["count"]] = places
     counts = sorted({count for found in cells.values() for count in found})
     rows = [[name, *(found.get(count, "-") for count in counts)] for name, found in cells.items()]
     context, device = plan.setup.settings.context, plan.setup.device.name

@@ -5,14 +5,12 @@ The only module that knows all parts of planning. Of commands it says what each 
 that is written is the writer's of launches. `lint` accepts every command; a test checks it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.launch.drafting import MOST_RUNNING, DraftingSetup, Ranges
-from foretoken.lab.launch.engines import refusal
+from foretoken.lab.launch.engines import MOST_RUNNING, DraftingSetup, Ranges, refusal
 from foretoken.lab.launch.write import write_command
 from foretoken.lab.plan.checks import (
     OF_SETTINGS,
@@ -42,7 +40,6 @@ from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
     Setup,
-    named_drafts,
     planned_methods,
     resolve_setup,
 )
@@ -97,12 +94,10 @@ class SpeculationPlan:
 
 def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> SpeculationPlan:
     """Compute everything; what was `measured` at the load that decides counts instead of what is
-    predicted there.
-
-    Raises:
-        ConfigError, ModelError: see `resolve_setup`; or several drafts for one measurement.
-    """
-    setups = [resolve_setup(replace(settings, draft=name)) for name in named_drafts(settings)]
+    predicted there. Raises as `resolve_setup`, and ConfigError at several drafts for one
+    measurement."""
+    names = dict.fromkeys(filter(None, map(str.strip, (settings.draft or "").split(","))))
+    setups = [resolve_setup(replace(settings, draft=name)) for name in names or (None,)]
     if measured is not None:
         if len(setups) > 1:
             raise ConfigError("plan.draft", settings.draft, "the one that was measured")
@@ -113,12 +108,13 @@ def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> 
         raise ConfigError("plan.draft", settings.draft, f"one name for method {setups[0].method}")
     contexts = [_context(setup) for setup in setups]
     drafts = tuple(_draft_outlook(one) for one in contexts if one.setup.draft is not None)
-    context = contexts[_best(drafts, contexts[0].setup.usual)] if drafts else contexts[0]
+    usual = contexts[0].setup.usual
+    order = [(not one.problem, one.prediction.at(usual).best) for one in drafts]
+    context = contexts[order.index(max(order)) if order else 0]
     setup = context.setup
     findings, latencies, verdict = _judged(context)
-    known = {field.name: getattr(context, field.name) for field in fields(context)}
     return SpeculationPlan(
-        **known,
+        **{field.name: getattr(context, field.name) for field in fields(context)},
         verdict=verdict,
         latencies=latencies,
         drafts=drafts,
@@ -211,26 +207,13 @@ def _draft_outlook(context: PlanContext) -> DraftOutlook:
     )
 
 
-def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
-    order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
-    return order.index(max(order))
-
-
 _FLOATS = ("bf16", "fp16", "fp32")
-_ONLINE = ("fp8", "int8")
 _MADE = ("int4", "mxfp4", "nvfp4")
-_TRAINED = "HEAD-TRAINED-FOR-THIS-TARGET"
 
 
 def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
-    """Engine -> command line, or a sentence that begins with `#` where there is none.
-
-    Args:
-        setup: what is served.
-        schedule: drafts by load; where there is no list, the number of the load that decides is
-            used.
-        speculates: whether to speculate at all.
-    """
+    """Engine -> command line, or a sentence that begins with `#` where there is none. Of an engine
+    that takes no list by load, the number of the load that decides is used."""
     if not speculates:
         setup = replace(setup, method="none")
     elif setup.method != "none" and not setup.settings.num_speculative_tokens:
@@ -265,7 +248,7 @@ def _settings(engine: str, setup: Setup) -> dict[str, Any]:
         share = f"{setup.utilization:g}"
         found = {"tensor_parallel_size": setup.tp, "gpu_memory_utilization": share}
         found["max_model_len"] = setup.settings.context
-        rounded = weights in _ONLINE and stored in ("bf16", "fp16")
+        rounded = weights in ("fp8", "int8") and stored in ("bf16", "fp16")
         if rounded or (weights in _MADE and weights != stored):  # which says what is needed
             found["quantization"] = weights
         found |= {"kv_cache_dtype": "fp8"} if setup.kv_bytes <= 1 else {}
@@ -289,7 +272,7 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
     assert method is not None, "something drafts"
     model = setup.draft_model.name if setup.draft_model is not None else None
     if method.drafts_with == "head" and method.own_file:
-        model = _TRAINED
+        model = "HEAD-TRAINED-FOR-THIS-TARGET"
     ranges: Ranges = ()
     count = setup.k
     # A length of its own, such as a depth of suffixes, has no schedule.

@@ -27,7 +27,7 @@ from foretoken.lab.plan.acceptance import (
 from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.setup import Setup, planned_methods
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
-from foretoken.lab.plan.speedup import MOST_K, MeasuredCost, best_k, next_step
+from foretoken.lab.plan.speedup import MOST_K, best_k, next_step
 
 BANDWIDTH_SHARE = 0.80
 """Share of the peak bandwidth that reading weights reaches: an assumption."""
@@ -45,16 +45,9 @@ _SLOW_LINK = 16e9
 def roofline(
     setup: Setup, model: PlanModel, stored: Quantization, ranks: int, kv_bytes: float, host_s: float
 ) -> RooflineCost:
-    """The bound on the time of a step of `model` over so many ranks of `setup`.
-
-    Args:
-        setup: the devices; a rank that has a part of one's cores has that part of its speed.
-        model: the target, or what drafts.
-        stored: how its weights are.
-        ranks: over which it is split.
-        kv_bytes: of one element of its keys and values.
-        host_s: seconds of the engine around each pass.
-    """
+    """The bound on the time of a step of `model` over so many ranks of `setup`, of which one that
+    has a part of a device's cores has that part of its speed; `kv_bytes` are those of one element
+    of its keys and values, `host_s` seconds of the engine around each pass."""
     per_weight, host, device = stored.stored_bytes, setup.host, setup.device
     head = model.head_params * (per_weight if stored.tables_too else 2.0)
     experts = model.num_experts and device.kind == "gpu"
@@ -123,7 +116,6 @@ class LoadPrediction:
     gains: tuple[GainRange, ...]
 
     def gain(self, k: int) -> GainRange:
-        """The speed-up of k drafts, as many as were looked at."""
         return self.gains[min(k, len(self.gains) - 1)]
 
     def cost(self, k: int) -> float:
@@ -141,7 +133,6 @@ class PlannedSpeed:
     loads: tuple[LoadPrediction, ...]
 
     def at(self, requests: int) -> LoadPrediction:
-        """The prediction at the load nearest to `requests`."""
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
     def rates(self, requests: int, k: int) -> tuple[float, float]:
@@ -177,7 +168,6 @@ class StepCosts:
         """Seconds by model, rows and requests: each length of draft asks for the plain step."""
 
     def plain_s(self, requests: int) -> float:
-        """Seconds of a step without drafts."""
         return self._seconds(self._target, requests, requests)
 
     def verify(self, requests: int, rows_each: int) -> float:
@@ -195,10 +185,6 @@ class StepCosts:
             return modelled
         here = self._draft(self.setup.deciding, k)
         return max(0.0, own.draft_share * own.draft_cost + modelled - here)
-
-    def measured_here(self, requests: int) -> MeasuredCost | None:
-        """What was measured of the method at this load."""
-        return self.setup.own_measured if requests == self.setup.deciding else None
 
     def _verify(self, requests: int, rows_each: int) -> float:
         return self._seconds(self._target, requests * rows_each, requests) / self.plain_s(requests)
@@ -263,11 +249,12 @@ def _break_even(own: AssumedAcceptance, cost: float, k: int) -> float:
 
 
 def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
-    ks, here = range(max(k, MOST_K) + 1), steps.measured_here(requests)
+    ks, setup = range(max(k, MOST_K) + 1), steps.setup
+    here = setup.own_measured if requests == setup.deciding else None
     draft = [steps.draft(requests, n) for n in ks]
     verify = [steps.verify(requests, n + 1) if n else 1.0 for n in ks]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in ks)
-    best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.setup.most_drafts)
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n], setup.most_drafts)
     if best and here is not None:
         best = next_step(here).k  # which stays where another gains hardly more
     spread = COST_SPREAD if here is None else 0.0
@@ -307,12 +294,10 @@ class PlannedLatency:
 
     @property
     def end_to_end_gain(self) -> float:
-        """How much sooner the whole answer is there."""
         return self.end_to_end_plain_s / self.end_to_end_s
 
     @property
     def end_to_end_low(self) -> float:
-        """The same at the low end of the speed-up."""
         return self.end_to_end_plain_s / self.end_to_end_slow_s
 
 
@@ -372,7 +357,6 @@ class DraftSchedule:
         return ks == sorted(ks, reverse=True)
 
     def at(self, requests: int) -> int:
-        """k with so many requests in flight."""
         return next(k for k, last in self.steps if last == 0 or requests <= last)
 
     def told(self, requests: int) -> int:
@@ -381,7 +365,6 @@ class DraftSchedule:
 
     @property
     def words(self) -> str:
-        """The steps as a sentence."""
         parts, first = [], 1
         for k, last in self.steps:
             where = f" at {first} and more" if first > 1 else " throughout"
@@ -402,7 +385,6 @@ def chosen_k(setup: Setup, load: LoadPrediction) -> int:
 
 
 def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
-    """What the prediction would choose by load."""
     steps: list[tuple[int, int]] = []
     for load in prediction.loads:
         k = chosen_k(setup, load)

@@ -1,19 +1,24 @@
 """What a plan is about: models, devices, and the settings of the server and of the load.
 
 Frozen values; names of settings follow vLLM. Built from a mapping (a YAML file with the command
-line's options over it), where an unknown key is an error.
+line's options over it), where an unknown key is an error. Devices are from data sheets. What an
+engine's own work adds to a step no data sheet says: assumptions from published paces without drafts
+and from how its kernels are built; `lab decide --fit` replaces them with a server's own step times.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Annotated, Any, Self
 
 from foretoken.config.methods import DraftingMethod, MethodPlan, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
+from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain
-from foretoken.lab.plan.devices import ENGINE_COSTS, Device, EngineCost, find_device
 from foretoken.lab.plan.sizes import (
     QUANTIZATIONS,
     PlanModel,
@@ -24,6 +29,121 @@ from foretoken.lab.plan.sizes import (
 )
 from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one CPU socket. Bytes, bytes per second, operations per second."""
+
+    name: str
+    kind: str
+    advertised_bytes: int
+    """The decimal gigabytes of the product's name."""
+    memory_bytes: int
+    bandwidth: float
+    flops: dict[str, float]
+    """Peak dense matrix operations by operand type; multiply-adds count two."""
+    link: float
+    step_s_per_layer: float
+    """Time per layer below which a decoding step does not go; an assumption."""
+    source: str
+
+    def flops_for(self, compute: str) -> float:
+        """Operations per second with operands of type `compute`, or the next wider type."""
+        for name in (compute, "fp8", "int8", "bf16"):
+            if name in self.flops and (name == compute or compute == "fp4"):
+                return self.flops[name]
+        return self.flops["bf16"]
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files(__package__).joinpath("devices.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def known_devices() -> dict[str, Device]:
+    return {
+        name: Device(
+            name=name,
+            kind=row.get("kind", "gpu"),
+            advertised_bytes=round(row["advertised_gb"] * 1e9),
+            memory_bytes=row["memory_mib"] << 20,
+            bandwidth=row["bandwidth_gb_s"] * 1e9,
+            flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
+            link=row.get("link_gb_s", 0) * 1e9,
+            step_s_per_layer=row["step_us_per_layer"] * 1e-6,
+            source=row["source"],
+        )
+        for name, row in _table().items()
+    }
+
+
+def find_device(name: str) -> Device:
+    """A device of the table, or `this`: the CPU of this machine, its speed an assumption. Raises
+    ConfigError where there is none of that name."""
+    wanted = name.lower().replace("_", "-")
+    if wanted == "this":
+        return _this_machine()
+    found = known_devices()
+    # What people say when they mean one of several devices is the one that they mostly have.
+    wanted = next((n for n, row in _table().items() if wanted in row.get("also", ())), wanted)
+    if wanted in found:
+        return found[wanted]
+    close = [known for known in found if wanted in known or known in wanted]
+    if len(close) == 1:
+        return found[close[0]]
+    raise ConfigError("--device", name, one_of(wanted, close or (*found, "this")))
+
+
+def _this_machine() -> Device:
+    hardware = Hardware.detect()
+    wide = 128 if "avx512_bf16" in hardware.cpu_flags else 32
+    wide = 1024 if "amx_bf16" in hardware.cpu_flags else wide
+    return Device(
+        name=f"this ({hardware.cpu_name}, {hardware.num_cores} cores)",
+        kind="cpu",
+        advertised_bytes=hardware.free_memory,
+        memory_bytes=hardware.free_memory,
+        bandwidth=min(20e9 * hardware.num_cores, 400e9),
+        flops={"bf16": 2.5e9 * wide * hardware.num_cores},
+        link=0.0,
+        step_s_per_layer=30e-6,
+        source="detected; assumed: 20 GB/s and 2.5 GHz per core (--bandwidth-gb-s overrides it)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCost:
+    """Host time and kernels of one engine."""
+
+    step_s: float = 0.0
+    """Scheduling and sampling around each pass of the target."""
+    draft_s: float = 0.0
+    layer_s: float = 0.0
+    """Launch time per layer; 0: the device's, with captured graphs."""
+    exchanges: int = 2
+    """Exchanges of a layer between ranks that share it."""
+    exchange_s: float = 10e-6
+    reread_share: float = 0.0
+    """Share of the weights' reading that each further row repeats, of weights below 16 bit: such
+    kernels unpack a weight again for every row, so each row to verify costs time of its own."""
+
+
+ENGINE_COSTS = {
+    "vllm": EngineCost(step_s=1.0e-3, draft_s=0.6e-3),
+    "sglang": EngineCost(step_s=0.5e-3, draft_s=0.25e-3),
+    "tensorrt-llm": EngineCost(step_s=0.3e-3, draft_s=0.15e-3),
+    "transformers": EngineCost(step_s=2e-3, draft_s=2e-3, layer_s=0.7e-3),
+    "llama.cpp": EngineCost(step_s=0.3e-3, draft_s=0.2e-3, reread_share=0.2),
+    "vllm-metal": EngineCost(step_s=1.0e-3, draft_s=0.5e-3, reread_share=0.3),
+    "mlx": EngineCost(step_s=1e-3, draft_s=0.5e-3, reread_share=0.8),
+    "foretoken": EngineCost(exchanges=4, exchange_s=20e-6),
+}
+"""By engine; Foretoken's own work is small beside what a processor computes. Its exchanges were
+measured (benchmarks/LOG.md)."""
+
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
 _FROM_ZERO = Allowed("a number >= 0", lambda value: bool(value >= 0))
@@ -40,26 +160,20 @@ class PlanSettings:
     """Everything a plan asks, as a user writes it."""
 
     target: str
-    """The model to serve."""
     draft: str | None = None
     """The draft model, or several with commas between them, of which the best is taken; None: only
     methods without one can be planned."""
     method: str = "auto"
     """A planned method or `none`; `auto`: draft_model if there is a draft, else ngram."""
     engine: Annotated[str, words(*ENGINES)] = "vllm"
-    """Whose defaults and limits count."""
     quantization: str = "auto"
     """How the target's weights are stored; `auto`: as its checkpoint."""
     draft_quantization: str = "auto"
-    """How the draft's weights are stored."""
     kv_cache_dtype: str = "auto"
-    """Type of the target's keys and values."""
     draft_kv_cache_dtype: str = "auto"
-    """Type of the draft's keys and values."""
     device: str = "h100-sxm"
     """A row of the table of devices, or `this`."""
     count: Annotated[int, at_least(1)] = 1
-    """How many of them."""
     tensor_parallel_size: int = 0
     """Ranks the target is split over; 0: one on each device. Those of Foretoken are processes, of
     which there may be several on a CPU."""
@@ -70,7 +184,6 @@ class PlanSettings:
     overhead_gb: float = -1.0
     """Memory per device for activations, graphs and the runtime; negative: estimated."""
     max_num_batched_tokens: int = 8192
-    """Most tokens of one step."""
     num_speculative_tokens: Annotated[int, between(0, 128)] = 0
     """Drafts per verification; 0: the method's usual start."""
     context: Annotated[int, at_least(1)] = 4096
@@ -80,7 +193,6 @@ class PlanSettings:
     concurrency: Annotated[int, at_least(1)] = 8
     """Requests in flight on an ordinary day."""
     peak_concurrency: Annotated[int, at_least(1)] = 64
-    """Requests in flight at the peak."""
     workload: Annotated[str, words(*WORKLOADS)] = "chat"
     """One of WORKLOADS; decides which acceptance is assumed."""
     temperature: Annotated[float, _FROM_ZERO] = 0.0
@@ -93,17 +205,12 @@ class PlanSettings:
     verification as are asked for; empty: as `acceptance` says. The two are one number for a single
     draft only."""
     slo: Annotated[str, words("tpot", "ttft", "throughput")] = "tpot"
-    """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Settings of a YAML file.
-
-        Raises:
-            ConfigError: an unknown key, a wrong type or value.
-        """
+        """Settings of a YAML file. Raises ConfigError at an unknown key, a wrong type or value."""
         named = {str(key).replace("-", "_"): value for key, value in given.items()}
         if named.get("target") is None:
             allowed = "the model to serve, as in `foretoken lab plan qwen3-8b`"
@@ -111,7 +218,6 @@ class PlanSettings:
         return from_plain(cls, named, "plan")
 
     def __post_init__(self) -> None:
-        """Check every field, and that the method can be planned."""
         check_fields(self, "plan.")
         both = bool(self.acceptance and self.rate)
         require("plan.rate", self.rate, not both, "one of plan.acceptance and plan.rate")
@@ -140,35 +246,28 @@ class Setup:
     utilization: float
     k: int
     host: EngineCost
-    """What the engine adds to a step."""
     usual: int
-    """Requests in flight on an ordinary day: as many of those that were asked for as fit at once,
-    once it is known how many do."""
     peak: int
-    """The same at the peak."""
+    """Requests in flight on an ordinary day and at the peak: as many of those that were asked for
+    as fit at once, once it is known how many do."""
     measured: MeasuredCost | None = None
-    """What was measured of a method at the load that decides; its verifications cost what those of
-    any other do."""
+    """At the load that decides; verifications of any other method cost the same."""
 
     @property
     def own_measured(self) -> MeasuredCost | None:
-        """What was measured of this method."""
         own = self.measured is not None and self.measured.method == self.method
         return self.measured if own else None
 
     @property
     def deciding(self) -> int:
-        """Requests in flight at the load that decides."""
         return self.peak if self.settings.slo == "throughput" else self.usual
 
     @property
     def drafting(self) -> DraftingMethod | None:
-        """What is known of the method; None for `none`."""
         return planned_methods().get(self.method)
 
     @property
     def method_plan(self) -> MethodPlan | None:
-        """What is assumed of the method."""
         return self.drafting.plan if self.drafting else None
 
     @property
@@ -178,7 +277,6 @@ class Setup:
 
     @property
     def draft_model(self) -> PlanModel | None:
-        """The model that drafts; None where none does."""
         return self.draft if self.drafts_with == "model" else None
 
     @property
@@ -192,15 +290,7 @@ class Setup:
         return min(self.draft_tp, self.tp)
 
     @property
-    def borrows_head(self) -> bool:
-        """Whether a head makes logits with the target's output head, which rank 0 has all of then,
-        where ranks are Foretoken's."""
-        plan = self.method_plan
-        return self.drafts_with == "head" and plan is not None and not plan.head_vocabulary
-
-    @property
     def has_weights(self) -> bool:
-        """Whether something is loaded to draft with."""
         return self.drafting is not None and self.drafting.has_weights
 
     @property
@@ -223,12 +313,6 @@ class Setup:
         return self.draft_quantization if self.draft is None else QUANTIZATIONS["bf16"]
 
 
-def named_drafts(settings: PlanSettings) -> tuple[str | None, ...]:
-    """The drafts of `settings.draft`; None alone where there is none."""
-    names = [name.strip() for name in (settings.draft or "").split(",")]
-    return tuple(dict.fromkeys(name for name in names if name)) or (None,)
-
-
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
 """vLLM 0.33's default; llama.cpp has none."""
 DRAWN_FROM = 0.5
@@ -249,12 +333,8 @@ def _method(settings: PlanSettings) -> str:
 
 
 def resolve_setup(settings: PlanSettings) -> Setup:
-    """Look everything up.
-
-    Raises:
-        ConfigError: an unknown device or quantization, or a method that lacks its draft.
-        ModelNotFoundError: an unknown model.
-    """
+    """Look everything up. Raises ConfigError at an unknown device or quantization, or a method that
+    lacks its draft; ModelNotFoundError at an unknown model."""
     method = _method(settings)
     drafting = planned_methods().get(method)
     if drafting is not None and drafting.drafts_with == "model" and not settings.draft:
@@ -295,11 +375,8 @@ def resolve_setup(settings: PlanSettings) -> Setup:
 def _ranks(
     settings: PlanSettings, device: Device, drafting: DraftingMethod | None
 ) -> tuple[int, int]:
-    """Those of the target and of the draft.
-
-    Raises:
-        ConfigError: more than there can be, or with Foretoken several for the draft.
-    """
+    """Those of the target and of the draft. Raises ConfigError where there are more than can be, or
+    with Foretoken several for the draft."""
     count, draft = settings.count, settings.draft_tensor_parallel_size
     tp, own = settings.tensor_parallel_size or count, settings.engine == "foretoken"
     several = own and device.kind == "cpu"

@@ -82,7 +82,6 @@ class PlanModel:
 
     @property
     def params(self) -> int:
-        """All weights."""
         return self.table_params + self.dense_params + self.expert_params
 
     @property
@@ -108,11 +107,7 @@ class PlanModel:
 
 
 def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer: str) -> PlanModel:
-    """The sizes that a config.json describes.
-
-    Raises:
-        CheckpointError: a size is missing.
-    """
+    """The sizes that a config.json describes. Raises CheckpointError where one is missing."""
     check_kinds(config)
     is_known = find_multimodal(config.get("model_type")) is not None
     config = text_config(config) if is_known else config.get("text_config") or config
@@ -270,12 +265,9 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def load_plan_model(name: str, field: str) -> PlanModel:
-    """Sizes of model `name`; `field` is how errors call it.
-
-    Raises:
-        ModelNotFoundError: not in the list, no config.json there, and not to be had from the hub.
-        CheckpointError: a config.json that lacks a size.
-    """
+    """Sizes of a model; errors call it `field`. Raises ModelNotFoundError if it is not in the list,
+    has no config.json there, and is not to be had from the hub; CheckpointError if that lacks a
+    size."""
     path = Path(name).expanduser()
     file = path if path.is_file() else path / "config.json"
     if file.is_file():
@@ -322,12 +314,7 @@ def _from_hub(name: str, field: str) -> PlanModel:
 
 
 def head_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
-    """The layers of a head for this target, and the output head that it shares.
-
-    Args:
-        target: what it drafts for.
-        method: asserts that it drafts with a head that can be planned.
-    """
+    """The layers of a head for this target, and the output head that it shares."""
     assert method.drafts_with == "head" and method.plan is not None, method.name
     shape, layers, count = target.shape, target.shape.num_hidden_layers, method.plan.layers
     dense, experts = target.dense_params // layers, target.expert_params // layers
@@ -411,11 +398,7 @@ KV_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "q8_
 
 
 def find_quantization(name: str, field: str) -> Quantization:
-    """The quantization that people call `name`.
-
-    Raises:
-        ConfigError: nothing of that name.
-    """
+    """The quantization that people call `name`. Raises ConfigError where there is none."""
     known = name.lower().replace("-", "_").split("_per_")[0]  # as in `fp8_per_tensor`
     known = _ALIASES.get(known, known)
     if known not in QUANTIZATIONS:
@@ -424,11 +407,8 @@ def find_quantization(name: str, field: str) -> Quantization:
 
 
 def kv_element_bytes(name: str, field: str) -> float:
-    """Bytes of one key or value element, in any engine but Foretoken.
-
-    Raises:
-        ConfigError: nothing of that name.
-    """
+    """Bytes of one key or value element, in any engine but Foretoken. Raises ConfigError where
+    nothing is called `name`."""
     known = _ALIASES.get(name.lower(), name.lower())
     if known not in KV_BYTES:
         only = "; int8 with --engine foretoken" if known == "int8" else ""

@@ -17,16 +17,8 @@ from foretoken.lab.verdict import WORTH_IT
 MOST_K = 16
 
 
-def speed_up(length: float, verify_cost: float, draft_cost: float, k: int) -> float:
-    """`length` tokens for `verify_cost` + k `draft_cost` plain steps."""
-    return length / speculative_step(verify_cost, draft_cost, k)
-
-
 def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
-    """The k from 1 to `bound` that gains most; 0 if none pays.
-
-    Of equals within 1 % the smaller k.
-    """
+    """The k from 1 to `bound` that gains most, of equals within 1 % the smaller; 0: none pays."""
     gains = [gain(k) for k in range(1, bound + 1)]
     most = max(gains)
     if most <= 1.0:
@@ -48,7 +40,6 @@ class MeasuredCost:
 
     @property
     def acceptance(self) -> ConstantAcceptance:
-        """The chance that gives the measured length."""
         return ConstantAcceptance.of_length(self.acceptance_length, self.k)
 
     def verify(self, rows: int) -> float:
@@ -59,7 +50,7 @@ class MeasuredCost:
         """Speed-up of k drafts by whole time, steps that draft nothing included."""
         length = 1.0 + self.draft_share * (self.acceptance.length(k) - 1.0)
         verify = 1.0 + self.draft_share * (self.verify(k + 1) - 1.0)
-        return speed_up(length, verify, self.draft_share * self.draft_cost, k)
+        return length / speculative_step(verify, self.draft_share * self.draft_cost, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,6 @@ class NextStep:
 
 
 def next_step(cost: MeasuredCost) -> NextStep:
-    """Name the next tuning step; V at another k is on the line through the measured one."""
     now, alpha, drafting = cost.gain(cost.k), cost.acceptance.alpha, cost.k * cost.draft_cost
     k = best_k(cost.gain) or max(range(1, MOST_K + 1), key=cost.gain)
     gain, other = cost.gain(k), cost.k

@@ -53,7 +53,6 @@ class RecordingProxy(Starlette):
     """The ASGI application."""
 
     def __init__(self, upstream: str, writer: LineWriter, prompts: Prompts = "hash") -> None:
-        """Pass on to the URL `upstream`, write lines with `writer`."""
         self._pool, self._writer, self._prompts = HttpPool(upstream), writer, prompts
         self._start_s = now()
         self.recorded = self.lost = 0
@@ -76,7 +75,13 @@ class RecordingProxy(Starlette):
                 changed = {**asked, "stream_options": {**options, "include_usage": True}}
                 body = json.dumps(changed).encode()
         incoming, broken = Incoming(), TransportError("left", "the client has gone")
-        asking = asyncio.create_task(self._ask(request, body, incoming))
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        headers.setdefault("content-type", "application/json")
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        sending = self._pool.send(
+            request.method, path, body, timeout_s=_TIMEOUT_S, headers=headers, incoming=incoming
+        )
+        asking = asyncio.create_task(sending)
         try:
             if await _begins(incoming, asking, receive):
                 await _response(incoming, asking, strip)(scope, receive, send)
@@ -89,14 +94,6 @@ class RecordingProxy(Starlette):
             answer = incoming.cut_off(broken, arrived_s) if cut else asking.result()
             if asked is not None:
                 self._record(request, asked, answer, arrived_s - self._start_s)
-
-    async def _ask(self, request: Request, body: bytes, incoming: Incoming) -> Answer:
-        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
-        headers.setdefault("content-type", "application/json")
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return await self._pool.send(
-            request.method, path, body, timeout_s=_TIMEOUT_S, headers=headers, incoming=incoming
-        )
 
     def _record(
         self, request: Request, asked: Mapping[str, Any], answer: Answer, arrival_s: float
@@ -147,11 +144,8 @@ class RecordingProxy(Starlette):
 
 
 async def _begins(incoming: Incoming, asking: "asyncio.Task[Answer]", receive: Receive) -> bool:
-    """Wait for the head of the answer; False if the client goes first.
-
-    Raises:
-        TransportError: there is no answer.
-    """
+    """Wait for the head of the answer; False if the client goes first. Raises TransportError if
+    there is no answer."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -217,11 +211,9 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events of a stream but those with usage and no choices.
-
-    llama.cpp puts its `timings` there, which without usage are in the event before it: the last
-    one is held back for as long as it takes to know.
-    """
+    """The events of a stream but those with usage and no choices. llama.cpp puts its `timings`
+    there, which without usage are in the event before it: the last one is held back for as long as
+    it takes to know."""
     rest, held = b"", b""
     async for piece in pieces:
         *events, rest = _END_OF_EVENT.split(rest + piece)

@@ -60,9 +60,8 @@ class RequestRecord:
     """When the arrival was due."""
     sent_s: float | None = None
     first_s: float | None = None
-    """Arrival of the first chunk with text."""
     last_s: float | None = None
-    """Arrival of the last chunk with text."""
+    """Arrival of the first chunk with text, and of the last."""
     end_s: float | None = None
     """End of the answer or of the attempt."""
     chunk_s: tuple[float, ...] = ()
@@ -80,7 +79,6 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is whole."""
         return self.error is None and self.first_s is not None
 
     @property
@@ -95,7 +93,6 @@ class RequestRecord:
 
     @property
     def tokens_after_first(self) -> int:
-        """Output tokens after the first chunk; 0 if there are none or the server does not say."""
         first = self.chunk_tokens[0] if self.chunk_tokens else 1
         return max(0, (self.output_tokens or 0) - max(first, 1))
 
@@ -125,7 +122,6 @@ class ServerInfo:
 
     @property
     def starts_anew(self) -> bool:
-        """Whether every block was a start of it."""
         return self.command is not None or self.restarted_by is not None
 
 
@@ -162,7 +158,6 @@ class AcceptanceBucket:
     num_too_short: int = 0
     """Requests left out of the quantiles for too few steps."""
     histogram: tuple[int, ...] = ()
-    """Entry j: steps that accepted j drafts, where the server says."""
     exact: bool = True
 
 
@@ -205,7 +200,6 @@ class ArmSummary:
     notes: tuple[str, ...] = ()
 
     def buckets(self, by: str) -> tuple[AcceptanceBucket, ...]:
-        """Acceptance by temperature, category or output_tokens."""
         return tuple(bucket for bucket in self.acceptance if bucket.by == by)
 
     @property
@@ -257,7 +251,6 @@ class ClassGains:
         return self.value if self.by == "category" else f"{self.by} {self.value}"
 
     def gain(self, metric: str) -> ArmGain | None:
-        """One gain by its name."""
         return next((gain for gain in self.gains if gain.metric == metric), None)
 
 
@@ -287,13 +280,10 @@ class AbSummary:
 
     @property
     def compared(self) -> bool:
-        """Whether there are two arms."""
         return len(self.arms) == 2
 
     def arm(self, name: str) -> ArmSummary:
-        """The summary of one arm."""
         return next(arm for arm in self.arms if arm.arm == name)
 
     def gain(self, metric: str) -> ArmGain | None:
-        """One gain by its name."""
         return next((gain for gain in self.gains if gain.metric == metric), None)

@@ -13,8 +13,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import foretoken
 from foretoken.errors import ConfigError
@@ -30,12 +31,10 @@ _SECRETS = re.compile(
     r"|(?i:\bbearer\s+[\w.~+/-]{16,}=*)"
     r"|(?i:\b(?:password|passwd|api[_-]?key|secret|token)\b\s*[:=]\s*)\S{6,}"
 )
-_SECRET_PREFIXES = ("sk-", "hf_", "bearer ")
-_SECRET_OPTIONS = ("api-key=", "api_key=", "token=", "password=")
 _REDACTED = "[redacted]"
 
 
-class LineWriter:
+class LineWriter(AbstractContextManager["LineWriter"]):
     """Appends JSON lines; each is on its way to the disk before the next is begun."""
 
     def __init__(self, path: Path) -> None:
@@ -49,35 +48,23 @@ class LineWriter:
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, value: Any) -> None:
-        """Append one dataclass or JSON value.
-
-        Raises:
-            OSError: the disk is full or the file is gone; lines before this one are safe.
-        """
+        """Append one dataclass or JSON value. Raises OSError where the disk is full or the file is
+        gone; lines before this one are safe."""
         line = json.dumps(to_plain(value), separators=(",", ":")).encode() + b"\n"
         written = self._file.write(line)
         if written != len(line):
             raise OSError(28, "no room for a whole line", str(self.path))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        """The writer itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self.close()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and value of every JSON line; none without a file, nor for a last line cut short.
-
-    Raises:
-        ConfigError: a line is not JSON.
-    """
+    Raises ConfigError if a line is not JSON."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -92,11 +79,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_requests(folder: Path) -> list[RequestRecord]:
-    """Every request of a run's folder; an unfinished last line is left out.
-
-    Raises:
-        ConfigError: there is no such file, or a line is not a RequestRecord.
-    """
+    """Every request of a run's folder; an unfinished last line is left out. Raises ConfigError if
+    there is no such file, or a line is not a RequestRecord."""
     path = folder / REQUESTS
     if not path.is_file():
         allowed = f"a folder with {REQUESTS}, as `foretoken lab ab --out FOLDER` writes it"
@@ -113,11 +97,8 @@ def make_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by the JSON of `value`, whole or not at all.
-
-    Raises:
-        ConfigError: the disk is full, or there is no writing to that place.
-    """
+    """Replace `path` by the JSON of `value`, whole or not at all. Raises ConfigError where there is
+    no writing to that place, or the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
@@ -128,11 +109,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of a run's folder; errors call the folder `field`.
-
-    Raises:
-        ConfigError: there is none, or it is of another kind or schema.
-    """
+    """The summary of a run's folder; errors call the folder `field`. Raises ConfigError if there is
+    none, or it is of another kind or schema."""
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
         allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
@@ -160,11 +138,8 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
 
 
 def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
-    """The summary of an A/B's folder; errors call it `field`.
-
-    Raises:
-        ConfigError: there is none, or it is a run of one arm.
-    """
+    """The summary of an A/B's folder; errors call it `field`. Raises ConfigError if there is none,
+    or it is a run of one arm."""
     found = read_summary(folder, field)
     if not found.compared:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
@@ -173,11 +148,8 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
 
 
 def ab_folders(folders: Sequence[Path], field: str = "RUNS") -> list[Path]:
-    """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote.
-
-    Raises:
-        ConfigError: a grid without cells, or one with forced acceptance.
-    """
+    """The folders of A/Bs: as given, and every finished cell of what `lab ab --grid` wrote. Raises
+    ConfigError at a grid without cells, or one with forced acceptance."""
     found: list[Path] = []
     for folder in folders:
         is_grid = (folder / GRID).is_file() and not (folder / SUMMARY).is_file()
@@ -231,9 +203,9 @@ def redact_secrets(text: str) -> str:
 def redact_word(word: str) -> str:
     """A word of a command line; where an option or a prefix says secret, however short it is."""
     lowered = word.lower()
-    if lowered.startswith(_SECRET_PREFIXES):
+    if lowered.startswith(("sk-", "hf_", "bearer ")):
         return _REDACTED
-    for name in _SECRET_OPTIONS:
+    for name in ("api-key=", "api_key=", "token=", "password="):
         if name in lowered:
             return word[: lowered.index(name) + len(name)] + _REDACTED
     return redact_secrets(word)

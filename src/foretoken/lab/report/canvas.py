@@ -105,11 +105,9 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def gain_rows(rows: Sequence[tuple[str, ArmGain]], label: str) -> Figure:
-    """Named gains with their intervals, the first on top; `label` is the axis's.
-
-    An interval that goes on far beyond the largest gain is cut, with an arrow. Hollow: too few
-    requests for an interval.
-    """
+    """Named gains with their intervals, the first on top; `label` is the axis's. An interval that
+    goes on far beyond the largest gain is cut, with an arrow. Hollow: too few requests for an
+    interval."""
     figure, axes = new_figure(0.9 + 0.32 * len(rows))
     right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
     for row, (_, gain) in enumerate(reversed(rows)):
@@ -143,7 +141,6 @@ def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
 
 
 def variables(*, dark: bool) -> str:
-    """The palette as declarations of CSS variables."""
     return " ".join(f"--{name}: {both[dark]};" for name, both in PALETTE.items())
 
 

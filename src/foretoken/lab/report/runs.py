@@ -33,18 +33,14 @@ class ReportRun:
 
     @property
     def drafts(self) -> AcceptanceBucket | None:
-        """The candidate's acceptance over all requests."""
         return self.arms[1].all_drafts
 
 
 def read_runs(
     folders: Sequence[Path], policy: ShipPolicy, reference: ArmSummary | None = None
 ) -> tuple[ReportRun, ...]:
-    """Read and judge every run; of a sweep, every cell. `reference` is for `decide`.
-
-    Raises:
-        ConfigError: a folder holds no A/B.
-    """
+    """Read and judge every run; of a sweep, every cell. `reference` is for `decide`. Raises
+    ConfigError: a folder holds no A/B."""
     folders = ab_folders(folders)
     names = names_of([f if f.is_dir() else f.parent for f in folders])
     found = []
@@ -53,9 +49,8 @@ def read_runs(
         decision = decide(summary, policy, run=str(folder), reference=reference)
         there = folder.is_dir() and (folder / REQUESTS).is_file()
         records = without_start(read_requests(folder)).records if there else ()
-        found.append(
-            ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
-        )
+        own = ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
+        found.append(own)
     return tuple(found)
 
 
@@ -70,11 +65,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def write_tables(folder: Path, runs: Sequence[ReportRun]) -> None:
-    """gains.csv, rules.csv and requests.csv.
-
-    Raises:
-        ConfigError: `folder` cannot be written to.
-    """
+    """gains.csv, rules.csv and requests.csv. Raises ConfigError: `folder` cannot be written to."""
     gains = [
         (run.name, g.metric, g.ratio.estimate, g.ratio.low, g.ratio.high, g.num_blocks, g.enough)
         for run in runs

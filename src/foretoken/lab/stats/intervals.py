@@ -30,30 +30,24 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether both ends are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def scaled(self, factor: float) -> "Interval":
-        """The interval of a positive multiple."""
         assert factor > 0, factor
         low, high = self.low * factor, self.high * factor
         return Interval(self.estimate * factor, low, high, self.level, self.unseen_sd)
 
 
 def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
-    """An interval about which the sample says nothing."""
     return Interval(estimate, -math.inf, math.inf, level)
 
 
 normal_quantile = NormalDist().inv_cdf
-"""Quantile of the standard normal distribution."""
 
 
 def student_cdf(t: float, dof: int) -> float:
-    """Student's t distribution function for whole degrees of freedom.
-
-    The finite sums of Abramowitz and Stegun (1964), 26.7.3 and 26.7.4.
-    """
+    """Student's t distribution function for whole degrees of freedom. The finite sums of Abramowitz
+    and Stegun (1964), 26.7.3 and 26.7.4."""
     assert dof >= 1, dof
     theta = math.atan(t / math.sqrt(dof))
     sine, cosine = math.sin(theta), math.cos(theta)
@@ -101,13 +95,10 @@ def binomial_cdf(n: int, p: float) -> Floats:
 
 
 def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interval:
-    """Distribution-free interval of a quantile from order statistics of independent values.
-
-    Its coverage is at least `level` for any distribution; an end is infinite while the sample is
-    too small to have it.
-    """
-    n = values.size
-    estimate = quantile(values, q)
+    """Distribution-free interval of a quantile from order statistics of independent values. Its
+    coverage is at least `level` for any distribution; an end is infinite while the sample is too
+    small to have it."""
+    n, estimate = values.size, quantile(values, q)
     if n == 0:
         return unknown(estimate, level)
     ordered = np.sort(values)
@@ -120,14 +111,14 @@ def quantile_interval(values: Floats, q: float, level: float = LEVEL) -> Interva
     return Interval(estimate, low, high, level)
 
 
-def share_interval(successes: int, n: int, level: float = LEVEL) -> Interval:
+def share_interval(successes: int, n: int) -> Interval:
     """Wilson's score interval (1927) of a share."""
     if n == 0:
-        return unknown(level=level)
-    z = normal_quantile(1 - (1 - level) / 2)
+        return unknown()
+    z = normal_quantile(1 - (1 - LEVEL) / 2)
     p = successes / n
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     # At shares of 0 and 1 an end is the share itself, but for rounding.
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Interval(p, min(p, low), max(p, high), level)
+    return Interval(p, min(p, low), max(p, high))

@@ -18,28 +18,20 @@ def compare_samples(
     samples: Sequence[Sequence[Sequence[str]]], *, seed: int = 0
 ) -> tuple[float, float, float]:
     """Total variation between two arms' texts, what chance gives, and the permutation p-value.
-
-    `samples[prompt][arm]` are texts.
-    """
+    `samples[prompt][arm]` are texts."""
     rng = np.random.default_rng(seed)
-    tables = [_codes(pair) for pair in samples]
+    tables = []
+    for pair in samples:  # texts as numbers, the arm of each, and how many different ones there are
+        names = {text: i for i, text in enumerate(Counter(pair[0]) | Counter(pair[1]))}
+        codes = np.array([names[text] for arm in pair for text in arm])
+        tables.append((codes, np.repeat([0, 1], [len(pair[0]), len(pair[1])]), len(names)))
     real = float(np.mean([_distance(codes, arms, size) for codes, arms, size in tables]))
-    shuffled = np.array(
-        [
-            np.mean([_distance(codes, rng.permutation(arms), size) for codes, arms, size in tables])
-            for _ in range(PERMUTATIONS)
-        ]
-    )
+    shuffled = np.array([
+        np.mean([_distance(codes, rng.permutation(arms), size) for codes, arms, size in tables])
+        for _ in range(PERMUTATIONS)
+    ])  # fmt: skip
     p_value = (1 + int((shuffled >= real - 1e-12).sum())) / (1 + PERMUTATIONS)
     return real, float(shuffled.mean()), p_value
-
-
-def _codes(pair: Sequence[Sequence[str]]) -> tuple[Ints, Ints, int]:
-    """Texts as numbers, the arm of each, and how many different texts there are."""
-    names = {text: i for i, text in enumerate(Counter(pair[0]) | Counter(pair[1]))}
-    codes = np.array([names[text] for arm in pair for text in arm])
-    arms = np.repeat([0, 1], [len(pair[0]), len(pair[1])])
-    return codes, arms, len(names)
 
 
 def _distance(codes: Ints, arms: Ints, size: int) -> float:

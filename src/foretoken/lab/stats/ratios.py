@@ -8,11 +8,16 @@ sqrt(C / (C - 1)) and Student's t with C - 1 degrees of freedom (as Hesterberg 2
 Where a server runs all along, its blocks share one start, and no number of blocks shows how much
 starts differ. That spread is then a prior, `Interval.unseen_sd`: half widths of what is seen and
 of what is not are added in squares (Zou and Donner 2008).
+
+Quotients of estimates that share their blocks, such as where two lines cross: the covariance of the
+estimates is that of the delete-one jackknife, blocks as the unit and runs as strata. A quotient's
+interval is Fieller's (1954): all x for which top - x bottom is not told from 0, with Student's t.
+It has no upper end where the bottom itself is not told from 0.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,9 +53,10 @@ class Sample:
     blocks_N: Ints
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
-        given = (self.values_N.shape, self.blocks_N.shape)
-        assert self.values_N.shape == self.blocks_N.shape, given
+        assert self.values_N.shape == self.blocks_N.shape, (
+            self.values_N.shape,
+            self.blocks_N.shape,
+        )
 
     def known(self) -> "Sample":
         """Without NaN values."""
@@ -69,9 +75,7 @@ class WeightedQuantile:
     q: float
 
     def __call__(self, values_N: Floats, weights_RN: Floats) -> Floats:
-        """Quantile per row of weights, each value with a weight of its own."""
-        sample = Sample(values_N, np.arange(values_N.size))
-        return self.of_blocks(sample, weights_RN)
+        return self.of_blocks(Sample(values_N, np.arange(values_N.size)), weights_RN)
 
     def of_blocks(self, sample: Sample, weights_RC: Floats) -> Floats:
         """Quantile per row of whole weights of blocks."""
@@ -105,7 +109,6 @@ def _first_above(counts_NC: Floats, weights_RC: Floats, wanted_R: Floats) -> Int
 
 
 def weighted_mean(values_N: Floats, weights_RN: Floats) -> Floats:
-    """The statistic "mean"."""
     means_R: Floats = weights_RN @ values_N / weights_RN.sum(axis=1)
     return means_R
 
@@ -139,11 +142,9 @@ def paired_ratio(
     seed: int = 0,
     unseen_sd: float = 0.0,
 ) -> Interval:
-    """Interval of statistic(top) / statistic(bottom), paired by block.
-
-    Blocks that only one arm has are left out. Fewer than three common blocks give an estimate with
-    unknown ends. `unseen_sd` is what the logarithm of the ratio varies by and no block shows.
-    """
+    """Interval of statistic(top) / statistic(bottom), paired by block. Blocks that only one arm has
+    are left out. Fewer than three common blocks give an estimate with unknown ends. `unseen_sd` is
+    what the logarithm of the ratio varies by and no block shows."""
     top, bottom = top.known(), bottom.known()
     common = np.intersect1d(top.blocks_N, bottom.blocks_N)
     pair = [_on_blocks(sample, common) for sample in (top, bottom)]
@@ -161,10 +162,8 @@ def paired_ratio(
 
 
 def ratio_of_blocks(ratios_C: Floats, *, unseen_sd: float = 0.0) -> Interval:
-    """Student's interval of the mean logarithm of every block's own ratio.
-
-    For tails: the quantile of all values together is that of the few slowest starts.
-    """
+    """Student's interval of the mean logarithm of every block's own ratio. For tails: the quantile
+    of all values together is that of the few slowest starts."""
     logs_C = np.log(ratios_C[np.isfinite(ratios_C) & (ratios_C > 0)])
     if logs_C.size < FEWEST_BLOCKS:
         return unknown(math.exp(float(logs_C.mean())) if logs_C.size else math.nan)
@@ -203,29 +202,26 @@ def log_interval(
 
 
 def _half(error: float, num_blocks: float, level: float, unseen_sd: float) -> float:
-    """Half the width of an interval of the logarithm."""
     p = 1 - (1 - level) / 2
     seen = student_quantile(p, int(num_blocks) - 1) * error
     return math.hypot(seen, normal_quantile(p) * unseen_sd) if unseen_sd else seen
 
 
-def clustered_interval(
-    sample: Sample, statistic: Statistic, *, level: float = LEVEL, seed: int = 0
-) -> Interval:
+def clustered_interval(sample: Sample, statistic: Statistic) -> Interval:
     """Interval of one arm's positive statistic, blocks as clusters."""
     sample = sample.known()
     blocks = np.unique(sample.blocks_N)
     if blocks.size == 0:
-        return unknown(level=level)
+        return unknown()
     own = _on_blocks(sample, blocks)
     point = whole(statistic, own)
     if blocks.size < FEWEST_BLOCKS or point <= 0:
-        return unknown(point, level)
-    weights_RC = block_weights(blocks.size, RESAMPLES, seed)
+        return unknown(point)
+    weights_RC = block_weights(blocks.size, RESAMPLES, 0)
     with np.errstate(divide="ignore"):
         logs_R = np.log(of_blocks(statistic, own, weights_RC))
     error = _error(logs_R - math.log(point), blocks.size)
-    return log_interval(math.log(point), error, blocks.size, level)
+    return log_interval(math.log(point), error, blocks.size)
 
 
 def standard_error(interval: Interval, num_blocks: int) -> float:
@@ -273,11 +269,9 @@ def blocks_to_exceed(
     chances: tuple[float, float],
     fewest: int = FEWEST_BLOCKS,
 ) -> int | None:
-    """Blocks after which the interval of a truth so far from a limit leaves it out.
-
-    `spread` is that of one block; `chances` are the interval's level and the chance of success.
-    None if no number of blocks does: starts that blocks do not show are then all that is left.
-    """
+    """Blocks after which the interval of a truth so far from a limit leaves it out. `spread` is
+    that of one block; `chances` are the interval's level and the chance of success. None if no
+    number of blocks does: starts that blocks do not show are then all that is left."""
     level, power = chances
     behind = normal_quantile(power)
 
@@ -296,10 +290,41 @@ def blocks_to_exceed(
 
 
 def level_of_look(level: float, look: int) -> float:
-    """Level to use at the `look`-th judgement of one experiment, from 1, any number of them.
-
-    The error 1 - level is shared out as 1 / (j (j + 1)), which sums to 1: whatever the number of
-    looks, all intervals together hold with probability `level` (union bound).
-    """
+    """Level to use at the `look`-th judgement of one experiment, from 1, any number of them. The
+    error 1 - level is shared out as 1 / (j (j + 1)), which sums to 1: whatever the number of looks,
+    all intervals together hold with probability `level` (union bound)."""
     assert look >= 1, look
     return 1 - (1 - level) / (look * (look + 1))
+
+
+def jackknife_covariance(left_out_CP: Floats, strata_C: Ints) -> Floats:
+    """Covariance of estimates, from those with one block left out each: (P, P)."""
+    size = left_out_CP.shape[1]
+    whole_PP = np.zeros((size, size))
+    for stratum in np.unique(strata_C):
+        own = left_out_CP[strata_C == stratum]
+        apart = own - own.mean(axis=0)
+        whole_PP += (len(own) - 1) / len(own) * apart.T @ apart
+    return whole_PP
+
+
+def quotient(
+    estimates_P: Floats, forms: tuple[Sequence[float], Sequence[float]], covariance_PP: Floats,
+    dof: int,
+) -> Interval:  # fmt: skip
+    """Interval of (top . estimates) / (bottom . estimates)."""
+    top_P, bottom_P = (np.asarray(form, np.float64) for form in forms)
+    top, bottom = float(top_P @ estimates_P), float(bottom_P @ estimates_P)
+    t2 = student_quantile(1 - (1 - LEVEL) / 2, dof) ** 2
+    # (top - x bottom)^2 <= t^2 var(top - x bottom), a parabola in x.
+    square = bottom**2 - t2 * float(bottom_P @ covariance_PP @ bottom_P)
+    linear = top * bottom - t2 * float(top_P @ covariance_PP @ bottom_P)
+    constant = top**2 - t2 * float(top_P @ covariance_PP @ top_P)
+    root = math.sqrt(max(0.0, linear**2 - square * constant))
+    point = top / bottom if bottom else math.inf
+    if square > 0:
+        return Interval(point, (linear - root) / square, (linear + root) / square)
+    # The set is everything but a stretch, or everything: its part that holds the estimate.
+    ends = sorted(((linear - root) / square, (linear + root) / square)) if square and root else []
+    low = max((end for end in ends if end <= point), default=-math.inf)
+    return Interval(point, low, math.inf)

@@ -44,10 +44,8 @@ def request_quantiles(
     means_N: Floats, steps_N: Floats, within_N: Floats, qs: tuple[float, ...], *, seed: int = 0
 ) -> tuple[Interval, ...]:
     """Quantiles over requests of their true means, with intervals that draw requests again.
-
     `means_N` are accepted drafts per step, `within_N` the variances of a request's steps (NaN:
-    unknown). Fewer than five requests give estimates with unknown ends.
-    """
+    unknown). Fewer than five requests give estimates with unknown ends."""
     size = means_N.size
     if size < FEWEST_REQUESTS:
         raw = [quantile(means_N, q) for q in qs]
@@ -80,7 +78,6 @@ def _half_width(drawn_R: Floats, size: int) -> Floats:
 def _fit(
     sample: tuple[Floats, Floats, Floats], picks_RN: NDArray[np.int64], qs: tuple[float, ...]
 ) -> _Fit:
-    """Fit the model to every row of picked requests."""
     means, steps, within = (values[picks_RN] for values in sample)
     dof = np.where(np.isfinite(within), steps - 1.0, 0.0)
     total, dofs = steps.sum(axis=1), np.maximum(dof.sum(axis=1), 1e-12)

@@ -18,6 +18,7 @@ from foretoken.lab.stats.intervals import Floats, student_quantile
 BATCH = 5
 """Values averaged before the cut is looked for, as in MSER-5."""
 BATCHES_OF_DRIFT = 10
+MOST_DRIFT = 0.25
 FEWEST_PLACES = 20
 """Requests of a block below which no start can be told from the rest."""
 WINDOW = 3
@@ -97,7 +98,7 @@ def measure_drift(values_N: Floats) -> Drift:
     return Drift(change=slope / mean if mean else 0.0, significant=abs(slope) > t * error)
 
 
-def is_steady(values_N: Floats, *, most_change: float = 0.25) -> bool:
-    """Whether what follows the warm-up changes by less than `most_change`, or only by chance."""
+def is_steady(values_N: Floats) -> bool:
+    """Whether what follows the warm-up changes by less than MOST_DRIFT, or only by chance."""
     drift = measure_drift(values_N[warm_up_length(values_N) :])
-    return not (drift.significant and abs(drift.change) > most_change)
+    return not (drift.significant and abs(drift.change) > MOST_DRIFT)

@@ -7,7 +7,6 @@ is to leave speculation off.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 
@@ -30,7 +29,6 @@ RESTLESS = 0.1
 """Starts that differ by so much are a machine's doing more than a server's."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGain:
     """What the chosen setting does at one load."""
@@ -42,7 +40,6 @@ class LoadGain:
     """As the final A/B had it; NaN without one."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSeen:
     """One setting as the search left it."""
@@ -54,16 +51,13 @@ class SettingSeen:
     problem: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedAnswer:
     """Everything that is said at the end."""
 
     verdict: str
-    """The word of `lab.verdict`."""
     sentence: str
     command: str
-    """Of the server as it should be started."""
     setting: str
     candidate: str
     """The best setting found, proven or not."""
@@ -82,7 +76,6 @@ class TunedAnswer:
 def make_answer(
     search: Search, visits: Sequence[Visit], line: Callable[[Setting], str]
 ) -> TunedAnswer:
-    """The answer that the visits support; `line` writes commands."""
     now = stand(search, [visit for visit in visits if not visit.check])
     chosen, asked = now.chosen, search.question
     gain = checked_gain(visits, search, now)
@@ -131,17 +124,23 @@ def _untried(search: Search, visits: Sequence[Visit]) -> tuple[str, str] | None:
 def _judged(
     asked: Question, now: SearchState, gain: Interval, pairs: int, tried: Collection[Setting]
 ) -> tuple[str, str]:
-    """The word and its reason."""
     if now.chosen.is_off:
         known = [setting for setting in asked.settings if setting in tried]
-        few = len(known) < len(asked.settings)
         of_all = f" of the {len(known)} that were tried, out of {len(asked.settings)},"
+        of_all = of_all if 0 < len(known) < len(asked.settings) else ""
         means = zip(now.beliefs.question.settings, now.beliefs.mean_SL.mean(axis=1), strict=True)
         value, nearest = max(((mean, s.name) for s, mean in means if s in tried), default=(0.0, ""))
         found = f"; the nearest, {nearest}, is {math.exp(value):.2f}x" if nearest else ""
-        reason = f"no setting{of_all if known and few else ''} makes answers sooner{found}"
-        return LEAVE_IT_OFF, reason
-    name = _words(asked, now.chosen)
+        return LEAVE_IT_OFF, f"no setting{of_all} makes answers sooner{found}"
+    chosen = now.chosen
+    if chosen.decides_itself:
+        name = "the server's own control"
+    elif len(chosen.lengths) == 1:
+        name = f"{chosen.drafter} with {chosen.lengths[0]} drafts"
+    else:
+        by_load = zip(chosen.lengths, asked.loads, strict=True)
+        listed = ", ".join(f"{length} at {load}" for length, load in by_load)
+        name = f"{chosen.drafter} with drafts by requests in flight ({listed})"
     if not pairs:
         return MEASURE_MORE, (
             f"{name} looks best ({math.exp(now.value):.2f}x expected), but there was no time to "
@@ -159,19 +158,7 @@ def _judged(
     return MEASURE_MORE, f"{seen}: that is no proof; give more --minutes and --resume"
 
 
-def _words(asked: Question, chosen: Setting) -> str:
-    """A setting for a sentence."""
-    if chosen.decides_itself:
-        return "the server's own control"
-    if len(chosen.lengths) == 1:
-        return f"{chosen.drafter} with {chosen.lengths[0]} drafts"
-    pairs = zip(chosen.lengths, asked.loads, strict=True)
-    by_load = ", ".join(f"{length} at {load}" for length, load in pairs)
-    return f"{chosen.drafter} with drafts by requests in flight ({by_load})"
-
-
 def _advice(asked: Question, now: SearchState, visits: Sequence[Visit]) -> list[str]:
-    """What spoils the answer, and what may be better than it."""
     said = []
     if most := max((visit.most_tokens for visit in visits), default=0):
         said.append(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client
@@ -48,7 +48,6 @@ LEAST_TOKENS = 16
 """Answers are cut no shorter; also the length of those that find out how fast a server is."""
 
 
-@final
 class StartedServer:
     """A server with a process of its own for each visit."""
 
@@ -62,21 +61,18 @@ class StartedServer:
         most_tokens: int | None = None,
     ) -> None:
         """Visits write their requests and the server's log below `out`; `line` writes commands.
-
         `most_tokens` is where earlier visits cut answers (0: nowhere); None: to be found out, so
-        that visits enough fit into `budget_s`.
-        """
+        that visits enough fit into `budget_s`."""
         self._line, self._items, self._out = line, list(items), out
         self._budget_s, self._most_tokens = budget_s, most_tokens
-        self._kinds = [kind_of(item) for item in items]
+        self._kinds = []
+        for item in items:  # alike are requests of a class whose prompts are roughly as long
+            length = len(item.prompt) + sum(len(str(m.get("content", ""))) for m in item.messages)
+            self._kinds.append(f"{item.category} {int(math.log(length + 1, LONG))}")
 
     def visit(self, wanted: NextVisit) -> Visit:
-        """Start the server, ask, and stop it. A setting that it cannot run with comes back with
-        the problem.
-
-        Raises:
-            EndpointError: plain decoding does not start, or does not answer.
-        """
+        """Start the server, ask, and stop it. A setting that it cannot run with comes back with the
+        problem. Raises EndpointError: plain decoding does not start, or does not answer."""
         began = now()
         try:
             visit = run_to_end(self._visit(wanted))
@@ -92,27 +88,23 @@ class StartedServer:
         arm = ArmConfig(name=setting.name, command=self._line(setting))
         with LineWriter(self._out / REQUESTS) as writer:
             async with serving(arm, self._out / "logs" / f"{name}.log") as client:
-                asking = _Asking(client, wanted, began)
-                warm = await self._ask(asking, WARM_UP, WARM_UP)
+                run = LoadRun(arm=setting.name, block=wanted.turn, load=Load(), start_s=began)
+                warm = await self._ask(client, run, (WARM_UP, WARM_UP))
                 if self._most_tokens is None:
                     left_s = time_to_ask(self._budget_s, now() - began)
-                    again = await self._ask(asking, WARM_UP, WARM_UP)
+                    again = await self._ask(client, run, (WARM_UP, WARM_UP))
                     longest = max(item.max_tokens for item in self._items)
                     paces_s = (warm.pace_s, again.pace_s)
                     self._most_tokens = fitting(left_s, longest, wanted.sizes, paces_s)
                 start_s = now() - began
                 # Whatever comes first finds a colder server: loads change places by turn.
                 order = wanted.sizes if wanted.turn % 2 else wanted.sizes[::-1]
-                seen = [await self._ask(asking, *size, writer) for size in order]
-        problem = next(
-            (
-                f"{one.failed} of {one.requests + one.failed} requests failed with {one.load} in "
-                "flight"
-                for one in seen
-                if one.failed > MOST_FAILED * (one.requests + one.failed)
-            ),
-            "",
-        )
+                seen = [await self._ask(client, run, size, writer) for size in order]
+        lost = [one for one in seen if one.failed > MOST_FAILED * (one.requests + one.failed)]
+        problem = ""
+        for one in lost[:1]:
+            told = one.requests + one.failed
+            problem = f"{one.failed} of {told} requests failed with {one.load} in flight"
         if problem and setting.is_off:
             raise EndpointError(f"without speculation {problem}")
         return Visit(
@@ -125,13 +117,13 @@ class StartedServer:
         )
 
     async def _ask(
-        self, asking: "_Asking", load: int, requests: int, writer: LineWriter | None = None
+        self, client: Client, run: LoadRun, size: tuple[int, int], writer: LineWriter | None = None
     ) -> LoadSeen:
-        """`requests` with `load` in flight: those of the turn, or, without a writer, the last ones
-        to warm up."""
-        first = asking.wanted.turn * requests
-        if writer is None:
-            first = max(len(self._items) - requests, 0)
+        """Requests of a `size`, (load, requests): those of the turn, or, without a writer, the last
+        ones to warm up."""
+        load, requests = size
+        warm_up = writer is None
+        first = max(len(self._items) - requests, 0) if warm_up else run.block * requests
         items = take(self._items, requests, first)
         most = LEAST_TOKENS if self._most_tokens is None else self._most_tokens
         if most:
@@ -143,31 +135,17 @@ class StartedServer:
             if writer is not None:
                 writer.write(record)
 
-        run = LoadRun(
-            arm=asking.wanted.setting.name,
-            block=asking.wanted.turn,
-            load=Load(concurrency=load),
-            warm_up=writer is None,
-            start_s=asking.began,
-        )
-        seconds = await drive(asking.client, items, run, done)
+        run = replace(run, load=Load(concurrency=load), warm_up=warm_up)
+        seconds = await drive(client, items, run, done)
         answers = [
             Answered(self._kinds[one.index % len(self._items)], one.e2e_s, one.output_tokens or 0)
             for one in records
             if one.ok
         ]
         failed = [record for record in records if not record.ok]
-        if writer is None and not answers:
+        if warm_up and not answers:
             raise EndpointError(f"no request was answered: {failed[0].error}")
         return summarize_load(load, answers, failed=len(failed), seconds=seconds)
-
-
-class _Asking(NamedTuple):
-    """A started server that is asked for a visit."""
-
-    client: Client
-    wanted: NextVisit
-    began: float
 
 
 def time_to_ask(budget_s: float, start_s: float) -> float:
@@ -179,11 +157,9 @@ def fitting(
     left_s: float, longest: int, sizes: Sequence[tuple[int, int]], paces_s: Sequence[float]
 ) -> int:
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
-
     `paces_s` are seconds per token with WARM_UP in flight, of which the least counts: at the others
     the machine may have stood still. More at once are taken to be answered no faster in all, fewer
-    as fast each.
-    """
+    as fast each."""
     pace_s = min((one for one in paces_s if one > 0.0), default=0.0)
     token_s = pace_s * sum(requests / min(load, WARM_UP) for load, requests in sizes)
     if not token_s or left_s / token_s >= longest or longest <= LEAST_TOKENS:
@@ -191,23 +167,12 @@ def fitting(
     return max(int(left_s / token_s), LEAST_TOKENS)
 
 
-def kind_of(item: Item) -> str:
-    """Requests alike: their class, and how long the prompt is, roughly."""
-    length = len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)
-    return f"{item.category} {int(math.log(length + 1, LONG))}"
-
-
-@final
 class Journal:
     """The visits of a search, on disk as they end."""
 
     def __init__(self, folder: Path, settings: Any, *, resume: bool) -> None:
-        """Begin, or with `resume` go on with what is there.
-
-        Raises:
-            ConfigError: there is a search already and `resume` is not set, or its settings
-                were others.
-        """
+        """Begin, or with `resume` go on with what is there. Raises ConfigError: there is a search
+        already and `resume` is not set, or its settings were others."""
         self.folder = folder
         path = folder / VISITS
         self.visits = [
@@ -226,11 +191,7 @@ class Journal:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
     def add(self, visit: Visit) -> None:
-        """Keep a visit that has ended.
-
-        Raises:
-            ConfigError: the disk is full.
-        """
+        """Keep a visit that has ended. Raises ConfigError: the disk is full."""
         try:
             self._file.write(visit)
         except OSError as error:
@@ -239,5 +200,4 @@ class Journal:
         self.visits.append(visit)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

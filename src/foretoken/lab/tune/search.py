@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median_low
-from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +57,6 @@ _ROUNDS = 2
 _USUAL_DEPTH = 5
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads:
     """How much measurements differ that should be equal, as shares."""
@@ -73,17 +71,14 @@ class Spreads:
 
     def of_pair(self, requests: Sequence[int]) -> float:
         """Standard deviation of the mean logarithm of a gain, from one start of each side.
-
         `requests` is how many were asked at each load. Both sides are asked the same, so what suits
-        the drafter differs from pair to pair.
-        """
+        the drafter differs from pair to pair."""
         few_L = 1.0 / np.sqrt(np.array(requests, np.float64))
         alike = np.where(np.eye(few_L.size), 1.0, SUITS_BOTH)
         suits = self.suits**2 * float(few_L @ alike @ few_L) / few_L.size**2
         return math.sqrt(2.0 * (self.start**2 + self.noise**2 / few_L.size) + suits)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
     """Gains of all settings at all loads: what is likely, and together with what."""
@@ -110,7 +105,6 @@ def believe(question: Question, visits: Sequence[Visit], spreads: Spreads | None
     return model.beliefs(spreads or model.likeliest())
 
 
-@final
 class _Model:
     """The visits as one vector, and what its entries have in common."""
 
@@ -129,10 +123,9 @@ class _Model:
         visit_N = np.array([number for number, *_ in rows], np.int64)
         turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
         load_N = np.array([place for *_, place, _ in rows], np.int64)
-        names = ("", *question.drafters)
-        drafter_N = np.array(
-            [names.index(visit.setting.drafter) for _, visit, *_ in rows], np.int64
-        )
+        names = ["", *question.drafters]
+        drafters = [names.index(visit.setting.drafter) for _, visit, *_ in rows]
+        drafter_N = np.array(drafters, np.int64)
         few_N = np.array([max(seen.requests, 1) for *_, seen in rows], np.float64) ** -0.5
         # A gain makes answers sooner: it is taken off the logarithm of the pace.
         self._design = np.zeros((len(rows), len(self._prior)))
@@ -182,18 +175,15 @@ class _Model:
         return float(-0.5 * left @ left - np.log(np.diag(root)).sum() - usual)
 
     def beliefs(self, spreads: Spreads) -> Beliefs:
-        """The gains given the visits."""
         gains, covariance = np.zeros(len(self._prior)), self._prior
         if self._logs_N.size:
             cross = self._prior @ self._design.T
             weights = np.linalg.solve(self._covariance(spreads), cross.T).T
             gains = weights @ self._logs_N
             covariance = covariance - weights @ cross.T
-        question = self._question
-        shape = (len(question.settings), len(question.loads))
         return Beliefs(
-            question=question,
-            mean_SL=gains.reshape(shape),
+            question=self._question,
+            mean_SL=gains.reshape(len(self._question.settings), len(self._question.loads)),
             covariance=(covariance + covariance.T) / 2.0,
             spreads=spreads,
         )
@@ -211,30 +201,23 @@ def _prior(question: Question) -> Floats:
     at_none = _near(lengths, np.zeros(1), LENGTH_SCALE)
     pinned = _near(lengths, lengths, LENGTH_SCALE) - np.outer(at_none, at_none)
     alike = np.where(names[:, None] == names, pinned, 0.0) * _near(loads, loads, LOAD_SCALE)
-    covariance: Floats = GAIN_SD**2 * alike + OWN_SD**2 * np.eye(len(points))
-    return covariance
+    return GAIN_SD**2 * alike + OWN_SD**2 * np.eye(len(points))
 
 
 def _near(one: Floats, other: Floats, scale: float) -> Floats:
-    near: Floats = np.exp(-0.5 * ((one[:, None] - other[None, :]) / scale) ** 2)
-    return near
+    return np.exp(-0.5 * ((one[:, None] - other[None, :]) / scale) ** 2)
 
 
-class Best(NamedTuple):
-    """A setting, and its mean logarithm of the gain."""
-
-    setting: Setting
-    value: float
-
-
-def best_setting(question: Question, gains_SL: Floats, kept: Bools | None = None) -> Best:
-    """The best that the engine can be told, made of the settings that are `kept`."""
-    found = Best(OFF, 0.0)
+def best_setting(
+    question: Question, gains_SL: Floats, kept: Bools | None = None
+) -> tuple[Setting, float]:
+    """The best that the engine can be told, made of the settings that are `kept`, and its value."""
+    best, value = OFF, 0.0
     for one, value_D, lengths_DL in _schedules(question, gains_SL[None], kept):
-        if value_D[0] > found.value:
+        if value_D[0] > value:
             lengths = () if one.decides_itself else tuple(map(int, lengths_DL[0]))
-            found = Best(Setting(one.drafter, lengths).shortest(), float(value_D[0]))
-    return found
+            best, value = Setting(one.drafter, lengths).shortest(), float(value_D[0])
+    return best, value
 
 
 def best_values(question: Question, gains_DSL: Floats, kept: Bools | None = None) -> Floats:
@@ -246,23 +229,18 @@ def best_values(question: Question, gains_DSL: Floats, kept: Bools | None = None
 
 
 def value_of(question: Question, gains_DSL: Floats, setting: Setting) -> Floats:
-    """The value of one setting under each draw of gains."""
     total = np.zeros(len(gains_DSL))
     for place in range(len(question.loads)):
         if (own := question.index_at(setting, place)) is not None:
             total += gains_DSL[:, own, place]
-    value: Floats = total / len(question.loads)
-    return value
+    return total / len(question.loads)
 
 
 def worth_measuring(
     question: Question, gains_DSL: Floats, most_lost: float, *, at_most: int
 ) -> Bools:
-    """The fewest settings among which the best is, but for so much of its value on average.
-
-    They are dropped one by one, the one that is missed least first; of two that are alike one
-    stays.
-    """
+    """The fewest settings among which the best is, but for so much of its value on average. They
+    are dropped one by one, the one that is missed least first; of two that are alike one stays."""
     kept = np.ones(len(question.settings), np.bool_)
     whole = float(best_values(question, gains_DSL).mean())
     while kept.any():
@@ -348,7 +326,6 @@ FEWEST_STARTS = 2
 _SELF_DECIDING_LEAD = 0.95
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """What is searched, and how long it may take."""
@@ -357,7 +334,6 @@ class Search:
     budget_s: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchState:
     """What is known after some visits."""
@@ -372,7 +348,6 @@ class SearchState:
 
 
 def spent_s(visits: Sequence[Visit]) -> float:
-    """Seconds that the visits took."""
     return sum(visit.seconds for visit in visits)
 
 
@@ -411,19 +386,16 @@ def stand(search: Search, found: Sequence[Visit]) -> SearchState:
 def _choose(
     question: Question, beliefs: Beliefs, draws: Floats, started: Collection[Setting]
 ) -> Setting:
-    """The best on average of what was started: a final A/B with a guess may lose what is known.
-
-    A server that decides itself keeps the right to, unless it is beaten.
-    """
+    """The best on average of what was started: a final A/B with a guess may lose what is known. A
+    server that decides itself keeps the right to, unless it is beaten."""
     seen = [setting for setting in question.settings if setting in started]
     kept = np.array([setting in started for setting in question.settings], np.bool_)
-    best = best_setting(question, beliefs.mean_SL, kept).setting
+    best, _ = best_setting(question, beliefs.mean_SL, kept)
     for setting in seen:
-        if not setting.decides_itself or best.is_off or best == setting:
-            continue
-        ahead = value_of(question, draws, best) > value_of(question, draws, setting)
-        if float(ahead.mean()) < _SELF_DECIDING_LEAD:
-            return setting
+        if setting.decides_itself and not best.is_off and best != setting:
+            ahead = value_of(question, draws, best) > value_of(question, draws, setting)
+            if float(ahead.mean()) < _SELF_DECIDING_LEAD:
+                return setting
     return best
 
 
@@ -431,11 +403,10 @@ def visit_s(search: Search, visits: Sequence[Visit]) -> float:
     """Seconds that a visit is expected to take; one that stood still says nothing about that."""
     first, last = visits[0], visits[-1]
     # The first visit asked little; those that follow ask as much as suits their start.
+    asked = zip(first.loads, sizes(search, visits, last.turn + 1), strict=True)
     more = sum(
         (requests - seen.requests) * seen.seconds / max(seen.requests, 1)
-        for seen, (_, requests) in zip(
-            first.loads, sizes(search, visits, last.turn + 1), strict=True
-        )
+        for seen, (_, requests) in asked
     )
     found = [first.seconds + more]
     found += [visit.seconds for visit in visits if visit.turn > 0 and not visit.problem]
@@ -490,11 +461,9 @@ def _coarse_first(setting: Setting) -> tuple[int, str]:
 
 def sizes(search: Search, found: Sequence[Visit], turn: int) -> tuple[tuple[int, int], ...]:
     """Requests at each load: half as long in all as a start takes, within bounds of the budget.
-
     Starts differ by more than what is left of the requests' differences then. Powers of two, so
     that one turn is asked what another was. All visits of a turn are asked the same: what is known
-    of the pace is from the turns before.
-    """
+    of the pace is from the turns before."""
     plain = [visit for visit in found if visit.setting.is_off and visit.turn < turn]
     start_s = _undisturbed([visit.start_s for visit in plain])
     wanted_s = min(max(start_s / 2.0, search.budget_s / 120), search.budget_s / 30)
@@ -502,9 +471,8 @@ def sizes(search: Search, found: Sequence[Visit], turn: int) -> tuple[tuple[int,
     chosen = []
     for place, seen in enumerate(plain[0].loads):
         least = max(2 * seen.load, FEWEST_REQUESTS)
-        request_s = _undisturbed(
-            [visit.loads[place].seconds / max(visit.loads[place].requests, 1) for visit in plain]
-        )
+        loads = [visit.loads[place] for visit in plain]
+        request_s = _undisturbed([one.seconds / max(one.requests, 1) for one in loads])
         doublings = int(math.log2(max(each_s / max(request_s, 1e-9) / least, 1.0)))
         chosen.append((seen.load, least * 2 ** min(doublings, 3)))
     return tuple(chosen)
@@ -543,16 +511,13 @@ def _next_check(
 def check_visit_s(search: Search, visits: Sequence[Visit], now: SearchState) -> float:
     """Seconds that a visit of the final A/B is expected to take: others may be slower."""
     drafters = ("", now.chosen.drafter)
-    own = [visit for visit in visits[1:] if visit.setting.drafter in drafters]
-    return visit_s(search, [visits[0], *own])
+    return visit_s(search, [visits[0], *(v for v in visits[1:] if v.setting.drafter in drafters)])
 
 
 def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs after which the final A/B is looked at before the time is up; 0: it is not.
-
-    When the expected gain should show. Every look is paid for with a wider interval at the others,
-    so where that is close to the end there is only the last.
-    """
+    """Pairs after which the final A/B is looked at before the time is up; 0: it is not. When the
+    expected gain should show. Every look is paid for with a wider interval at the others, so where
+    that is close to the end there is only the last."""
     first = wanted_pairs(search, found, now)
     pair_s = 2.0 * max(check_visit_s(search, found, now), 1e-9)
     affordable = min(max(int((search.budget_s - spent_s(found)) / pair_s), 1), MOST_PAIRS)
@@ -569,11 +534,9 @@ def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> in
 
 
 def checked_gain(visits: Sequence[Visit], search: Search, now: SearchState) -> Interval:
-    """Gain of the final A/B over its loads.
-
-    Student's interval over pairs, at the level of their look. The spread of pairs is what they show
-    and what the search's visits showed, each counted by how much it knows.
-    """
+    """Gain of the final A/B over its loads. Student's interval over pairs, at the level of their
+    look. The spread of pairs is what they show and what the search's visits showed, each counted by
+    how much it knows."""
     differences = np.array(pair_differences(visits, search.question.loads))
     if not differences.size:
         return unknown(level=SURE)
@@ -597,10 +560,8 @@ def pair_differences(visits: Sequence[Visit], loads: Sequence[int]) -> list[floa
     for turn in sorted({visit.turn for visit in visits if visit.check}):
         pair = [visit for visit in visits if visit.check and visit.turn == turn]
         sides = {visit.setting.is_off: visit for visit in pair if not visit.problem}
-        if len(sides) < 2:
-            continue
-        logs = [math.log(sides[True].pace(load) / sides[False].pace(load)) for load in loads]
-        known = [value for value in logs if math.isfinite(value)]
-        if known:
-            found.append(sum(known) / len(known))
+        if len(sides) == 2:
+            logs = [math.log(sides[True].pace(load) / sides[False].pace(load)) for load in loads]
+            if known := [value for value in logs if math.isfinite(value)]:
+                found.append(sum(known) / len(known))
     return found

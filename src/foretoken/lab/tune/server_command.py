@@ -11,13 +11,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
 
 from foretoken.config.auto import auto_drafters
 from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError
-from foretoken.lab.launch.drafting import DraftingSetup, Schedule
-from foretoken.lab.launch.engines import ENGINES, given, tell
+from foretoken.lab.launch.engines import ENGINES, DraftingSetup, Schedule, given, tell
 from foretoken.lab.launch.launch import LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_source, read_words
 from foretoken.lab.launch.write import words_of
@@ -34,7 +32,6 @@ _PORTS = ("port", "p")
 _CONTAINERS = ("docker", "podman", "nerdctl")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
     """A user's command, apart from speculation and port."""
@@ -48,11 +45,8 @@ class ServerCommand:
 
     @classmethod
     def parse(cls, text: str) -> "ServerCommand":
-        """Read a command line.
-
-        Raises:
-            ConfigError: it is no command of a known engine, and has no `{k}`.
-        """
+        """Read a command line. Raises ConfigError: it is no command of a known engine, and has no
+        `{k}`."""
         if text.startswith(("http://", "https://")):
             allowed = f"{EXAMPLE}: tuning starts the server anew with each setting"
             raise ConfigError("SERVER", text, allowed)
@@ -91,7 +85,6 @@ class ServerCommand:
 
     @property
     def schedule(self) -> Schedule:
-        """What lengths by load the engine can be told."""
         return ENGINES[self.engine].schedule if self.engine in ENGINES else "one"
 
     def line(
@@ -132,11 +125,8 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def offered(command: ServerCommand, named: Sequence[str]) -> dict[str, DraftingSetup]:
-    """The drafters to try, by name: those that are named, else those that are there.
-
-    Raises:
-        ConfigError: a drafter is named that cannot be.
-    """
+    """The drafters to try, by name: those that are named, else those that are there. Raises
+    ConfigError: a drafter is named that cannot be."""
     if command.engine == "template":
         if named:
             allowed = "none beside a command with {k}, which names its drafter itself"
@@ -175,11 +165,8 @@ def that_load(
     settings: Sequence[Setting], line: Callable[[Setting], str], server: str
 ) -> tuple[tuple[Setting, ...], Mapping[str, str]]:
     """The settings whose models fit together, and drafter -> why it is not started; `line` writes
-    commands.
-
-    Raises:
-        ConfigError: the server does not load without speculation, or with none of the settings.
-    """
+    commands. Raises ConfigError: the server does not load without speculation, or with none of the
+    settings."""
     if plain := _refusal(line, OFF):
         raise ConfigError("SERVER", server, f"a command that loads: {plain}")
     one_each = {setting.drafter: setting for setting in settings}  # lengths do not matter here

@@ -7,12 +7,11 @@ setting whose lengths differ by load. A visit is one start, and knows nothing of
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.lab.launch.drafting import MOST_RUNNING, Ranges
-from foretoken.lab.launch.drafting import Schedule as Schedule
+from foretoken.lab.launch.engines import MOST_RUNNING, Ranges, Schedule
 from foretoken.lab.stats.intervals import Floats
 
 OUTLIER = 3.0
@@ -22,7 +21,6 @@ _FEWEST_ALIKE = 5
 """Requests of a class that tell what is usual there; fewer are held against all."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One drafter with its lengths, or nobody, or the server's own control."""
@@ -33,12 +31,10 @@ class Setting:
 
     @property
     def is_off(self) -> bool:
-        """Whether nobody ever drafts."""
         return not self.drafter
 
     @property
     def decides_itself(self) -> bool:
-        """Whether the server chooses lengths by itself."""
         return bool(self.drafter) and not self.lengths
 
     def length(self, place: int) -> int:
@@ -64,7 +60,6 @@ class Setting:
 OFF = Setting()
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What a search is about."""
@@ -76,7 +71,6 @@ class Question:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Their names, in order."""
         return tuple(dict.fromkeys(setting.drafter for setting in self.settings))
 
     def index_at(self, setting: Setting, place: int) -> int | None:
@@ -90,10 +84,8 @@ class Question:
 
 
 def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:
-    """(first, last, length), from 1 on; a range ends half way to the next load, in ratios.
-
-    Ranges beside each other with the same length are one.
-    """
+    """(first, last, length), from 1 on; a range ends half way to the next load, in ratios. Ranges
+    beside each other with the same length are one."""
     assert len(lengths) == len(loads), (lengths, loads)
     found: list[tuple[int, int, int]] = []
     first = 1
@@ -130,7 +122,6 @@ class Answered(NamedTuple):
     tokens: int
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSeen:
     """One load during a visit."""
@@ -143,7 +134,6 @@ class LoadSeen:
     seconds: float = 0.0
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """One start of a server with one setting, and what it told."""
@@ -154,7 +144,6 @@ class Visit:
     start_s: float = 0.0
     seconds: float = 0.0
     check: bool = False
-    """Whether it is part of the final A/B."""
     problem: str = ""
     """Why the server cannot run with this setting."""
     most_tokens: int = 0

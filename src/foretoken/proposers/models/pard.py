@@ -55,7 +55,7 @@ def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Prop
     pages = context.draft_pages(config.label, runner)
     progress = DraftProgress(context.pool.generation, runner.page_size, limits, pages=pages)
     return KVProposer(
-        "parallel",
+        config.method,
         MaskNetwork(runner, mask_token_id),
         DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
         progress,
