@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.server.auditing.auditor import Compared, Comparison, FairTokens, Promise, score
-from foretoken.server.auditing.samples import FinishedRequest, Samples
+from foretoken.server.auditing.auditor import (
+    Compared,
+    Comparison,
+    FairTokens,
+    FinishedRequest,
+    Promise,
+    Samples,
+    score,
+)
 from foretoken.types import (
     FinishReason,
     Logprob,

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, final
@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, final
 from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import ConfigError, EngineLostError
 from foretoken.runtime.rules.base import INVALID, LOSSY
-from foretoken.server.auditing.samples import FinishedRequest, Samples
 from foretoken.types import FinishReason, Logprob, Output, Request, SamplingParams, Speculation
 
 logger = logging.getLogger("foretoken")
@@ -46,6 +45,63 @@ _MOST_DRAWS = 32
 _DRAWN = ("standard", "block", "traversal")
 """Rules that keep the distribution of seeded requests, not their tokens."""
 _PLAIN = Speculation(enabled=False)
+_MOST_WAITING = 64
+
+
+class FinishedRequest(NamedTuple):
+    """A request and the tokens that it was answered with."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+
+
+@final
+class Samples:
+    """A share of the requests that were drafted for, which wait to be decoded again.
+
+    Follows the outputs of chosen requests until they end. Bounded: where audits cannot keep up,
+    newer ones are left out and counted.
+    """
+
+    def __init__(self, share: float) -> None:
+        """Choose a `share` of requests, without regard to what they are."""
+        self._share = share
+        self._luck = random.Random()
+        self._followed: dict[str, tuple[Request, list[int]]] = {}
+        self.waiting: deque[FinishedRequest] = deque()
+        self.num_left_out = 0
+        """Chosen and never compared: too many waited."""
+
+    def opened(self, requests: Sequence[Request]) -> None:
+        """Requests that were accepted."""
+        for request in requests:
+            own = request.params.own_policy
+            if (own is None or own.enabled) and self._luck.random() < self._share:
+                self._followed[request.request_id] = (request, [])
+
+    def observe(self, outputs: Sequence[Output]) -> bool:
+        """Outputs of a step; whether a request has ended that is to be decoded again."""
+        found = False
+        for output in outputs:
+            followed = self._followed.get(output.request_id)
+            if followed is None:
+                continue
+            followed[1].extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                del self._followed[output.request_id]
+                found = self._end(FinishedRequest(followed[0], tuple(followed[1])), output) or found
+        return found
+
+    def _end(self, sample: FinishedRequest, output: Output) -> bool:
+        whole = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        drafted = output.metrics is not None and any(output.metrics.drafted_per_step)
+        if not whole or not drafted:
+            return False
+        if len(self.waiting) >= _MOST_WAITING:
+            self.num_left_out += 1
+            return False
+        self.waiting.append(sample)
+        return True
 
 
 class Compared(NamedTuple):
