@@ -21,7 +21,7 @@ from foretoken.text.tokenizer import Tokenizer
 from foretoken.types.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
-    from foretoken.server.auditing.auditor import Auditor
+    from foretoken.server.auditor import Auditor
     from foretoken.server.observing.kv_events import KVEventPublisher
     from foretoken.server.observing.tracing import RequestSpans
 

@@ -32,6 +32,7 @@ from foretoken.control.acceptance import TEMPERATURE_EDGES, temperature_bucket
 from foretoken.control.learned.trials import LAST_DEPTHS
 from foretoken.control.report.journal import ControlJournal
 from foretoken.engine.engine import Engine
+from foretoken.server.auditor import Auditor
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
 from foretoken.types import FinishReason, Output, Request, RequestMetrics
@@ -102,6 +103,38 @@ _DEPTHS = ("1", *(str(last + 1) for last in LAST_DEPTHS[:-1]))
 QUANTILES = (0.1, 0.5, 0.9)
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0)
 _KEPT = 1000
+
+
+class AuditCollector(Collector):
+    """Reads an auditor at each scrape."""
+
+    def __init__(self, auditor: Auditor, model_name: str, prefix: str) -> None:
+        """Label everything with `model_name`; names start with `prefix`."""
+        self._auditor = auditor
+        self._values = (model_name, "0")
+        self._start = f"{prefix}:audit_"
+
+    def collect(self) -> Iterable[Metric]:
+        """The counts as they stand."""
+        found = self._auditor.describe()
+        text = "Finished requests decoded again without speculation, by what came of it."
+        compared = CounterMetricFamily(f"{self._start}requests", text, labels=(*_LABELS, "outcome"))
+        for outcome, count in found["compared"].items():
+            compared.add_metric((*self._values, outcome), count)
+        compared.add_metric((*self._values, "not_compared"), found["left_out"])
+        yield compared
+        alarms = CounterMetricFamily(
+            f"{self._start}alarms", "Times that speculation was turned off.", labels=_LABELS
+        )
+        alarms.add_metric(self._values, found["alarms"])
+        yield alarms
+        for name, text in (
+            ("waiting", "Finished requests that wait to be decoded again."),
+            ("evidence", "Odds against drawn tokens being plain decoding's; 10,000 is an alarm."),
+        ):
+            gauge = GaugeMetricFamily(self._start + name, text, labels=_LABELS)
+            gauge.add_metric(self._values, found[name])
+            yield gauge
 
 
 class AcceptanceMetrics(Collector):

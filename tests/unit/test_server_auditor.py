@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.server.auditing.auditor import (
+from foretoken.server.auditor import (
     Compared,
     Comparison,
     FairTokens,
