@@ -4,6 +4,7 @@ Turns prompts into requests, drives the engine until they end, and collects thei
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
@@ -158,7 +159,7 @@ class LLM:
         [params] = list_params(sampling_params, 1)
         if params.n != 1:
             raise PromptError("n", params.n, "1 when streaming")
-        with self._shared.reader() as outputs:
+        with closing(self._shared.reader()) as outputs:
             outputs.add(self._requests(prompt, params, 0))
             yield from outputs
 
@@ -204,7 +205,7 @@ class LLM:
         growing = {r.request_id: GrowingOutput(r) for group in requests for r in group}
         progress = _progress(len(growing), use_tqdm)
         try:
-            with self._shared.reader() as outputs:
+            with closing(self._shared.reader()) as outputs:
                 outputs.add(one.request for one in growing.values())
                 for output in outputs:
                     growing[output.request_id].add(output)

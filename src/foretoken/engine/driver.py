@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from foretoken.engine.engine import Engine
@@ -198,19 +198,6 @@ class Reader:
         self.waiting: deque[Output] = deque()
         """Outputs that came in steps of this reader or of others."""
         self._shared = shared
-
-    def __enter__(self) -> Self:
-        """The reader itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def __iter__(self) -> Iterator[Output]:
         """Outputs until all requests have ended; steps the engine where none waits."""

@@ -60,8 +60,7 @@ from foretoken.runtime.rank_worker import follow
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.rules.base import INVALID, LOSSY
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.scheduling.config import SchedulerConfig
-from foretoken.runtime.scheduling.scheduler import Scheduler
+from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams

@@ -9,22 +9,54 @@ Output that has a finish reason. Models, drafters and text are unknown here.
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from types import MappingProxyType
 
 from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_drafts
-from foretoken.errors import CapacityError, ContextError, PromptError, RequestError
+from foretoken.errors import CapacityError, ConfigError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.faults import say_failure
 from foretoken.runtime.scheduling import commit as commits
-from foretoken.runtime.scheduling.config import SchedulerConfig
 from foretoken.runtime.scheduling.pages import SequencePages
 from foretoken.runtime.sequence import Sequence, SequenceState
 from foretoken.types import FinishReason, Output, Request
 
-__all__ = ["Scheduler", "SchedulerConfig"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step and of a sequence.
+
+    Raises:
+        ConfigError: a limit is not an integer >= 1.
+    """
+
+    max_num_seqs: int = 64
+    """Most sequences running at once."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens of one step, prompt chunks and drafts included. Decoding comes first; drafts
+    take at most half of the rest while prompts wait for it."""
+    max_model_len: int
+    """Most tokens of a sequence, prompt and output together."""
+    enable_prefix_caching: bool = True
+    """Share pages between sequences that begin alike."""
+    max_prompt_logprob_tokens: int = 256
+    """Most prompt tokens of one sequence and step if all of them need logits."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        limits = (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "max_prompt_logprob_tokens",
+        )
+        for name in limits:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(name, value, "an integer >= 1")
 
 
 def rank(sequence: Sequence) -> tuple[int, float, int]:
@@ -189,7 +221,7 @@ class Scheduler:
         self.max_len = min(config.max_model_len, pool.capacity)
         """Most tokens of a sequence: the context limit, or all pages if those hold less."""
         caching = config.enable_prefix_caching
-        self.prefix = PrefixCache(pool, identity=config.cache_identity) if caching else None
+        self.prefix = PrefixCache(pool) if caching else None
         self._pages = SequencePages(pool, self.prefix)
         self._plan_drafts = plan_drafts
         self._find_stop_string = find_stop_string
