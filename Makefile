@@ -54,7 +54,7 @@ test: $(VENV)/.installed-dev
 
 PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py \
   tests/e2e/test_tensor_parallel_torch.py tests/unit/distributed \
-  tests/e2e/test_int8_kv.py tests/unit/kernels tests/unit/test_stored_kv.py \
+  tests/e2e/test_int8_kv.py tests/unit/kernels tests/unit/test_quantize_kv.py \
   tests/unit/test_linear.py tests/unit/test_quant.py tests/unit/test_attention.py
 
 test-without-kernels: $(VENV)/.installed-dev

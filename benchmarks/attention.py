@@ -33,7 +33,7 @@ from foretoken.backend import backend_for
 from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Attention, Geometry, SpanWindow, TiledAttention
 from foretoken.ops.attention.tiled import Tiling
-from foretoken.ops.stored_kv import stored
+from foretoken.ops.quantize_kv import quantize_kv
 
 HEADS, KV_HEADS, SIZE, PAGE = 32, 8, 64, 16
 CASES = ((1, 128), (1, 1024), (1, 8192), (16, 128), (16, 1024))
@@ -56,7 +56,7 @@ class Setting:
     """Keys and values of `batch` sequences of `context` tokens, layer by layer: random numbers,
     pages in random order."""
 
-    def __init__(self, batch: int, context: int, least_bytes: int, kv_dtype: Any) -> None:
+    def __init__(self, batch: int, context: int, least_bytes: int, kv_store_dtype: Any) -> None:
         self.geometry = Geometry(
             num_heads=HEADS,
             num_kv_heads=KV_HEADS,
@@ -64,13 +64,13 @@ class Setting:
             page_size=PAGE,
             dtype=torch.bfloat16,
             device=torch.device("cpu"),
-            kv_dtype=kv_dtype,
+            kv_store_dtype=kv_store_dtype,
         )
         self.batch, self.context, each = batch, context, -(-context // PAGE)
         pages = random.Random(0).sample(range(batch * each), batch * each)
         self.tables = [pages[i * each : (i + 1) * each] for i in range(batch)]
         numbers = torch.randn(batch * each * PAGE + 1024, 2 * KV_HEADS, SIZE).bfloat16()
-        one = stored(numbers, self.geometry.stored_dtype)
+        one = quantize_kv(numbers, self.geometry.store_dtype)
         self.layers = [one.clone() for _ in range(max(1, -(-least_bytes // one.nbytes)))]
         self.kv_bytes = batch * context * one[0].nbytes
         """Of one layer's tokens."""

@@ -11,19 +11,18 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import common  # noqa: F401  (it makes the packages beside it known)
 
 from benchmarks.simulate.machine import SimulatedMachine, machine_of_models
-from foretoken import assembly
 from foretoken.cli import main
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.deciding import Decider, FoundParts, decide_how
+from foretoken.engine import wiring
+from foretoken.engine.engine import EngineParts
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
 from foretoken.types import StepStats
@@ -88,11 +87,11 @@ def _observer(rows: list[Any]) -> Callable[[Batch, Verification, StepStats], Non
 def _serve() -> None:
     rows: list[Any] = []
 
-    def watched(parts: FoundParts) -> Decider:
-        found = decide_how(parts)
-        return replace(found, observers=(*found.observers, _observer(rows)))
+    def watched(**parts: Any) -> EngineParts:
+        observers = (*parts.pop("observers"), _observer(rows))
+        return EngineParts(observers=observers, **parts)
 
-    vars(assembly)["decide_how"] = watched
+    vars(wiring)["EngineParts"] = watched
     try:
         main()
     finally:

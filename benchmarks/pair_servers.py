@@ -166,6 +166,6 @@ def _family(process: int) -> Sequence[int]:
 def imports_s() -> float:
     """Seconds of an interpreter that imports what a server imports, and ends."""
     began = time.perf_counter()
-    code = "import foretoken.server.run, foretoken.llm, foretoken.engine_async"
+    code = "import foretoken.server.run, foretoken.llm, foretoken.engine.thread"
     subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - began

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.models import packed_cache
+from foretoken.models import weight_cache
 
-begin_behind = packed_cache._begin_behind
+begin_behind = weight_cache._begin_behind
 EMPTY_DISK = SimpleNamespace(total=1 << 40, free=1 << 40)
 
 
@@ -18,7 +18,7 @@ def keep_packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep those of the smallest models too, below `folder`, however full the machine's disk is.
     A load waits for its file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "caches"))
-    monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(weight_cache, "_LEAST_BYTES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: EMPTY_DISK)
 
     def waited_for(work: Callable[[], None], *, daemon: bool = False) -> threading.Thread:
@@ -27,8 +27,8 @@ def keep_packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             thread.join()
         return thread
 
-    monkeypatch.setattr(packed_cache, "_begin_behind", waited_for)
-    return packed_cache.packed_folder()
+    monkeypatch.setattr(weight_cache, "_begin_behind", waited_for)
+    return weight_cache.packed_folder()
 
 
 def settle() -> None:

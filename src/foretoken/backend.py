@@ -23,7 +23,7 @@ from foretoken.kernels.linear import TYPES, Packed, pack_block_rows, pack_float
 from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
-from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.drawing import DrawKernel
 from foretoken.ops.linear import (
     InvariantLinear,
@@ -34,8 +34,8 @@ from foretoken.ops.linear import (
     RowProbe,
     can_pack,
 )
+from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
-from foretoken.ops.rejecting import RejectKernel
 from foretoken.ops.row_operations import RowKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
@@ -217,7 +217,7 @@ class CpuKernels(Backend):
         """The C kernel, which reads pages where they lie."""
         if geometry.dtype not in TYPES:
             return self._plain.attention(geometry, batch_invariant=batch_invariant)
-        return CompiledAttention(geometry, self._library)
+        return NativeAttention(geometry, self._library)
 
     def rows(self, x: Tensor) -> RowKernels | None:
         """The kernels, if they take tensors like `x`."""

@@ -4,19 +4,19 @@ Turns prompts into requests, drives the engine until they end, and collects thei
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
+from foretoken.engine.driver import SharedEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.logs import show_logs
+from foretoken.engine.outputs import GrowingOutput, collect
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import PromptError, named_as
-from foretoken.logs import show_logs
-from foretoken.metrics import Metric
-from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
-from foretoken.shared_engine import SharedEngine
 from foretoken.text.conversation import conversation_of
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
@@ -30,6 +30,7 @@ from foretoken.types.llm_inputs import (
     read_prompt,
     text_of,
 )
+from foretoken.v1.metrics.reader import Metric
 
 PATIENCE_S = 2.0
 """Calls that take less show no progress bar."""
@@ -158,7 +159,7 @@ class LLM:
         [params] = list_params(sampling_params, 1)
         if params.n != 1:
             raise PromptError("n", params.n, "1 when streaming")
-        with self._shared.reader() as outputs:
+        with closing(self._shared.reader()) as outputs:
             outputs.add(self._requests(prompt, params, 0))
             yield from outputs
 
@@ -204,7 +205,7 @@ class LLM:
         growing = {r.request_id: GrowingOutput(r) for group in requests for r in group}
         progress = _progress(len(growing), use_tqdm)
         try:
-            with self._shared.reader() as outputs:
+            with closing(self._shared.reader()) as outputs:
                 outputs.add(one.request for one in growing.values())
                 for output in outputs:
                     growing[output.request_id].add(output)

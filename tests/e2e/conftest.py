@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from foretoken import LLM
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.server.settings import ServerConfig
 from foretoken.testing import write_tiny_llama
 from tests.e2e.heads import HEADS, write_head

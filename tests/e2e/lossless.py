@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import LLM, SamplingParams, metrics
+from foretoken import LLM, SamplingParams
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.testing import JunkProposer, ReplayProposer
+from foretoken.v1.metrics import reader as metrics
 
 VOCAB = 97
 PARAMETERS: dict[str, dict[str, Any]] = {

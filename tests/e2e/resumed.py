@@ -6,6 +6,7 @@ Shared by the quick and the full suite: cases, the undisturbed outputs, and the 
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def run(llm: LLM, asks: Sequence[Ask]) -> list[dict[int, Written]]:
     """All at once; of each prompt its outputs by number."""
     groups = [llm._requests(ask.prompt, ask.params, 0) for ask in asks]
     found = {request.request_id: Written() for group in groups for request in group}
-    with llm._shared.reader() as outputs:
+    with closing(llm._shared.reader()) as outputs:
         outputs.add(request for group in groups for request in group)
         for output in outputs:
             found[output.request_id].add(output)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.server.app import build_app, build_state
 from foretoken.server.observing.tracing import RequestSpans
 from foretoken.server.settings import ServerConfig

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.checkpoint import packaged_model
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import PromptError
 from foretoken.text import renderers as rendering
 from tests.e2e.serving import Serving, post, serving

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from foretoken import LLM, SamplingParams, __version__
-from foretoken.assembly import default_speculation
 from foretoken.cli.app import app
 from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import default_speculation
 from tests.guards.test_public_face import without_extras
 from tests.unit.lab.summaries import ab, write_run
 

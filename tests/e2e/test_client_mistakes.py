@@ -17,8 +17,8 @@ from openai.types import chat, completion_create_params, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ParameterError, PromptError, RequestError
 from foretoken.server.schemas import (
     Body,

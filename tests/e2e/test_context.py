@@ -99,8 +99,8 @@ def test_short_of_pages_drafts_go_and_requests_do_not(
         for _ in range(2):
             assert texts(llm) == expected
             parts.shared.check_integrity()
-        assert parts.deciding.journal is not None
-        found = parts.deciding.journal.describe()
+        assert parts.controller.journal is not None
+        found = parts.controller.journal.describe()
         assert found["failed"] is None and found["drafters"][method]["draft_tokens"]
         assert parts.shared.num_reclaimed, "what drafters keep went first"
         assert parts.scheduler.kv_usage == 0.0

@@ -7,12 +7,12 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.report.journal import ControlJournal
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.wiring import build_engine
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import post, serving
@@ -60,7 +60,7 @@ def test_requests_go_on(
     plant(monkeypatch, owner, name, good)
     with LLM("demo", **SETTINGS, speculative_config=DRAFTER) as llm:
         assert [texts(llm) for _ in range(3)] == [plain] * 3
-        journal = llm._engine.parts.deciding.journal
+        journal = llm._engine.parts.controller.journal
     assert journal is not None
     found = journal.describe()
     assert "ArithmeticError: planted" in found["failed"]

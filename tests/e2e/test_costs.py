@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.assembly import build_engine
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
 from foretoken.control.learned import keeping
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.timing import Timed, find_costs
+from foretoken.engine.wiring import build_engine
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.costs import find_costs
-from foretoken.proposers.timing import Timed
 from foretoken.types import SamplingParams
 
 DRAFTERS: list[dict[str, Any]] = [
@@ -128,7 +127,7 @@ def test_what_an_engine_learns_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FORETOKEN_TIMING_SECONDS", "0.5")
     monkeypatch.setattr(keeping, "_LEAST_S", 0.0)
     engine = build(DRAFTERS[0])
-    costs = engine.parts.deciding.costs
+    costs = engine.parts.controller.costs
     assert costs is not None and costs.source == "timed"
     before = costs.file.read()
     assert before is not None and before.target["passes_only"]

@@ -19,14 +19,14 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import EngineLostError
 from foretoken.replicas import members
 from foretoken.replicas.members import ReplicaPlace
 from foretoken.replicas.replica_server import ReplicaServer
 from foretoken.replicas.settings import ReplicaSpec
-from foretoken.server.routed.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.testing import write_tiny_llama
 from tests.e2e.fronting import KEY, Fronting, Streamed, fronting, stream

@@ -13,8 +13,8 @@ import pytest
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="the extra kv-events is not installed")
 
-from foretoken.assembly import build_engine  # noqa: E402
 from foretoken.config import EngineConfig  # noqa: E402
+from foretoken.engine.wiring import build_engine  # noqa: E402
 from foretoken.errors import ConfigError  # noqa: E402
 from foretoken.server.app import build_state  # noqa: E402
 from foretoken.server.settings import KVEventsConfig, ServerConfig  # noqa: E402

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine_async import AsyncEngine, OutputStream
+from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import RankLostError
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output

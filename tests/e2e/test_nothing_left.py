@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ParameterError
 from foretoken.testing import ReplayProposer, TreeProposer
 from foretoken.types import FinishReason, Output

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.outputs import GrowingOutput
+from foretoken.engine.thread import AsyncEngine
+from foretoken.engine.wiring import build_engine
 from foretoken.models.tensors import ModelOutput
-from foretoken.output_builder import GrowingOutput
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.scheduling import commit as commits
 from foretoken.runtime.verifier import Verification

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.metrics.reader import Counter
 from foretoken.types import FinishReason, TokenSource
+from foretoken.v1.metrics.reader import Counter
 from tests.marks import slow_but
 
 DRAFTERS: dict[str, dict[str, Any]] = {

@@ -26,8 +26,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
-from foretoken.models import held_file, load, packed_cache, packed_file
-from foretoken.models.held_file import Lease
+from foretoken.models import load, packed_file, weight_cache
+from foretoken.models.packed_file import Lease
 from foretoken.testing import write_tiny_llama
 from tests.packed import begin_behind, keep_packed, settle
 
@@ -90,7 +90,7 @@ def test_nobody_waits_for_the_file(
     """Tokens come while it is still written, and it is found once it is whole."""
     go = threading.Event()
     finish = packed_file.PackedWriter.finish
-    monkeypatch.setattr(packed_cache, "_begin_behind", begin_behind)
+    monkeypatch.setattr(weight_cache, "_begin_behind", begin_behind)
 
     def held(writer: packed_file.PackedWriter, about: Any) -> int:
         assert go.wait(60)
@@ -140,7 +140,7 @@ def test_a_file_that_is_changed_while_it_serves(
     first = tokens(model)
     settle()
     lines(said)
-    monkeypatch.setattr(held_file, "_LOOK_S", 0.001)
+    monkeypatch.setattr(packed_file, "_LOOK_S", 0.001)
     if not held:
         monkeypatch.setattr(Lease, "take", lambda _: None)
     with LLM(str(model), **KV) as llm:
@@ -206,7 +206,7 @@ def test_a_file_that_is_marked_while_it_is_copied_is_believed(
     model: Path, kept: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that wrote it may note that it is on the disk as late as that."""
-    monkeypatch.setattr(packed_cache, "_settle_later", lambda _: None)
+    monkeypatch.setattr(weight_cache, "_settle_later", lambda _: None)
     first = tokens(model)
     lines(said)
     read = packed_file._read_into
@@ -275,7 +275,7 @@ def test_a_broken_file_is_made_anew(
 def test_after_another_boot_every_byte_is_compared_once(
     model: Path, kept: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_cache, "mark_on_disk", lambda _: None)
+    monkeypatch.setattr(weight_cache, "mark_on_disk", lambda _: None)
     first = tokens(model)
     lines(said)
     monkeypatch.setattr(packed_file, "_boot", lambda: b"another")
@@ -308,8 +308,8 @@ def guarded(never: Any) -> Any:
 SECOND = """
 import sys
 from foretoken import LLM, SamplingParams
-from foretoken.models import load, packed_cache
-packed_cache._LEAST_BYTES = 0
+from foretoken.models import load, weight_cache
+weight_cache._LEAST_BYTES = 0
 load.Checkpoint = None
 llm = LLM(sys.argv[1], kv_cache_memory_bytes=8 << 20, max_model_len=128)
 llm.generate({"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=2), use_tqdm=False)
@@ -331,8 +331,8 @@ def test_a_second_start_imports_no_compiler(model: Path) -> None:
 KILLED = """
 import os, shutil, signal, sys, types
 from foretoken import LLM
-from foretoken.models import held_file, load, packed_cache, packed_file
-packed_cache._LEAST_BYTES = 0
+from foretoken.models import load, packed_file, weight_cache
+weight_cache._LEAST_BYTES = 0
 shutil.disk_usage = lambda _: types.SimpleNamespace(total=1 << 40, free=1 << 40)
 packed_file.PackedWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 LLM(sys.argv[1], kv_cache_memory_bytes=8 << 20, max_model_len=128)
@@ -391,7 +391,7 @@ def test_without_a_place_it_does_without(
         little = SimpleNamespace(free=99 << 20, total=1 << 30)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
     elif trouble == "limit":
-        monkeypatch.setenv(packed_cache.VARIABLE, "0.00001")
+        monkeypatch.setenv(weight_cache.VARIABLE, "0.00001")
     else:
         monkeypatch.setattr(os, "pwrite", no_room)
     assert tokens(model) == first
@@ -426,18 +426,18 @@ def test_the_limit(
     os.utime(first, (1, 1))
     second = write_tiny_llama(tmp_path / "second", vocab_size=70)
     size = sum(path.stat().st_size for path in (first, second / "model.safetensors"))
-    monkeypatch.setenv(packed_cache.VARIABLE, str((size + 1000) / (1 << 30)))
+    monkeypatch.setenv(weight_cache.VARIABLE, str((size + 1000) / (1 << 30)))
     tokens(second)
     assert len(list(kept.iterdir())) == 2, "both fit"
     third = write_tiny_llama(tmp_path / "third", vocab_size=71)
     tokens(third)
     assert first not in kept.iterdir(), "the least recently used went"
     assert len(list(kept.iterdir())) == 2
-    monkeypatch.setenv(packed_cache.VARIABLE, "0")
+    monkeypatch.setenv(weight_cache.VARIABLE, "0")
     tokens(write_tiny_llama(tmp_path / "fourth", vocab_size=72))
     assert len(list(kept.iterdir())) == 2
-    monkeypatch.setenv(packed_cache.VARIABLE, "much")
-    with pytest.raises(ConfigError, match=packed_cache.VARIABLE):
+    monkeypatch.setenv(weight_cache.VARIABLE, "much")
+    with pytest.raises(ConfigError, match=weight_cache.VARIABLE):
         tokens(model)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError
-from foretoken.server.auditing import auditor as auditing
+from foretoken.server import auditor as auditing
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import Serving, post, serving
 

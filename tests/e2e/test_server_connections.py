@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.lab.measure.servers import free_port
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.server.transport.connection import MOST_HEAD_BYTES, MOST_HEADERS
@@ -475,7 +475,7 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
 
 
 LOSES = """
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 
 
 def broken(engine, arrive=None):

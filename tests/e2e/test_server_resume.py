@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ParameterError
 from foretoken.server.settings import ServerConfig
 from tests.e2e import fronting

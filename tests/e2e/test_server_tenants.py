@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.server.settings import ServerConfig
 from tests.e2e.serving import Serving, post, serving
 

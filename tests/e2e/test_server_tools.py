@@ -10,8 +10,8 @@ import openai
 import pydantic
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.server.settings import ServerConfig
 from tests.e2e.added_tokens import IDS, MARKS, write_model_with_added_tokens
 from tests.e2e.serving import Serving, post, serving

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
-from foretoken.ops.stored_kv import stored
+from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.runtime.runner import Runner
 
 PAGE = 4
@@ -21,14 +21,14 @@ def open_runner(
     *,
     dtype: torch.dtype = torch.float32,
     batch_invariant: bool = False,
-    kv_dtype: torch.dtype | None = None,
+    kv_store_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
     points: Sequence[int] = (),
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
     options = LoadOptions(
         dtype=dtype, device=torch.device("cpu"), batch_invariant=batch_invariant, page_size=PAGE,
-        kv_dtype=kv_dtype, max_model_len=max_model_len,
+        kv_store_dtype=kv_store_dtype, max_model_len=max_model_len,
     )  # fmt: skip
     runner = Runner.load(folder, options, num_pages=NUM_PAGES, points=points)
     leave_garbage(runner)
@@ -41,7 +41,7 @@ def leave_garbage(runner: Runner) -> None:
     for layer in runner.store.layers:
         used = layer[: NUM_PAGES * PAGE]
         numbers = torch.randn((*used.shape[:2], size), generator=generator) * 50
-        used.copy_(stored(numbers, layer.dtype))
+        used.copy_(quantize_kv(numbers, layer.dtype))
 
 
 def tables(draw: random.Random, lengths: Sequence[int], *, together: bool) -> list[list[int]]:

@@ -27,7 +27,7 @@ class Forwards:
     folder: Path
     dtype: torch.dtype
     vocab: int
-    kv_dtype: torch.dtype | None = None
+    kv_store_dtype: torch.dtype | None = None
     quantization: str | None = None
     by_layers: bool = False
     """Whether ranks have some layers each, instead of a share of all."""
@@ -52,7 +52,7 @@ def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
 def _compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
     options = LoadOptions(
         dtype=what.dtype, device=torch.device("cpu"), batch_invariant=True, page_size=PAGE,
-        kv_dtype=what.kv_dtype, quantization=what.quantization, group=group,
+        kv_store_dtype=what.kv_store_dtype, quantization=what.quantization, group=group,
         by_layers=what.by_layers,
     )  # fmt: skip
     model = load_model(what.folder, options)
@@ -61,7 +61,7 @@ def _compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
         replace(model.shape, num_hidden_layers=here),
         num_pages=NUM_PAGES,
         page_size=PAGE,
-        dtype=what.kv_dtype or what.dtype,
+        dtype=what.kv_store_dtype or what.dtype,
         device=options.device,
         kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
     )

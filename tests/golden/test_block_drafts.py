@@ -20,8 +20,8 @@ from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.dflash.serving import BlockSteps
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.parts import HeadShape
@@ -99,7 +99,7 @@ def network(name: str) -> BlockHead:
 
 
 def runners(
-    name: str, kv_dtype: torch.dtype | None = None, make: HeadLinears | None = None
+    name: str, kv_store_dtype: torch.dtype | None = None, make: HeadLinears | None = None
 ) -> list[BlockRunner]:
     # Two points of three, which do not lie side by side.
     points, half, cpu = [0, 7, FINAL], HIDDEN // 2, torch.device("cpu")
@@ -114,7 +114,7 @@ def runners(
             network(name),
             FeatureView(store, [0, FINAL]),
             top=top,
-            pages=HeadPages(10, PAGE, kv_dtype),
+            pages=HeadPages(10, PAGE, kv_store_dtype),
             make=make,
         )
         for _ in range(2)
@@ -123,11 +123,11 @@ def runners(
     return found
 
 
-def both(name: str, kv_dtype: torch.dtype | None = None) -> Any:
+def both(name: str, kv_store_dtype: torch.dtype | None = None) -> Any:
     """The runners of any head, compiled and not."""
     if name not in PARALLEL:
-        return runners(name, kv_dtype)
-    found = eagle.runners(PARALLEL[name], kv_dtype)
+        return runners(name, kv_store_dtype)
+    found = eagle.runners(PARALLEL[name], kv_store_dtype)
     torch.manual_seed(8)
     found[0].features.slots_SF.normal_()
     return found
@@ -161,13 +161,13 @@ def drafted(
 
 
 @compiled
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", [*HEADS, *PARALLEL])
 @torch.inference_mode()
-def test_all_drafts_in_one_call(name: str, params: str, kv_dtype: torch.dtype | None) -> None:
+def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dtype | None) -> None:
     (at_once, steps), (chosen, other) = (
-        drafted(one, params, [4, 4]) for one in both(name, kv_dtype)
+        drafted(one, params, [4, 4]) for one in both(name, kv_store_dtype)
     )
     assert ran(other) and not ran(steps), "one call did it all"
     assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}

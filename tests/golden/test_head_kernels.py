@@ -12,7 +12,7 @@ from foretoken.layers.embedding import Embedding
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.heads.parts import HeadShape
 
@@ -32,7 +32,7 @@ SHAPES = {
 
 
 def runners(
-    shape: Eagle3Shape, kv_dtype: torch.dtype | None = None
+    shape: Eagle3Shape, kv_store_dtype: torch.dtype | None = None
 ) -> tuple[HeadRunner, HeadRunner]:
     torch.manual_seed(2)
     net = Eagle3(shape, mask_token_id=11 if shape.parallel and not shape.anchored else None)
@@ -47,7 +47,7 @@ def runners(
     view = FeatureView(store, [0, FINAL])
 
     def runner() -> HeadRunner:
-        pages = HeadPages(10, PAGE, kv_dtype)
+        pages = HeadPages(10, PAGE, kv_store_dtype)
         return HeadRunner(net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=pages)
 
     compiled, plain = runner(), runner()
@@ -56,11 +56,11 @@ def runners(
 
 
 @pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("kv_store_dtype", [None, torch.int8])
 @pytest.mark.parametrize("name", SHAPES)
 @torch.inference_mode()
-def test_the_same_outputs(name: str, kv_dtype: torch.dtype | None) -> None:
-    compiled, plain = runners(SHAPES[name], kv_dtype)
+def test_the_same_outputs(name: str, kv_store_dtype: torch.dtype | None) -> None:
+    compiled, plain = runners(SHAPES[name], kv_store_dtype)
     assert compiled.kernels is not None
     tables = [[3, 1, 4], [7, 2, 9]]
     fed = [

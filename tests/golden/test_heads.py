@@ -16,7 +16,7 @@ from foretoken.kv.features import FINAL
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.folder import read_head
 from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.medusa import Medusa

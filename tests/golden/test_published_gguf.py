@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from foretoken.shape.gguf import open_gguf
-from foretoken.text.pre_tokenizers import WORD_RULES
+from foretoken.text.gguf_tokenizer import WORD_RULES
 from foretoken.text.tokenizer import Tokenizer
 from tests.unit.gguf_tokens import TEXTS
 

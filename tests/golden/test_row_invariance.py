@@ -64,7 +64,7 @@ def _params() -> list[Any]:
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
-    kind, kv_dtype, num_threads = request.param
+    kind, kv_store_dtype, num_threads = request.param
     what, dtype = KINDS[kind]
     folder = tmp_path_factory.mktemp("model")
     if isinstance(what, str):
@@ -75,7 +75,7 @@ def opened(
         write_tiny_llama(folder, **what)
     before, library = torch.get_num_threads(), find_library()
     torch.set_num_threads(num_threads)
-    runner = open_runner(folder, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
+    runner = open_runner(folder, dtype=dtype, batch_invariant=True, kv_store_dtype=kv_store_dtype)
     if library is not None:
         library.handle.ft_set_threads(num_threads)
     yield runner

@@ -204,15 +204,15 @@ LENGTH = 75
 KINDS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=str)
+@pytest.mark.parametrize(("dtype", "kv_store_dtype"), KINDS, ids=str)
 @pytest.mark.parametrize("case", OWN)
 def test_bits_are_those_of_the_parts(
-    case: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
+    case: str, dtype: torch.dtype, kv_store_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
     if find_library() is None:
         pytest.skip("no kernels here")
     write_checkpoint(tmp_path, *OWN[case])
-    runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
+    runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True, kv_store_dtype=kv_store_dtype)
     model, store = runner.model, runner.store
     assert isinstance(model, Decoder) and model.compiled is not None
     parts = replace(model, compiled=None)

@@ -399,9 +399,9 @@ def test_speculation_changes_nothing(tmp_path: Path) -> None:
 NARROW_LENGTH = 480
 
 
-def logits(ids: list[int], kv_dtype: torch.dtype | None) -> Tensor:
+def logits(ids: list[int], kv_store_dtype: torch.dtype | None) -> Tensor:
     """Of every token, read in two chunks and then one by one."""
-    runner = open_runner(packaged_model("demo"), dtype=torch.float32, kv_dtype=kv_dtype)
+    runner = open_runner(packaged_model("demo"), dtype=torch.float32, kv_store_dtype=kv_store_dtype)
     pages = list(range(len(ids)))
     cuts = [0, 200, 450, *range(451, len(ids) + 1)]
     spans = [(ids, start, stop, pages) for start, stop in zip(cuts, cuts[1:], strict=False)]

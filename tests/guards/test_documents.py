@@ -111,7 +111,7 @@ def test_changelog_has_this_version() -> None:
 
 def test_architecture_shows_the_layers() -> None:
     layers = pyproject()["tool"]["importlinter"]["contracts"][0]["layers"]
-    plain = [re.sub(r"[()]", "", layer).replace(" | ", ", ") for layer in layers]
+    plain = [re.sub(r"[()]", "", layer).replace(" : ", ", ") for layer in layers]
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert "\n".join(["```", *plain, "```"]) in text, "\n".join(plain)
 

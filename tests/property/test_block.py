@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.block_verification import BlockTests, keep_blocks
-from foretoken.ops.reject import residual
+from foretoken.ops.rejection import residual
 from tests.property.exact import Rows, plain_probs, rows_of
 
 NEVER = 2.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import Draft, ModelOutput
-from foretoken.ops.reject import acceptable, residual
+from foretoken.ops.rejection import acceptable, residual
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

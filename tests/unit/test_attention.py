@@ -12,10 +12,10 @@ from torch import Tensor
 from foretoken.backend import backend_for
 from foretoken.ops.attention import Geometry, SpanWindow, torch_attention
 from foretoken.ops.attention.base import Attention, contiguous_start
-from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
-from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.ops.attention.torch_sdpa import BranchAttention
+from foretoken.ops.quantize_kv import dequantize, quantize_kv
 
 NUM_PAGES = 96
 KINDS: dict[str, dict[str, Any]] = {
@@ -204,9 +204,9 @@ def test_int8_has_the_bits_of_its_numbers_multiplied_out(
     draw = random.Random(str(tiling))
     for kind in ("plain", "all"):
         shape = geometry((6, 2, 8), 4, dtype, **KINDS[kind])
-        kept = stored(random_store(shape), torch.int8)
-        wide = multiplied_out(kept, dtype)
-        rounded = replace(shape, kv_dtype=torch.int8)
+        kept = quantize_kv(random_store(shape), torch.int8)
+        wide = dequantize(kept, dtype)
+        rounded = replace(shape, kv_store_dtype=torch.int8)
         for count in (1, 1, 4):
             spans = random_spans(draw, 4, count)
             q_THh = torch.randn(sum(span.num_tokens for span in spans), 6, 8).to(dtype)
@@ -215,7 +215,7 @@ def test_int8_has_the_bits_of_its_numbers_multiplied_out(
 
 
 def test_int8_is_probed_like_other_types() -> None:
-    shape = geometry((4, 2, 16), 8, torch.bfloat16, kv_dtype=torch.int8)
+    shape = geometry((4, 2, 16), 8, torch.bfloat16, kv_store_dtype=torch.int8)
     found = torch_attention(shape, batch_invariant=True)
     assert isinstance(found, BranchAttention | ReferenceAttention)
 

@@ -29,7 +29,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.policy import FirstPolicy
-from foretoken.server.observing.control import ControlCollector
+from foretoken.server.observing.server_metrics import ControlCollector
 from foretoken.types import DEFAULT_GUARD, DraftingTime, RequestMetrics, Speculation, StepStats
 from tests.unit.control_fakes import running
 from tests.unit.proposing import make_context, make_sequence

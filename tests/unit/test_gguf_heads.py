@@ -24,7 +24,7 @@ from foretoken.kernels.library import find_library
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dspark import DSpark
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.shape import ModelShape

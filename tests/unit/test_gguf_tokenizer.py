@@ -15,8 +15,7 @@ from tokenizers.models import BPE
 
 from foretoken.errors import ForetokenError, PromptError
 from foretoken.text import gguf_tokenizer
-from foretoken.text.pre_tokenizers import WORD_RULES
-from foretoken.text.score_merges import Pieces, merges_of_scores
+from foretoken.text.gguf_tokenizer import WORD_RULES, Pieces, merges_of_scores
 from foretoken.text.tokenizer import Tokenizer
 from tests.unit.gguf_tokens import (
     CONTROL,
@@ -402,7 +401,7 @@ def test_lists_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_more_merges_than_any_vocabulary_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretoken.text.score_merges._MOST_MERGES", 30)
+    monkeypatch.setattr("foretoken.text.gguf_tokenizer._MOST_MERGES", 30)
     tokens = ["<unk>", "<s>", "</s>", *("a" * count for count in range(1, 20))]
     fields = {"model": "llama", "tokens": tokens, "token_type": [2, 3, 3] + [1] * 19}
     with pytest.raises(ForetokenError, match=r"tokens: got .*171 .*; allowed: "):

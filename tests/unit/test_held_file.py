@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models import held_file
-from foretoken.models.held_file import Lease
+from foretoken.models import packed_file
+from foretoken.models.packed_file import Lease
 
 CONTENTS = bytes(range(256)) * 40
 """Not a whole number of pages."""
@@ -21,7 +21,7 @@ CONTENTS = bytes(range(256)) * 40
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_file, "_LOOK_S", 0.001)
+    monkeypatch.setattr(packed_file, "_LOOK_S", 0.001)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_who_has_no_memory_for_a_copy_ends_with_a_reason(
         raise OSError(12, "Cannot allocate memory")
 
     told: list[int] = []
-    monkeypatch.setattr(held_file, "_replace", none)
+    monkeypatch.setattr(packed_file, "_replace", none)
     monkeypatch.setattr(os, "kill", lambda _, number: told.append(number))
     lease, mapped = taken(file)
     ask(file)
@@ -125,7 +125,7 @@ def test_what_cannot_be_held(file: Path, why: str, monkeypatch: pytest.MonkeyPat
         seconds = file.with_name("seconds")
         if why == "no time":
             seconds.write_text("5\n")
-        monkeypatch.setattr(held_file, "_BREAK_TIME", seconds)
+        monkeypatch.setattr(packed_file, "_BREAK_TIME", seconds)
     with file.open("r+b" if why == "open for writing" else "rb"), file.open("rb") as opened:
         before = os.listdir("/proc/self/fd")
         assert Lease.take(opened.fileno()) is None

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.kv.features import FINAL
-from foretoken.models import LoadOptions, Model, load_model
-from foretoken.models.through_transformers import modules
-from foretoken.models.through_transformers.attention import LayerCall, PagedAttention
+from foretoken.models import LoadOptions, Model, load_model, through_transformers
+from foretoken.models.through_transformers import LayerCall, PagedAttention
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from tests.golden.families import BY_TRANSFORMERS, write_checkpoint
@@ -460,7 +459,7 @@ def test_a_module_that_breaks_the_promise_is_found(
         def forward(self, x: Tensor) -> Tensor:
             return torch.nn.functional.silu(x) * (1 + 1e-6 * x.shape[-2])
 
-    monkeypatch.setattr(modules, "SwappedActivation", lambda activate: Looks())
+    monkeypatch.setattr(through_transformers, "SwappedActivation", lambda activate: Looks())
     with pytest.raises(UnsupportedModelError, match="batch_invariant"):
         load_model(tmp_path, options(batch_invariant=True))
 
@@ -476,7 +475,7 @@ def test_a_state_beside_keys_and_values_is_found(
         def forward(self, x: Tensor) -> Tensor:
             return torch.nn.functional.silu(x + x.roll(1, -2))
 
-    monkeypatch.setattr(modules, "SwappedActivation", lambda activate: Shifts())
+    monkeypatch.setattr(through_transformers, "SwappedActivation", lambda activate: Shifts())
     with pytest.raises(UnsupportedModelError, match="more than tokens before"):
         load_model(tmp_path, options(batch_invariant=True))
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from foretoken.engine.logs import LEVEL_VARIABLE, show_logs
 from foretoken.errors import ConfigError
 from foretoken.llm import _progress
-from foretoken.logs import LEVEL_VARIABLE, show_logs
 
 
 @contextmanager

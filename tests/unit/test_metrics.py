@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.cost import PlainCost
+from foretoken.engine.metrics import EngineMetrics, PlainEstimate
 from foretoken.errors import ForetokenError, PromptError
-from foretoken.metrics import Counter, EngineMetrics, Gauge, Histogram, PlainEstimate, Vector
 from foretoken.server.observing.log_lines import LineFormatter, milliseconds
-from foretoken.server.observing.request_acceptance import AcceptanceMetrics
+from foretoken.server.observing.server_metrics import AcceptanceMetrics
 from foretoken.types import RequestMetrics, StepStats
+from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Vector
 
 
 def stats(accepted: tuple[int, ...], drafts: int, drafted: int) -> StepStats:
@@ -122,7 +123,7 @@ def test_a_vector_says_that_it_has_values() -> None:
     assert not hasattr(vector, "value") and vector == Vector(vector.name, {}, [3, 1])
 
 
-@pytest.mark.parametrize("path", ["foretoken.metrics.reader", "foretoken.v1.metrics.reader"])
+@pytest.mark.parametrize("path", ["foretoken.v1.metrics.reader", "foretoken.engine.metrics"])
 def test_a_script_for_vllm_imports_the_classes_of_get_metrics(path: str) -> None:
     reader = importlib.import_module(path)
     found = [getattr(reader, name) for name in ("Counter", "Gauge", "Histogram", "Vector")]

@@ -19,11 +19,11 @@ from foretoken.cli.serve_options import other_settings
 from foretoken.config import EngineConfig
 from foretoken.config.method_registry import built_methods, find_method
 from foretoken.config.other_engines import OtherName, find_other, other_names
+from foretoken.engine.metrics import EngineMetrics
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from foretoken.metrics import EngineMetrics
 
 VALUES: dict[str, object] = {
     "method": "ngram",

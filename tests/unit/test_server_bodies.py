@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from foretoken.errors import ParameterError
-from foretoken.server.hosts import host_name, is_own
+from foretoken.server.access import host_name, is_own
 from foretoken.server.problems import Problem
-from foretoken.server.requests.answer_size import MOST_LOGPROBS, within_bounds
+from foretoken.server.requests.answering import MOST_LOGPROBS, within_bounds
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.schemas import (
     Body,

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError, MissingPackageError, ModelNotFoundError
 from foretoken.server.app import build_app, build_state
 from foretoken.server.problems import problem_of
@@ -61,12 +61,12 @@ def test_nobody_learns_from_the_requests_that_warm_up(tmp_path: Path) -> None:
             adaptive_speculation=True,
         )
     )
-    control = engine.parts.deciding.control
+    control = engine.parts.controller.control
     assert control is not None
     warm_up(engine)
     assert control.models()["target"]["steps"] == 0
-    assert engine.parts.deciding.journal is not None
-    assert engine.parts.deciding.journal.describe()["steps"] == 0
+    assert engine.parts.controller.journal is not None
+    assert engine.parts.controller.journal.describe()["steps"] == 0
     [request] = engine.make_requests("asked", [0], SamplingParams(max_tokens=64, ignore_eos=True))
     engine.add_request(request)
     while engine.has_unfinished:

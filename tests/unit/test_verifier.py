@@ -6,18 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.config.speculative import RULES
 from foretoken.models.tensors import Draft, ModelOutput
-from foretoken.ops.reject import (
-    RULES,
-    acceptable,
-    agreeing,
-    leading,
-    residual,
-    rule_of,
-    typical,
-    wants_distribution,
-)
+from foretoken.ops.rejection import acceptable, agreeing, leading, residual, typical
 from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.rules.base import rule_of, wants_distribution
 from foretoken.runtime.sequence import Sequence
 from foretoken.runtime.verifier import SpanVerification, Verifier
 from foretoken.types import Request, SamplingParams, TokenSource

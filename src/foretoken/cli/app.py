@@ -24,10 +24,10 @@ from foretoken.cli.quantize import quantize
 from foretoken.cli.serve import serve
 from foretoken.cli.serve_options import ServeCommand
 from foretoken.cli.train import train_app
+from foretoken.engine.logs import chosen_level
 from foretoken.errors import ForetokenError
 from foretoken.extras import OptionalPackages
 from foretoken.hardware import check_temporary_folder
-from foretoken.logs import chosen_level
 
 
 class ForetokenGroup(TyperGroup):

@@ -32,7 +32,7 @@ from foretoken.shape.gguf_ends import ends_of_text
 
 if TYPE_CHECKING:
     from foretoken.control.learned.drafter_cost import DrafterCost
-    from foretoken.proposers.costs import EngineCosts
+    from foretoken.engine.timing import EngineCosts
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _DRAFTS = (0, 1, 2, 3, 5, 7)
@@ -203,9 +203,8 @@ def _show_costs(config: EngineConfig, *, as_json: bool) -> None:
 
 
 def _find_costs(config: EngineConfig) -> "EngineCosts":
-    from foretoken.assembly import build_engine
-    from foretoken.proposers.costs import find_costs, seconds_for_timing
-    from foretoken.proposers.timing import Timed
+    from foretoken.engine.timing import Timed, find_costs, seconds_for_timing
+    from foretoken.engine.wiring import build_engine
 
     parts = build_engine(config).parts
     timed = Timed(
@@ -215,7 +214,7 @@ def _find_costs(config: EngineConfig) -> "EngineCosts":
         pool=parts.scheduler.pool,
         threads=parts.threads,
     )
-    return parts.deciding.costs or find_costs(timed, most_seconds=seconds_for_timing())
+    return parts.controller.costs or find_costs(timed, most_seconds=seconds_for_timing())
 
 
 def _describe(costs: "EngineCosts") -> dict[str, Any]:

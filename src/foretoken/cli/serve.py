@@ -117,8 +117,8 @@ def _serve(settings: dict[str, Any]) -> int:
         if launch.rank:
             return come(launch)
     _check_extras(server, replicated=any(name in settings for name in _REPLICAS))
-    from foretoken.assembly import default_speculation
-    from foretoken.logs import show_logs
+    from foretoken.engine.logs import show_logs
+    from foretoken.engine.wiring import default_speculation
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
     from foretoken.server.run import serve as run
 

@@ -107,8 +107,8 @@ def _speculation(
     model: str, options: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """What the options say; where they say nothing, the default for this model."""
-    from foretoken.assembly import default_speculation
     from foretoken.config import EngineConfig
+    from foretoken.engine.wiring import default_speculation
 
     text, draft = options["speculative_config"], options["draft"]
     if draft is not None:

@@ -3,7 +3,7 @@
 Look-ups always, and of the drafters with weights that ship for the target the few that usually
 bring most. Which of them drafts, and how far, is decided in each step by what was measured. Says
 only who takes part; whether a server drafts where nobody says so is `default_speculation` in
-`foretoken.assembly`. Torch-free; reads the table of methods and no weights.
+`foretoken.engine.wiring`. Torch-free; reads the table of methods and no weights.
 """
 
 from foretoken.checkpoint import installed

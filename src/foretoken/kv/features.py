@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.kernels.structures import FtFeatures
 from foretoken.kv.free_runs import Run
-from foretoken.kv.untouched import give_back, untouched_zeros
+from foretoken.kv.lazy_zeros import give_back, lazy_zeros
 
 FINAL = -1
 """The point after the last norm; other points i are the residual stream before layer i."""
@@ -49,7 +49,7 @@ class FeatureStore:
             point: slice(i * hidden_size, (i + 1) * hidden_size) for i, point in enumerate(points)
         }
         size = (num_slots, len(points) * hidden_size)
-        self.slots_SF = untouched_zeros(size, dtype=dtype, device=device)
+        self.slots_SF = lazy_zeros(size, dtype=dtype, device=device)
 
     def only(self, points: Collection[int]) -> Self:
         """The same rows, of which these points alone are written."""

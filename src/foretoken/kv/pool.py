@@ -9,12 +9,26 @@ only: neither tokens nor tensors.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from foretoken.kv.free_runs import FreeRuns, Run
 
-if TYPE_CHECKING:
-    from foretoken.kv.shared_pages import SharedPages
+
+class PageMemory(Protocol):
+    """Whoever has some of the memory of free pages: `SharedPages`."""
+
+    @property
+    def withheld(self) -> int:
+        """Pages that have to be free."""
+
+    def make_room(self, count: int) -> None:
+        """See to it that so many of the available pages can be handed out."""
+
+    def handed_out(self, pages: Iterable[int]) -> None:
+        """These are going to be written."""
+
+    def check_integrity(self) -> None:
+        """Assert that the books are right."""
 
 
 class PagePool:
@@ -38,7 +52,7 @@ class PagePool:
         """Read only. Rises whenever a page's contents are given up, before it is used again."""
         self.num_evicted = 0
         """Kept pages given up so far."""
-        self.shared: SharedPages | None = None
+        self.shared: PageMemory | None = None
         """Who else has the memory of free pages; None: nobody."""
         self.free: set[int] | None = None
         """Read only. Pages without contents, if somebody asked for that with `follow_free`."""

@@ -1,6 +1,6 @@
 """The keys and values themselves: one tensor per layer, indexed by slot.
 
-A slot is page * page_size + offset. What is in a row, the store does not read: `ops.stored_kv`
+A slot is page * page_size + offset. What is in a row, the store does not read: `ops.quantize_kv`
 knows how int8 is written. Knows nothing of sequences or of who uses a page. Everything
 is finite at all times: attention reads masked slots and multiplies them by zero.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.free_runs import Run
-from foretoken.kv.untouched import give_back, untouched_zeros
+from foretoken.kv.lazy_zeros import give_back, lazy_zeros
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 SLACK = 1024
@@ -67,8 +67,7 @@ class KVStore:
         width = shape.head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
         size = (self.num_slots, 2 * len(self.kv_heads), width)
         self.layers = [
-            untouched_zeros(size, dtype=dtype, device=device)
-            for _ in range(shape.num_hidden_layers)
+            lazy_zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
         ]
         """Per layer [slots, 2 * KV, hd], hd + 4 in int8: key heads, then value heads."""
 

@@ -11,8 +11,8 @@ from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
+from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.ops.row_operations import Turn
-from foretoken.ops.stored_kv import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class AttentionBlock:
         if step.rotation.query_scale is not None:
             rotated[:, :heads] *= step.rotation.query_scale
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
-        write(layer_SKh, step.slots_T, stored(qkv_TAh[:, heads:], layer_SKh.dtype))
+        write(layer_SKh, step.slots_T, quantize_kv(qkv_TAh[:, heads:], layer_SKh.dtype))
         return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
 
     def turn(self, step: StepState) -> Turn:

@@ -35,7 +35,7 @@ class LoadOptions:
     x_bits_asked_by: str | None = None
     """The setting that asks for them, which is an error where nothing is multiplied so; None:
     nobody does, they are taken where they can be."""
-    kv_dtype: torch.dtype | None = None
+    kv_store_dtype: torch.dtype | None = None
     """Type of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""

@@ -25,9 +25,9 @@ from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions, check_bits
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
-from foretoken.models.packed_load import PackedLayers, WeightSource
 from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.models.stages import Stages
+from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
@@ -310,7 +310,7 @@ class Builder:
             window=window,
             softcap=shape.attention_softcap,
             scale=shape.attention_scale,
-            kv_dtype=options.kv_dtype,
+            kv_store_dtype=options.kv_store_dtype,
         )
 
     def kind(self, view: tuple[int | None, RopeShape], like: Tensor) -> LayerKind:

@@ -20,7 +20,7 @@ from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import COMPILED
-from foretoken.ops.attention.compiled import AttentionPlan, CompiledAttention
+from foretoken.ops.attention.native import AttentionPlan, NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 
 _I32, _PTR = ctypes.c_int32, ctypes.c_void_p
@@ -133,7 +133,7 @@ class CompiledLayers:
         return len(self._layers)
 
     @property
-    def only_kind(self) -> tuple[CompiledAttention, RotaryTable] | None:
+    def only_kind(self) -> tuple[NativeAttention, RotaryTable] | None:
         """Attention and positions of all layers; None: they are not all of one kind, or queries
         are scaled, which rollouts do not know."""
         if len(self._kinds) != 1 or self._kinds[0].rotary.query_scale is not None:
@@ -171,7 +171,7 @@ class RowsPlan:
 
 def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:
     """The layers as one call, or None if some part of them has no kernel."""
-    known = all(isinstance(kind.attention, CompiledAttention) for kind in kinds)
+    known = all(isinstance(kind.attention, NativeAttention) for kind in kinds)
     if not known or not all(map(_has_kernels, layers)):
         return None
     norms = [norm for layer in layers for norm in _norms(layer)]
@@ -223,6 +223,6 @@ def _bind(layer: Layer) -> FtLayer:
     )
 
 
-def _attention(kind: LayerKind) -> CompiledAttention:
-    assert isinstance(kind.attention, CompiledAttention), type(kind.attention).__name__
+def _attention(kind: LayerKind) -> NativeAttention:
+    assert isinstance(kind.attention, NativeAttention), type(kind.attention).__name__
     return kind.attention

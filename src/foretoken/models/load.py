@@ -15,9 +15,15 @@ from foretoken.kernels.linear import TYPES
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint, weight_files
-from foretoken.models.packed_cache import PackedCache, PackedWriting
-from foretoken.models.packed_load import PackedLayers, Recorded, Replayed, WeightSource
 from foretoken.models.through_transformers import load_with_transformers
+from foretoken.models.weight_cache import (
+    CachedWeightSource,
+    PackedLayers,
+    PackedWriting,
+    RecordingWeightSource,
+    WeightCache,
+    WeightSource,
+)
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
@@ -39,10 +45,10 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     with lean_heap(), about_gguf(folder):
         if not shape.is_own:
             return load_with_transformers(folder, shape, options)
-        cache = _packed_cache(folder, shape, options)
+        cache = _weight_cache(folder, shape, options)
         file = None if cache is None else cache.find()
         if file is not None:
-            replayed = Replayed(file)
+            replayed = CachedWeightSource(file)
             return layer_builder(replayed, shape, options, replayed).model()
         return _load(folder, shape, options, None if cache is None else cache.begin())
 
@@ -60,7 +66,7 @@ def write_packed(folder: Path, options: LoadOptions) -> Path | None:
     """
     shape = ModelShape.from_config(folder)
     options = replace(options, quantization=_rounding(options.quantization, shape))
-    cache = _packed_cache(folder, shape, options) if shape.is_own else None
+    cache = _weight_cache(folder, shape, options) if shape.is_own else None
     writing = None if cache is None else cache.begin_beside()
     if cache is None or writing is None:
         return None
@@ -87,20 +93,20 @@ def _load(
             forget_gguf()
             if writing is None:
                 return layer_builder(checkpoint, shape, options).model()
-            recorded = Recorded(checkpoint, writing.writer)
+            recorded = RecordingWeightSource(checkpoint, writing.writer)
             model = layer_builder(recorded, shape, options, recorded).model()
             if recorded.is_complete:
                 writing.keep(recorded.about())
             return model
 
 
-def _packed_cache(folder: Path, shape: ModelShape, options: LoadOptions) -> PackedCache | None:
+def _weight_cache(folder: Path, shape: ModelShape, options: LoadOptions) -> WeightCache | None:
     """Where packed weights of this load would be; None: they are not packed, or by others, or are a
     part of the model's."""
     library = backend_for(options.device).library
     if library is None or options.dtype not in TYPES or options.group is not None:
         return None
-    return PackedCache.of(weight_files(folder), shape, options, library)
+    return WeightCache.of(weight_files(folder), shape, options, library)
 
 
 def layer_builder(

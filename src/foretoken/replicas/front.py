@@ -28,7 +28,7 @@ from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, proble
 from foretoken.server.access import Access, as_response
 from foretoken.server.endpoints import page, status
 from foretoken.server.problems import Problem, draining
-from foretoken.server.routed.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, salt_from

@@ -23,9 +23,9 @@ from foretoken.router.choosing import Route, choose
 from foretoken.router.prefix_index import PrefixIndex
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.view import ReplicaView, RouteNeeds
-from foretoken.server.routed.origin import INTERNAL_HEADER
-from foretoken.server.routed.pace import Paces
-from foretoken.server.routed.report import PATH, Report
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER
+from foretoken.server.replica_protocol.pace import Paces
+from foretoken.server.replica_protocol.report import PATH, Report
 
 logger = logging.getLogger("foretoken")
 

@@ -21,7 +21,7 @@ from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.relay import Relay, RelayedRequest
 from foretoken.router.relay_messages import Chunk, End, Failed, Restart, Routed, Seek
 from foretoken.server.problems import Problem, draining
-from foretoken.server.routed.progress import StreamProgress
+from foretoken.server.replica_protocol.progress import StreamProgress
 from foretoken.server.transport.events import Events
 
 logger = logging.getLogger("foretoken")

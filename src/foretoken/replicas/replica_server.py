@@ -13,9 +13,9 @@ from typing import final
 
 import torch
 
-from foretoken.assembly import build_engine
+from foretoken.engine.logs import show_logs
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import EngineLostError
-from foretoken.logs import show_logs
 from foretoken.placement import keep_to
 from foretoken.replicas.members import STALLED_S, ReplicaPlace
 from foretoken.replicas.settings import ReplicaSpec

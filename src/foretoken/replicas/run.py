@@ -21,8 +21,8 @@ from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Directory, Members, ReplicaPlace
 from foretoken.replicas.relaying import RelayedRequests, RelayParts
 from foretoken.replicas.settings import PER_NODE, ReplicaConfig, ReplicaSpec
-from foretoken.server.routed.origin import INTERNAL_HEADER
-from foretoken.server.routed.report import PATH, Report
+from foretoken.server.replica_protocol.origin import INTERNAL_HEADER
+from foretoken.server.replica_protocol.report import PATH, Report
 from foretoken.server.run import bound, drained_by_signals, run_until_told, url_of
 from foretoken.server.settings import ServerConfig
 from foretoken.server.transport.drain import Drain

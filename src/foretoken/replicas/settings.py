@@ -12,7 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.placement import usable_nodes
 from foretoken.server.settings import ServerConfig
-from foretoken.server.transport.room import MOST_CONNECTIONS
+from foretoken.server.transport.connection_limit import MOST_CONNECTIONS
 
 logger = logging.getLogger("foretoken")
 

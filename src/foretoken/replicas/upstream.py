@@ -1,7 +1,7 @@
 """One attempt of a request at one replica, over HTTP.
 
 Owns the connection and what is read from it: the whole of an answer, or the events of a stream up
-to each mark (`foretoken.server.routed.progress`). Whatever breaks it off is a `ReplicaFailed`.
+to each mark (`server.replica_protocol.progress`). Whatever breaks it off is a `ReplicaFailed`.
 Knows neither other replicas nor what becomes of the request.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar, final
 
 import httpx
 
-from foretoken.server.routed.progress import StreamProgress, read_mark
+from foretoken.server.replica_protocol.progress import StreamProgress, read_mark
 from foretoken.server.transport.events import DONE
 
 MOST_UNMARKED = 64 << 20

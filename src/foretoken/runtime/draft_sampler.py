@@ -15,8 +15,8 @@ from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolloutPlan
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.noise import Stream, row_key
-from foretoken.ops.reject import wants_distribution
 from foretoken.runtime.rows import Rows
+from foretoken.runtime.rules.base import wants_distribution
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import SamplingParams

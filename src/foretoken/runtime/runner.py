@@ -28,7 +28,7 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.leading import (
+from foretoken.runtime.rank0_driver import (
     Forget,
     Forward,
     Leader,
@@ -123,7 +123,7 @@ class Runner:
             replace(model.shape, num_hidden_layers=here),
             num_pages=num_pages,
             page_size=options.page_size,
-            dtype=options.kv_dtype or options.dtype,
+            dtype=options.kv_store_dtype or options.dtype,
             device=options.device,
             kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
         )

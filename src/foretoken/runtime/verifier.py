@@ -15,8 +15,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from foretoken.config.speculative import RULES
 from foretoken.models.tensors import ModelOutput
-from foretoken.ops.reject import INVALID, RULES, rule_of
 from foretoken.ops.sampling import top_logprobs
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_tree import Tree
@@ -29,6 +29,7 @@ from foretoken.runtime.rules import (
     create_rules,
     create_tree_rules,
 )
+from foretoken.runtime.rules.base import INVALID, rule_of
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import Logprob, TokenSource
 

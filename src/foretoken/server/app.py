@@ -10,20 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from foretoken.engine import Engine
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.engine import Engine
+from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.extras import OptionalPackages
 from foretoken.server.access import Access, as_response
-from foretoken.server.auditing.audit_metrics import AuditCollector
-from foretoken.server.auditing.auditor import auditor_of
+from foretoken.server.auditor import auditor_of
 from foretoken.server.endpoints import admin, chat, completions, page, status, tokens
 from foretoken.server.observing.process_memory import keep_trimmed
-from foretoken.server.observing.server_metrics import ServerMetrics
+from foretoken.server.observing.server_metrics import AuditCollector, ServerMetrics
 from foretoken.server.problems import Problem
-from foretoken.server.routed import report
-from foretoken.server.routed.fingerprint import fingerprint_of
-from foretoken.server.routed.pace import ServerPace
+from foretoken.server.replica_protocol import report
+from foretoken.server.replica_protocol.fingerprint import fingerprint_of
+from foretoken.server.replica_protocol.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain

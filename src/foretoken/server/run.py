@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from foretoken.config import EngineConfig
 from foretoken.distributed.processes import Others
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
 from foretoken.server.app import build_app, build_state
@@ -55,14 +55,14 @@ def serve(
     """
     with bound(server) as listening:
         spans = spans_of(server, config.model)
-        from foretoken.assembly import build_engine
+        from foretoken.engine.wiring import build_engine
 
         gc.freeze()  # what is imported: neither that nor, below, what is loaded is looked at again
         engine = build_engine(config, others=others)
         warm_up(engine)
-        if engine.parts.tokenizer is not None:
-            engine.parts.tokenizer.prepare_chat()
-            logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
+        if (tokenizer := engine.parts.tokenizer) is not None:
+            tokenizer.prepare_chat()
+            logger.debug("a token covers at most %s characters", tokenizer.max_token_length)
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)
         runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from foretoken.engine_async import AsyncEngine
+from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.server_metrics import ServerMetrics
-from foretoken.server.routed.origin import RequestOrigin
-from foretoken.server.routed.pace import ServerPace
+from foretoken.server.replica_protocol.origin import RequestOrigin
+from foretoken.server.replica_protocol.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.text.renderers import MOST_RENDERS
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
-    from foretoken.server.auditing.auditor import Auditor
+    from foretoken.server.auditor import Auditor
     from foretoken.server.observing.kv_events import KVEventPublisher
     from foretoken.server.observing.tracing import RequestSpans
 
@@ -79,11 +79,11 @@ class ServerState:
     @property
     def speculation(self) -> str:
         """Drafters and their lengths, in words."""
-        drafters = self.engine.engine.parts.drafters
+        drafters = self.engine.engine.parts.intake.drafters
         if not drafters:
             return "off (predictions and grammars are drafted from)"
         named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
-        journal = self.engine.engine.parts.deciding.journal
+        journal = self.engine.engine.parts.controller.journal
         controlled = journal is not None and journal.mode == "adaptive"
         return f"{named}, as far as expected to be faster" if controlled else named
 

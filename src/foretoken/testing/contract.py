@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.wiring import build_engine
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
 from foretoken.runtime.batch import Span

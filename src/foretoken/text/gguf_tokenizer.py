@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
-from tokenizers import AddedToken, decoders, normalizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Punctuation, Split
 from tokenizers.processors import TemplateProcessing
 
 from foretoken.errors import TokenizerError
@@ -31,8 +33,6 @@ from foretoken.shape.gguf_ends import (
 )
 from foretoken.shape.gguf_file import GgufTable, Strings
 from foretoken.text.chat_template import ChatTemplate
-from foretoken.text.pre_tokenizers import WORD_RULES, WordRule
-from foretoken.text.score_merges import Pieces, merges_of_scores
 
 _MODEL, _PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 _MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
@@ -43,6 +43,293 @@ _SPACE: Final = "\u2581"
 _ENDS: Final = ("eos", "eot", "eom")
 _SENTENCEPIECE_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}
 """What files of SentencePiece models mean where they do not say."""
+Ids = npt.NDArray[np.int64]
+_Hashes = npt.NDArray[np.uint64]
+
+_BASE: Final = 0x9E3779B97F4A7C15
+"""Of the polynomial whose value, modulo 2^64, is the hash of a piece; odd, so it has an inverse."""
+_TABLE_BITS: Final = 22
+_MOST_MERGES: Final = 1 << 22
+"""Eight times what Gemma has."""
+_GPT2, _DIGIT, _DIGITS, _PUNCTUATION = "gpt2", "digit", "digits", "punctuation"
+_MADE: Final[Mapping[str, Callable[[], PreTokenizer]]] = {
+    _GPT2: lambda: ByteLevel(add_prefix_space=False, use_regex=True),
+    _DIGIT: lambda: Digits(individual_digits=True),
+    _DIGITS: lambda: Digits(individual_digits=False),
+    _PUNCTUATION: lambda: Punctuation(behavior="contiguous"),
+}
+"""Cuts that the library has by name; all others are patterns."""
+
+
+class WordRule(NamedTuple):
+    """How a text becomes words, and what else hangs on the family.
+
+    Within a word bytes are merged, never across words, so another cut means other ids. Patterns are
+    those of the families' own tokenizer.json files, in the syntax of the `tokenizers` library;
+    where no such file was at hand, those of llama.cpp. A name without a rule is refused, not
+    guessed.
+    """
+
+    cuts: tuple[str, ...]
+    """One after the other, each applied to the pieces of the one before."""
+    nfc: bool = False
+    """Whether a text is normalized (NFC) first."""
+    whole: bool = False
+    """Whether a word that is a token is taken as it is, whatever the merges say."""
+    begins: bool = False
+    """Whether a text begins with BOS where the file does not say."""
+
+    def pre_tokenizer(self) -> PreTokenizer:
+        """What cuts a text, and writes its bytes as letters."""
+        steps = [_MADE[cut]() if cut in _MADE else _split(cut) for cut in self.cuts]
+        if _GPT2 not in self.cuts:
+            steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+        return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+
+
+def _split(pattern: str) -> PreTokenizer:
+    return Split(Regex(pattern), behavior="isolated")
+
+
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_ASCII_SIGNS = "!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~"
+
+
+def _cased(after: str, digits: str) -> str:
+    """Words that change case once at most; `after` may stand behind them."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    )
+
+
+_ONE_DIGIT = rf"{_SHORT}|{_LETTERS}|\p{{N}}|{_SIGNS}"
+_THREE_DIGITS = rf"{_SHORT}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS}"
+_O200K = _cased(_SHORT + "?", r"\p{N}{1,3}")
+_BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    f"[{_ASCII_SIGNS}][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+)
+_CASED_RANGES = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 "
+    "388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA "
+    "1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 "
+    "1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB "
+    "1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D "
+    "212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 "
+    "A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A "
+    "FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
+)
+"""Letters with two cases, as DeepSeek's first tokenizer lists them."""
+
+
+def _letters(ranges: str) -> str:
+    ends = (one.split("-") for one in ranges.split())
+    return "".join("-".join(chr(int(end, 16)) for end in one) for one in ends)
+
+
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_letters(_CASED_RANGES)}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _CJK,
+    _DIGIT,
+)
+_TABLE: Final[Mapping[str, WordRule]] = {
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": WordRule((_GPT2,)),
+    "mpt olmo": WordRule((_GPT2,), nfc=True),
+    "starcoder refact smollm codeshell exaone minerva-7b mellum2": WordRule((_DIGIT, _GPT2)),
+    "command-r": WordRule((_DIGIT, _GPT2), nfc=True),
+    "falcon": WordRule((_PUNCTUATION, _GPT2, _DIGITS, "[0-9][0-9][0-9]")),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": WordRule(
+        (_THREE_DIGITS,), whole=True, begins=True
+    ),
+    "dbrx smaug-bpe chatglm-bpe glm4": WordRule((_THREE_DIGITS,)),
+    "minicpm5": WordRule((r"\p{N}{1,3}", rf"{_SHORT}|{_LETTERS}|\p{{N}}+|{_SIGNS}"), whole=True),
+    "qwen2 deepseek-r1-qwen megrez": WordRule((_ONE_DIGIT,), nfc=True),
+    "stablelm2 hunyuan solar-open grok-2 kormo": WordRule((_ONE_DIGIT,)),
+    "qwen35": WordRule(
+        (
+            rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+        ),
+        nfc=True,
+    ),
+    "deepseek-llm": WordRule(_DEEPSEEK),
+    "deepseek-coder": WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
+    "deepseek-v3 hunyuan-dense joyai-llm": WordRule(_DEEPSEEK3),
+    "tekken": WordRule((_cased("", r"\p{N}"),), whole=True, begins=True),
+    "gpt-4o llama4 kanana2 minimax-m2": WordRule((_O200K,)),
+    "bloom poro-chat gpt3-finnish": WordRule((_BLOOM,)),
+    "viking": WordRule((_BLOOM, _DIGIT)),
+    "bailingmoe bailingmoe2 llada-moe": WordRule(
+        (
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+            r"|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+    "seed-coder": WordRule(
+        (rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
+    ),
+    "exaone-moe": WordRule(
+        (
+            rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+    "ufakzeka": WordRule((rf"{_LETTERS}|\p{{N}}|{_SIGNS}",)),
+    "superbpe": WordRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+}
+
+
+def _by_name(table: Mapping[str, WordRule]) -> dict[str, WordRule]:
+    return {name: words for names, words in table.items() for name in names.split()}
+
+
+WORD_RULES: Final[Mapping[str, WordRule]] = _by_name(_TABLE)
+"""By `tokenizer.ggml.pre`."""
+
+
+class Merges(NamedTuple):
+    """Pairs of tokens, the one to join first at the beginning."""
+
+    left: Ids
+    right: Ids
+
+
+class Pieces(NamedTuple):
+    """Texts of tokens in one array of bytes."""
+
+    raw: npt.NDArray[np.uint8]
+    starts: Ids
+    ends: Ids
+    """Where each token begins and ends in `raw`, ascending."""
+
+
+def merges_of_scores(pieces: Pieces, scores: npt.NDArray[np.float64], ids: Ids) -> Merges:
+    """Every pair of tokens that is a token, in the order of transformers' converters.
+
+    SentencePiece joins the two neighbours whose union has the best score. A Gemma has 2 million
+    places to cut and half a million merges, so all of it is done on arrays: pieces are compared by
+    their hashes, and no piece becomes a Python object.
+
+    Args:
+        pieces: the bytes of all tokens.
+        scores: of all tokens; higher ones are joined first.
+        ids: ascending; the tokens that may be joined, and joined to.
+
+    Raises:
+        ValueError: there are too many.
+
+    Returns:
+        Their ids. Of equal scores the longer left part goes first, then the longer right part.
+    """
+    starts, ends = pieces.starts[ids], pieces.ends[ids]
+    hashes = _Prefixes.of(pieces.raw)
+    known = _Known.of(hashes.between(starts, ends))
+    at = _places_to_cut(pieces.raw, starts, ends)
+    owner = np.searchsorted(starts, at, "right") - 1
+    before = hashes.between(starts[owner], at)
+    likely = known.may_have(before)
+    at, owner, before = at[likely], owner[likely], before[likely]
+    behind = hashes.between(at, ends[owner])
+    likely = known.may_have(behind)
+    at, owner = at[likely], owner[likely]
+    if len(at) > _MOST_MERGES:
+        raise ValueError(f"{len(at)} ways to cut a token in two, more than {_MOST_MERGES}")
+    left, has_left = known.find(before[likely])
+    right, has_right = known.find(behind[likely])
+    both = has_left & has_right
+    at, owner, left, right = at[both], owner[both], left[both], right[both]
+    _, ranks = np.unique(-scores[ids], return_inverse=True)
+    letters = np.cumsum(_begins_letter(pieces.raw), dtype=np.int64)
+    left_size = letters[at - 1] - letters[starts[owner]] + 1
+    right_size = letters[ends[owner] - 1] - letters[at] + 1
+    order = np.lexsort((-right_size, -left_size, ranks[owner]))
+    return Merges(ids[left[order]], ids[right[order]])
+
+
+def _begins_letter(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = (raw & 0xC0) != 0x80
+    return found
+
+
+def _places_to_cut(raw: npt.NDArray[np.uint8], starts: Ids, ends: Ids) -> Ids:
+    """Beginnings of characters within tokens, the first of each left out."""
+    depth = np.zeros(len(raw) + 1, np.int8)
+    filled = ends > starts
+    depth[starts[filled]] += 1
+    depth[ends[filled]] -= 1
+    within = np.cumsum(depth[:-1], dtype=np.int8).astype(bool) & _begins_letter(raw)
+    within[starts[filled]] = False
+    return np.flatnonzero(within)
+
+
+class _Prefixes(NamedTuple):
+    """What the hash of any stretch of bytes is made from."""
+
+    sums: _Hashes
+    """Up to each byte, of the bytes times powers of the base."""
+    inverse: _Hashes
+    """Powers of the base's inverse."""
+
+    @classmethod
+    def of(cls, raw: npt.NDArray[np.uint8]) -> "_Prefixes":
+        sums = np.zeros(len(raw) + 1, np.uint64)
+        terms = raw.astype(np.uint64) + np.uint64(1)
+        terms *= _powers(_BASE, len(raw))
+        np.cumsum(terms, out=sums[1:])
+        return cls(sums, _powers(pow(_BASE, -1, 1 << 64), len(raw) + 1))
+
+    def between(self, starts: Ids, ends: Ids) -> _Hashes:
+        return (self.sums[ends] - self.sums[starts]) * self.inverse[starts]
+
+
+def _powers(base: int, count: int) -> _Hashes:
+    found = np.full(count, base, np.uint64)
+    found[:1] = 1
+    return np.cumprod(found)
+
+
+class _Known(NamedTuple):
+    """A table of hashes."""
+
+    hashes: _Hashes
+    """Ascending."""
+    order: Ids
+    """Which of those given each is."""
+    likely: npt.NDArray[np.bool_]
+    """Whether any has these upper bits."""
+
+    @classmethod
+    def of(cls, given: _Hashes) -> "_Known":
+        order = np.argsort(given)
+        likely = np.zeros(1 << _TABLE_BITS, bool)
+        likely[_upper(given)] = True
+        return cls(given[order], order, likely)
+
+    def may_have(self, wanted: _Hashes) -> npt.NDArray[np.bool_]:
+        """False for nearly all that are not there: quicker than `find`."""
+        return self.likely[_upper(wanted)]
+
+    def find(self, wanted: _Hashes) -> tuple[Ids, npt.NDArray[np.bool_]]:
+        """Which of those given each is, and whether it is any."""
+        place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
+        return self.order[place], self.hashes[place] == wanted
+
+
+def _upper(hashes: _Hashes) -> Ids:
+    return (hashes >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
 
 
 class TokenizerParts(NamedTuple):

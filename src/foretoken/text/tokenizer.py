@@ -6,8 +6,9 @@ imported only then. All files are read when a tokenizer is made.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,8 @@ from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.gguf_tokenizer import TokenizerParts, read_gguf_tokenizer
-from foretoken.text.reach import token_reach
+from foretoken.text.max_token_length import max_token_length
 from foretoken.text.renderers import always
-from foretoken.text.token_bytes import bytes_of_tokens
 
 __all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
@@ -29,6 +29,66 @@ _OF_BPE = ("byte_fallback", "unk_token", "fuse_unk")
 _OF_ADDED = ("content", "special", "lstrip", "rstrip")
 _LONG = 2000
 """Characters of a text, or tokens, beyond which others may run while they are translated."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def bytes_of_tokens(description: Mapping[str, Any]) -> Callable[[str], bytes] | None:
+    """What makes bytes of a token as the vocabulary has it; None for decoders of other kinds.
+
+    A character may be spread over several tokens, and the text of such a token alone is U+FFFD.
+
+    Args:
+        description: the content of tokenizer.json.
+    """
+    parts = list(_parts(description.get("decoder")))
+    kinds = {part["type"] for part in parts}
+    if "ByteLevel" in kinds:
+        return _by_letters
+    if not kinds or kinds - {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return None
+    spaces = [part.get("replacement", "\u2581") for part in parts if part["type"] == "Metaspace"]
+    pairs = [(space, " ") for space in spaces] + [
+        (part["pattern"]["String"], part["content"])
+        for part in parts
+        if part["type"] == "Replace" and "String" in part["pattern"]
+    ]
+    fallback = "ByteFallback" in kinds
+
+    def made(token: str) -> bytes:
+        byte = _BYTE.fullmatch(token) if fallback else None
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        for old, new in pairs:
+            token = token.replace(old, new)
+        return token.encode("utf-8", "replace")
+
+    return made
+
+
+def _parts(part: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
+    """A decoder as the list of those that it is a sequence of."""
+    if part is None:
+        return
+    if part["type"] == "Sequence":
+        for one in part["decoders"]:
+            yield from _parts(one)
+    else:
+        yield part
+
+
+def _by_letters(token: str) -> bytes:
+    letters = _letters()
+    return b"".join(letters.get(letter) or letter.encode("utf-8", "replace") for letter in token)
+
+
+@cache
+def _letters() -> dict[str, bytes]:
+    """The letter that GPT-2's byte-level BPE writes each byte as: printable ones as themselves, the
+    others, in their order, as the characters from 256 on."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in kept]
+    letters = {chr(byte): bytes([byte]) for byte in kept}
+    return letters | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}
 
 
 class AddedToken(NamedTuple):
@@ -98,10 +158,10 @@ class Tokenizer:
         return [one.ids for one in found]
 
     @cached_property
-    def reach(self) -> int | None:
+    def max_token_length(self) -> int | None:
         """Most characters that one token can cover; None if no bound is proven."""
         longest = self._longest or max(map(len, self.vocabulary()), default=0)
-        return token_reach(self.describe(), self._knows, longest)
+        return max_token_length(self.describe(), self._knows, longest)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification

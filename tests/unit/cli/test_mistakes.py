@@ -264,7 +264,7 @@ def test_a_machine_without_a_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [missing])
     monkeypatch.setenv("TMPDIR", missing)
-    monkeypatch.setattr("foretoken.logs.show_logs", lambda *_: None)
+    monkeypatch.setattr("foretoken.engine.logs.show_logs", lambda *_: None)
     result = CliRunner().invoke(app, shlex.split(line))
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith(f"foretoken: TMPDIR: got {missing!r}; allowed: a folder that")

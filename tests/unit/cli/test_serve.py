@@ -227,7 +227,7 @@ def test_a_server_that_is_open_to_others_says_so_once(
     monkeypatch.delenv("FORETOKEN_API_KEY", raising=False)
     if variable is not None:
         monkeypatch.setenv("FORETOKEN_API_KEY", variable)
-    monkeypatch.setattr("foretoken.logs.show_logs", lambda *_: None)
+    monkeypatch.setattr("foretoken.engine.logs.show_logs", lambda *_: None)
     monkeypatch.setattr("foretoken.server.run.serve", lambda *_: 0)
     with caplog.at_level("WARNING", "foretoken"):
         assert _serve({"model": "demo", "speculative_config": "none", **settings}) == 0

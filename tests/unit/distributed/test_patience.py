@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.runtime.leading import Patience
+from foretoken.runtime.rank0_driver import Patience
 
 
 def test_ranks_wait_by_the_slowest_of_the_last_steps() -> None:

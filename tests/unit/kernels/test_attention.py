@@ -13,8 +13,8 @@ from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
-from foretoken.ops.attention.compiled import CompiledAttention
-from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.ops.attention.native import NativeAttention
+from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from tests.marks import KERNEL_LEVELS, level_of
 
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64), (6, 2, 32), (4, 2, 80), (2, 1, 128)]
@@ -64,7 +64,7 @@ class Text:
 
 def run(attention: object, texts: Sequence[Text], spans: Sequence[SpanWindow]) -> Tensor:
     """Spans of texts that share a store."""
-    assert isinstance(attention, CompiledAttention | ReferenceAttention)
+    assert isinstance(attention, NativeAttention | ReferenceAttention)
     pairs = zip(texts, spans, strict=True)
     q_THh = torch.cat([text.q_THh[span.start : span.end] for text, span in pairs])
     return attention.plan(spans)(q_THh, texts[0].store)
@@ -87,7 +87,7 @@ def test_equals_the_definition(
         text = Text(shape)
         starts = [0, draw.choice([62, 63, 64, 65]), draw.choice([510, 511, 512, 700, 1100])]
         spans = [text.span(start, draw.choice([1, 2, 6, 7, 30])) for start in starts]
-        found = run(CompiledAttention(shape, library), [text] * 3, spans)
+        found = run(NativeAttention(shape, library), [text] * 3, spans)
         reference = ReferenceAttention(replace(shape, dtype=torch.float32))
         text.q_THh, text.store = text.q_THh.float(), text.store.float()
         expected = run(reference, [text] * 3, spans)
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_the_cut(
     library: Library, dtype: torch.dtype, window: int | None
 ) -> None:
     shape = replace(geometry((6, 2, 32), dtype), window=window)
-    attention, text, draw = CompiledAttention(shape, library), Text(shape), random.Random(3)
+    attention, text, draw = NativeAttention(shape, library), Text(shape), random.Random(3)
     decoded = torch.cat([run(attention, [text], [text.span(i, 1)]) for i in range(LENGTH)])
     for choices in ([LENGTH], [500, 130, 65], [1, 5, 6, 9]):
         library.handle.ft_set_threads(draw.choice([1, 2, 5]))
@@ -124,7 +124,7 @@ def test_bits_do_not_depend_on_the_pages(library: Library) -> None:
         torch.manual_seed(1)
         text = Text(shape)
         spans = [text.span(0, 70), text.span(1000, 6)]
-        outputs.append(run(CompiledAttention(shape, library), [text] * 2, spans))
+        outputs.append(run(NativeAttention(shape, library), [text] * 2, spans))
     assert all(torch.equal(one, outputs[0]) for one in outputs)
 
 
@@ -134,7 +134,7 @@ def test_a_draft_in_a_tree_has_the_bits_of_its_chain(
     library: Library, start: int, window: int | None
 ) -> None:
     shape = replace(geometry((6, 2, 32), torch.bfloat16), window=window, softcap=5.0)
-    attention, text, draw = CompiledAttention(shape, library), Text(shape), random.Random(start)
+    attention, text, draw = NativeAttention(shape, library), Text(shape), random.Random(start)
     paths: list[tuple[int, ...]] = [(0,)]
     for i in range(1, 20):
         paths.append((*draw.choice(paths), i))
@@ -153,7 +153,7 @@ def test_a_draft_in_a_tree_has_the_bits_of_its_chain(
 
 def test_queries_may_lie_anyhow(library: Library) -> None:
     shape = geometry((6, 2, 32), torch.bfloat16)
-    attention, text = CompiledAttention(shape, library), Text(shape)
+    attention, text = NativeAttention(shape, library), Text(shape)
     attend = attention.plan([text.span(90, 5)])
     q_THh = text.q_THh[90:95]
     expected = attend(q_THh, text.store)
@@ -169,11 +169,11 @@ def test_queries_may_lie_anyhow(library: Library) -> None:
 def in_int8(text: Text) -> tuple[Text, Text]:
     """The text with an int8 store, and with the same numbers multiplied out."""
     rounded, wide = copy(text), copy(text)
-    kept_TKh = stored(text.kv_TKh, torch.int8)
+    kept_TKh = quantize_kv(text.kv_TKh, torch.int8)
     rounded.store = torch.full((*text.store.shape[:2], kept_TKh.shape[2]), -1, dtype=torch.int8)
     rounded.store[text.slots] = kept_TKh
     wide.store = text.store.clone()
-    wide.store[text.slots] = multiplied_out(kept_TKh, text.shape.dtype)
+    wide.store[text.slots] = dequantize(kept_TKh, text.shape.dtype)
     return rounded, wide
 
 
@@ -199,12 +199,12 @@ def test_int8_has_the_bits_of_its_numbers_multiplied_out(
             rounded.span(1100, draw.choice([1, 6])),
             replace(rounded.span(draw.choice([60, 700]), 9), paths=tuple(paths)),
         ]
-        attention = CompiledAttention(replace(shape, kv_dtype=torch.int8), library)
+        attention = NativeAttention(replace(shape, kv_store_dtype=torch.int8), library)
         found = run(attention, [rounded] * 4, spans)
-        assert torch.equal(found, run(CompiledAttention(shape, library), [wide] * 4, spans))
+        assert torch.equal(found, run(NativeAttention(shape, library), [wide] * 4, spans))
         if page_size != 16:
             continue
-        twin = ReferenceAttention(replace(shape, kv_dtype=torch.int8))
+        twin = ReferenceAttention(replace(shape, kv_store_dtype=torch.int8))
         expected = run(twin, [rounded] * 4, spans)
         assert torch.equal(expected, run(ReferenceAttention(shape), [wide] * 4, spans))
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
@@ -215,7 +215,5 @@ def test_nan_is_not_hidden(library: Library) -> None:
     shape = geometry((2, 1, 16), torch.bfloat16)
     text = Text(shape)
     text.store[text.slots[100]] = torch.nan
-    found = run(
-        CompiledAttention(shape, library), [text] * 2, [text.span(96, 4), text.span(100, 4)]
-    )
+    found = run(NativeAttention(shape, library), [text] * 2, [text.span(96, 4), text.span(100, 4)])
     assert found.isnan().any(-1).tolist() == [False] * 4 + [True] * 4

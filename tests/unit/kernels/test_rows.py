@@ -17,8 +17,8 @@ from foretoken.kernels.library import Library, find_library
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.activation import Activation, gelu_tanh, silu
+from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.ops.row_operations import RowKernels, Turn
-from foretoken.ops.stored_kv import stored
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 from tests.marks import KERNEL_LEVELS, level_of
 
@@ -139,7 +139,7 @@ def test_int8_has_the_bits_of_the_twin(kernels: RowKernels, size: int, dtype: to
     )  # fmt: skip
     store_SKh = torch.full((20, 2 * kv, size + KV_SCALE_BYTES), 7, dtype=torch.int8)
     kernels.turn_and_write(qkv_TAh.view(rows, -1), store_SKh, turn)
-    both = store_SKh[3 : 3 + rows], stored(qkv_TAh[:, heads:], torch.int8)
+    both = store_SKh[3 : 3 + rows], quantize_kv(qkv_TAh[:, heads:], torch.int8)
     assert torch.equal(*(kept[..., :size] for kept in both))
     scales = [kept[..., size:].contiguous().view(torch.float32) for kept in both]
     assert torch.equal(*(scale.nan_to_num(nan=-1.0) for scale in scales))

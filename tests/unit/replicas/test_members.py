@@ -14,8 +14,8 @@ import pytest
 from foretoken.replicas import members as module
 from foretoken.replicas.members import Members, ReplicaPlace
 from foretoken.router.view import RouteNeeds
-from foretoken.server.routed.pace import Backlog, Paces
-from foretoken.server.routed.report import Report
+from foretoken.server.replica_protocol.pace import Backlog, Paces
+from foretoken.server.replica_protocol.report import Report
 from tests.unit.router_fakes import HERE, prompt
 
 LOST_S = 0.3

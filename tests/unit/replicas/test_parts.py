@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from foretoken import placement
-from foretoken.assembly import build_engine
 from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError, MissingPackageError
 from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
@@ -24,13 +24,13 @@ from foretoken.replicas.run import serve_replicas
 from foretoken.replicas.scaling import LOAD, cores_of_each, policy, threads_of_each, wanted_replicas
 from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
 from foretoken.server.problems import Problem
-from foretoken.server.routed.fingerprint import fingerprint_of
-from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin
-from foretoken.server.routed.pace import Paces, ServerPace
-from foretoken.server.routed.progress import StreamProgress, mark, read_mark
+from foretoken.server.replica_protocol.fingerprint import fingerprint_of
+from foretoken.server.replica_protocol.origin import ORIGIN_HEADER, RequestOrigin
+from foretoken.server.replica_protocol.pace import Paces, ServerPace
+from foretoken.server.replica_protocol.progress import StreamProgress, mark, read_mark
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import Limits, ServerConfig
-from foretoken.server.transport.room import most_connections
+from foretoken.server.transport.connection_limit import most_connections
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output, Request, RequestMetrics, SamplingParams
 from foretoken.types.fingerprint import Fingerprint

@@ -17,9 +17,9 @@ from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Members, ReplicaPlace
 from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayedRequests, RelayParts
 from foretoken.server.problems import Problem
-from foretoken.server.routed.pace import Backlog, Paces
-from foretoken.server.routed.progress import StreamProgress, mark
-from foretoken.server.routed.report import PATH, Report
+from foretoken.server.replica_protocol.pace import Backlog, Paces
+from foretoken.server.replica_protocol.progress import StreamProgress, mark
+from foretoken.server.replica_protocol.report import PATH, Report
 from tests.unit.router_fakes import HERE, prompt
 
 BODY = b'{"prompt": "x"}\n'

@@ -11,7 +11,7 @@ from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head

@@ -18,7 +18,7 @@ from foretoken.config.method_registry import DraftingMethod, register_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import write_tiny_llama

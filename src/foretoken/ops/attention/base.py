@@ -36,8 +36,8 @@ class Geometry:
     """Scaled scores become softcap * tanh(scores / softcap) before the mask. None: they stay."""
     scale: float | None = None
     """What q k^T is multiplied with; None: head_dim ** -0.5."""
-    kv_dtype: torch.dtype | None = None
-    """Type of stored keys and values: int8 (ops.stored_kv), read as numbers of `dtype`.
+    kv_store_dtype: torch.dtype | None = None
+    """Type of stored keys and values: int8 (ops.quantize_kv), read as numbers of `dtype`.
     None: `dtype`."""
 
     first_kv_head: int = 0
@@ -54,9 +54,9 @@ class Geometry:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
-    def stored_dtype(self) -> torch.dtype:
+    def store_dtype(self) -> torch.dtype:
         """Type of keys and values in the store."""
-        return self.dtype if self.kv_dtype is None else self.kv_dtype
+        return self.dtype if self.kv_store_dtype is None else self.kv_store_dtype
 
     @property
     def group(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
-from foretoken.ops.stored_kv import multiplied_out
+from foretoken.ops.quantize_kv import dequantize
 
 
 @final
@@ -29,7 +29,7 @@ class ReferenceAttention(Attention):
         def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
             rows, at = [], 0
             for span, slots_L in zip(spans, slots, strict=True):
-                kv_LKh = multiplied_out(layer_SKh.index_select(0, slots_L), geometry.dtype)
+                kv_LKh = dequantize(layer_SKh.index_select(0, slots_L), geometry.dtype)
                 for offset in range(span.num_tokens):
                     before, end = kv_LKh, span.start + offset + 1
                     if span.paths is not None:

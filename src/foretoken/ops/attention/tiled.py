@@ -26,7 +26,7 @@ from foretoken.ops.attention.base import (
     SpanWindow,
     contiguous_start,
 )
-from foretoken.ops.stored_kv import multiplied_out
+from foretoken.ops.quantize_kv import dequantize
 
 _KEY_BLOCK = 512
 _CAPPED_TOKENS = 256
@@ -243,7 +243,7 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
     else:
         assert group.pages is not None, "keys are neighbours or have pages"
         kv_BLKh = _gather(layer_SKh, group.pages, geometry)[:, : group.num_keys]
-    kv_BLKh = multiplied_out(kv_BLKh, geometry.dtype)
+    kv_BLKh = dequantize(kv_BLKh, geometry.dtype)
     keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
     if geometry.softcap is not None:
         out = _capped(geometry, group, q, (keys, values))

@@ -22,7 +22,7 @@ from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLay
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend, Attention
 from foretoken.ops.logits import NEVER
-from foretoken.ops.stored_kv import stored
+from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.parts import Attend as HeadAttend
@@ -125,7 +125,7 @@ class HeadPages:
 
     num_pages: int
     page_size: int
-    kv_dtype: torch.dtype | None = None
+    kv_store_dtype: torch.dtype | None = None
     """How they are stored; None: in the network's type."""
 
     def geometry(self, shape: HeadShape, like: Tensor) -> Geometry:
@@ -137,7 +137,7 @@ class HeadPages:
             page_size=self.page_size,
             dtype=like.dtype,
             device=like.device,
-            kv_dtype=self.kv_dtype,
+            kv_store_dtype=self.kv_store_dtype,
         )
 
 
@@ -174,7 +174,7 @@ class HeadRunner:
             shape,
             num_pages=pages.num_pages,
             page_size=pages.page_size,
-            dtype=pages.kv_dtype or like.dtype,
+            dtype=pages.kv_store_dtype or like.dtype,
             device=like.device,
         )
         geometry = pages.geometry(shape, like)
@@ -290,7 +290,7 @@ class HeadRunner:
 
         def apply(q_THh: Tensor, k_TKh: Tensor, v_TKh: Tensor) -> Tensor:
             kv_TKh = torch.cat((k_TKh, v_TKh), dim=1)
-            write(layer_SKh, slots_T, stored(kv_TKh, layer_SKh.dtype))
+            write(layer_SKh, slots_T, quantize_kv(kv_TKh, layer_SKh.dtype))
             if group == 1:
                 return attend(q_THh, layer_SKh)
             rows, heads, size = q_THh.shape

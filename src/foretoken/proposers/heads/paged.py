@@ -18,7 +18,7 @@ from typing import final
 from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.stored_kv import kept_dtype
+from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
 from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
@@ -76,7 +76,7 @@ def build_paged(
         pages=HeadPages(
             num_pages=engine.pool.num_pages,
             page_size=engine.target.page_size,
-            kv_dtype=kept_dtype(config.kv_cache_dtype),
+            kv_store_dtype=kv_store_dtype(config.kv_cache_dtype),
         ),
         make=site.linears if config.quantization else None,
     )

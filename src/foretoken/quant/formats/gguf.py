@@ -4,7 +4,7 @@ llama.cpp reorders the rows of Llama's query and key heads, pairs of turned dime
 they are put back. It adds 1 to norms that are stored less 1; it is taken off.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
@@ -14,8 +14,10 @@ from torch import Tensor
 from foretoken.errors import CheckpointError
 from foretoken.extras import OptionalPackages
 from foretoken.quant.arrange import Weights, change_rows
+from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.formats.base import Format, RawTensors
-from foretoken.quant.formats.gguf_blocks import decode
+from foretoken.quant.weights import IntWeights
+from foretoken.shape.block_kinds import BLOCK_KINDS
 from foretoken.shape.gguf import gguf_config, gguf_head_config, open_gguf
 from foretoken.shape.gguf_architectures import architecture_of, head_of, norm_offset
 from foretoken.shape.gguf_file import GgufTensor
@@ -25,6 +27,48 @@ _PIECE = 1 << 20
 """Numbers that are multiplied out at once."""
 _PLAIN = ("F32", "F16", "BF16", "F64")
 _WHOLE = ("I8", "I16", "I32", "I64")
+
+
+def decode(kind: str, rows_NB: Tensor) -> IntWeights | BlockWeights | None:
+    """The matrix in rows of blocks: integers in groups, or the blocks as they are.
+
+    Layouts are ggml's: a block starts with its scales; the low halves of its bytes come first.
+
+    Args:
+        kind: ggml's name of the type.
+        rows_NB: uint8, the bytes of each row; blocks that are kept as they are refer to them.
+
+    Returns:
+        None: no kernel holds this type.
+    """
+    if kind in BLOCK_KINDS:
+        return BlockWeights.as_stored(kind, rows_NB)
+    if kind not in _DECODERS:
+        return None
+    size, decoder = _DECODERS[kind]
+    return decoder(rows_NB.unflatten(1, (-1, size)))
+
+
+def _halves(blocks: Tensor) -> Tensor:
+    """The 16-bit float that each block begins with, as float32 [N, blocks]."""
+    return blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
+
+
+def _q8_0(blocks: Tensor) -> IntWeights:
+    values = blocks[..., 2:].contiguous().view(torch.int8)
+    return IntWeights(bits=8, values_NK=values.flatten(1), scale_NG=_halves(blocks))
+
+
+def _q4_0(blocks: Tensor) -> IntWeights:
+    values = torch.cat([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1)
+    return IntWeights(bits=4, values_NK=values.flatten(1), scale_NG=_halves(blocks))
+
+
+_DECODERS: dict[str, tuple[int, Callable[[Tensor], IntWeights]]] = {
+    "Q8_0": (34, _q8_0),
+    "Q4_0": (18, _q4_0),
+}
+"""Bytes of a block, and how it is read. Weights are the file's, exactly."""
 
 
 @final

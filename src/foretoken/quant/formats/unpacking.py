@@ -47,11 +47,11 @@ def weights_of(values_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor | None, bits
         zeros = None if zero_NG is None else zero_NG.float()
         return IntWeights(bits=4, values_NK=values_NK, scale_NG=scale_NG, zero_NG=zeros)
     if zero_NG is not None:
-        return multiplied_out(values_NK, scale_NG, zero_NG)
+        return dequantize(values_NK, scale_NG, zero_NG)
     return IntWeights(bits=8, values_NK=(values_NK ^ 128).view(torch.int8), scale_NG=scale_NG)
 
 
-def multiplied_out(values_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor) -> Tensor:
+def dequantize(values_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor) -> Tensor:
     """(value - zero) * scale in float32."""
     groups = values_NK.float().unflatten(1, (scale_NG.shape[1], -1))
     matrix: Tensor = groups.sub_(zero_NG.float()[..., None]).mul_(scale_NG.float()[..., None])

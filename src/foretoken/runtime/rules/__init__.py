@@ -1,6 +1,6 @@
 """Rules of acceptance: one file per rule of chains, named by the word the user types, and `trees`.
 
-The words are those of `rejection_sample_method`; `foretoken.ops.reject.rule_of` says which rule
+The words are those of `rejection_sample_method`; `base.rule_of` says which rule
 checks which request.
 """
 

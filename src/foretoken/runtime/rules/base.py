@@ -16,6 +16,34 @@ from foretoken.ops.noise import Stream, row_key
 from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
+from foretoken.types import SamplingParams
+
+LOSSY = ("typical",)
+"""Change what the model says; never chosen by `auto`."""
+INVALID = ("synthetic",)
+"""Rules whose output is not the model's at all; never chosen by `auto`."""
+
+
+def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:
+    """The rule that checks the drafts of such a request.
+
+    Args:
+        params: of the request; greedy requests match, except under `synthetic`.
+        rule: one of RULES.
+        one_hot: whether the draft comes without a distribution (greedy drafts, look-up).
+    """
+    if rule == "synthetic":
+        return rule
+    if params.greedy:
+        return "matching"
+    if rule == "auto":
+        return "matching" if params.deterministic or one_hot else "standard"
+    return rule
+
+
+def wants_distribution(params: SamplingParams, rule: str, one_hot: bool = False) -> bool:
+    """Whether the rule for such a request weighs the distribution that a draft was drawn from."""
+    return rule_of(params, rule, one_hot) in ("standard", "block", "traversal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

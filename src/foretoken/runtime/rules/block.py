@@ -10,10 +10,10 @@ from typing import final
 from torch import Tensor
 
 from foretoken.ops.block_verification import BlockTests, keep_blocks
-from foretoken.ops.reject import residual
+from foretoken.ops.rejection import residual
 from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
-from foretoken.runtime.rules.weighed import complete, weigh
+from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from foretoken.ops.reject import agreeing
+from foretoken.ops.rejection import agreeing
 from foretoken.runtime.rules.base import Check, Rule
 from foretoken.runtime.sampler import Sampler
 

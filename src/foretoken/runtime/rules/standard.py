@@ -9,10 +9,10 @@ from typing import final
 
 from torch import Tensor
 
-from foretoken.ops.reject import acceptable, leading, residual
+from foretoken.ops.rejection import acceptable, leading, residual
 from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
-from foretoken.runtime.rules.weighed import complete, weigh
+from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.noise import Stream, row_key, uniform
-from foretoken.ops.reject import typical
+from foretoken.ops.rejection import typical
 from foretoken.ops.tree_rejection import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Branch, RuleSettings, TreeCheck, TreeRule, draw_last
+from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.rules.synthetic import num_kept
-from foretoken.runtime.rules.weighed import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 

@@ -11,7 +11,7 @@ from typing import final
 
 from torch import Tensor
 
-from foretoken.ops.reject import leading, typical
+from foretoken.ops.rejection import leading, typical
 from foretoken.runtime.rules.base import Check, Rule, RuleSettings, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
 from foretoken.runtime.sampler import Sampler

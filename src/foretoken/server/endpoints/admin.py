@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
@@ -41,18 +41,18 @@ async def write_speculation(request: Request) -> Response:
 
 async def _describe(state: ServerState) -> dict[str, Any]:
     parts = state.engine.engine.parts
-    policy = parts.deciding.live.speculation
+    policy = parts.controller.live.speculation
     metrics = {metric.name: metric for metric in state.engine.engine.metrics.read()}
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
     control = await state.engine.call(_control)
-    models = await state.engine.call(lambda engine: engine.parts.deciding.models())
+    models = await state.engine.call(lambda engine: engine.parts.controller.models())
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
         "enabled": policy.enabled,
         "drafter": policy.drafter,
         "num_speculative_tokens": policy.num_speculative_tokens,
         "guard": policy.guard,
-        "drafters": dict(parts.drafters),
+        "drafters": dict(parts.intake.drafters),
         "last_minute": recent,
         "control": control,
         "models": models,
@@ -62,7 +62,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
 
 def _control(engine: Engine) -> dict[str, Any] | None:
     """What control does and why, with what steps are expected to take; None: nothing drafts."""
-    journal = engine.parts.deciding.journal
+    journal = engine.parts.controller.journal
     if journal is None:
         return None
     return {**journal.describe(), "step_by_rows": journal.step_by_rows()}

@@ -84,7 +84,7 @@ async def metrics(request: Request) -> Response:
 
 async def control(request: Request) -> Response:
     """What control does and why, for the page; nothing of single requests."""
-    journal = state_of(request).engine.engine.parts.deciding.journal
+    journal = state_of(request).engine.engine.parts.controller.journal
     return _json(None if journal is None else journal.describe())
 
 

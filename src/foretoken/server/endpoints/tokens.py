@@ -57,7 +57,7 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_body(request, DetokenizeBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
-    highest = state.engine.engine.parts.vocab_size - 1
+    highest = state.engine.engine.parts.intake.vocab_size - 1
     wrong = [i for i in body.tokens if not 0 <= i <= highest]
     if wrong:
         raise PromptError("tokens", wrong[0], f"0 to {highest}")

@@ -5,9 +5,12 @@ the loop sees (latencies, ends, what was asked for) is observed here. Knows no e
 """
 
 import logging
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,14 +28,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 import foretoken
-from foretoken import metrics as engine_metrics
-from foretoken.engine import Engine
-from foretoken.server.observing.control import ControlCollector
-from foretoken.server.observing.learnt import LearntCollector
+from foretoken.control.acceptance import TEMPERATURE_EDGES, temperature_bucket
+from foretoken.control.learned.trials import LAST_DEPTHS
+from foretoken.control.report.journal import ControlJournal
+from foretoken.engine.engine import Engine
+from foretoken.server.auditor import Auditor
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
-from foretoken.server.observing.request_acceptance import AcceptanceMetrics
-from foretoken.types import FinishReason, Output, Request
+from foretoken.types import FinishReason, Output, Request, RequestMetrics
+from foretoken.v1.metrics import reader as engine_metrics
 
 logger = logging.getLogger("foretoken")
 
@@ -56,6 +60,262 @@ _COUNTED_HERE = {
     "vllm:num_requests_waiting",
 }
 """Metrics of the engine that are more exact, or have more labels, here."""
+_LABELS = ("model_name", "engine")
+_OF_DRAFTERS = {
+    "draft_length": (
+        GaugeMetricFamily,
+        "Usual draft tokens now; 0 while it rests.",
+        "draft_length",
+    ),
+    "pass_seconds": (GaugeMetricFamily, "Time of one pass of the drafter.", "pass_s"),
+    "resting_seconds": (CounterMetricFamily, "Time of steps in which it rested.", "resting_s"),
+    "share_of_steps": (GaugeMetricFamily, "Steps in which it drafted.", "share_of_steps"),
+}
+_OF_ALL = {
+    "exploring_seconds": (CounterMetricFamily, "What trials cost.", "exploring_s"),
+    "account_seconds": (GaugeMetricFamily, "What trials may still cost.", "account_s"),
+    "forgone_tokens": (CounterMetricFamily, "Not written so that nobody waits.", "forgone_tokens"),
+    "wasted_seconds": (CounterMetricFamily, "Checking drafts that were refused.", "wasted_s"),
+    "changes": (CounterMetricFamily, "A drafter rested, returned, or drafts another length.",
+                "num_changes"),
+}  # fmt: skip
+_OF_STEP = {
+    "predicted_step_seconds": ("The last step, as predicted.", "predicted_s"),
+    "plain_step_seconds": ("The last step without drafts, as predicted.", "plain_s"),
+    "step_seconds": ("The last step, as measured.", "measured_s"),
+}
+_TEXTS = {
+    "cost_seconds": "What a part of a step or of drafting takes at the usual speed.",
+    "cost_level": "How many times as long as usual everything takes now.",
+    "cost_error": "How far what was measured is from what is known, as |log(measured / known)|.",
+    "acceptance": "Chance of a draft at this depth, if all before it are accepted.",
+    "ledger_seconds": "What running requests gained and lost against plain steps.",
+}
+_OWN_LABELS = {
+    "cost_seconds": ("of", "part"),
+    "cost_level": ("of",),
+    "cost_error": ("of", "quantile"),
+    "acceptance": ("drafter", "depth"),
+    "ledger_seconds": ("side",),
+}
+_DEPTHS = ("1", *(str(last + 1) for last in LAST_DEPTHS[:-1]))
+"""Where the depths begin that are learnt together."""
+QUANTILES = (0.1, 0.5, 0.9)
+_LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0)
+_KEPT = 1000
+
+
+class AuditCollector(Collector):
+    """Reads an auditor at each scrape."""
+
+    def __init__(self, auditor: Auditor, model_name: str, prefix: str) -> None:
+        """Label everything with `model_name`; names start with `prefix`."""
+        self._auditor = auditor
+        self._values = (model_name, "0")
+        self._start = f"{prefix}:audit_"
+
+    def collect(self) -> Iterable[Metric]:
+        """The counts as they stand."""
+        found = self._auditor.describe()
+        text = "Finished requests decoded again without speculation, by what came of it."
+        compared = CounterMetricFamily(f"{self._start}requests", text, labels=(*_LABELS, "outcome"))
+        for outcome, count in found["compared"].items():
+            compared.add_metric((*self._values, outcome), count)
+        compared.add_metric((*self._values, "not_compared"), found["left_out"])
+        yield compared
+        alarms = CounterMetricFamily(
+            f"{self._start}alarms", "Times that speculation was turned off.", labels=_LABELS
+        )
+        alarms.add_metric(self._values, found["alarms"])
+        yield alarms
+        for name, text in (
+            ("waiting", "Finished requests that wait to be decoded again."),
+            ("evidence", "Odds against drawn tokens being plain decoding's; 10,000 is an alarm."),
+        ):
+            gauge = GaugeMetricFamily(self._start + name, text, labels=_LABELS)
+            gauge.add_metric(self._values, found[name])
+            yield gauge
+
+
+class AcceptanceMetrics(Collector):
+    """Histograms by drafter and temperature, and quantiles of the last requests of each bucket."""
+
+    def __init__(
+        self, registry: CollectorRegistry, values: tuple[str, str], prefix: str = "foretoken"
+    ) -> None:
+        """Register in `registry`; `values` are the labels model_name and engine."""
+        self._values = values
+        self._prefix = prefix
+        labels = ("model_name", "engine", "drafter", "temperature")
+        self._lengths = Histogram(
+            f"{prefix}:request_acceptance_length",
+            "Tokens per verification with a draft, per request.",
+            labels,
+            buckets=_LENGTHS,
+            registry=registry,
+        )
+        self._drafted = Counter(
+            f"{prefix}:drafter_draft_tokens", "Draft tokens checked.", labels, registry=registry
+        )
+        self._accepted = Counter(
+            f"{prefix}:drafter_accepted_tokens", "Of those accepted.", labels, registry=registry
+        )
+        edges = (*TEMPERATURE_EDGES, float("inf"))
+        self._recent = {temperature_bucket(edge): deque[float](maxlen=_KEPT) for edge in edges}
+        registry.register(self)
+
+    def observe(self, temperature: float, metrics: RequestMetrics) -> None:
+        """Add a request that ended."""
+        if not metrics.accepted_per_step:
+            return
+        bucket = temperature_bucket(temperature)
+        self._recent[bucket].append(metrics.acceptance_length)
+        steps = list(
+            zip(
+                metrics.drafter_per_step,
+                metrics.drafted_per_step,
+                metrics.accepted_per_step,
+                strict=True,
+            )
+        )
+        for drafter in set(metrics.drafter_per_step):
+            drafted = [count for name, count, _ in steps if name == drafter]
+            accepted = sum(count for name, _, count in steps if name == drafter)
+            labels = (*self._values, drafter, bucket)
+            self._lengths.labels(*labels).observe(1 + accepted / len(drafted))
+            self._drafted.labels(*labels).inc(sum(drafted))
+            self._accepted.labels(*labels).inc(accepted)
+
+    def collect(self) -> Iterable[Metric]:
+        """P10, P50 and P90 per bucket, and from how many requests."""
+        labels = ("model_name", "engine", "temperature")
+        quantiles = GaugeMetricFamily(
+            f"{self._prefix}:acceptance_length_quantile",
+            f"Of the last {_KEPT} requests in the bucket.",
+            labels=(*labels, "quantile"),
+        )
+        counts = GaugeMetricFamily(
+            f"{self._prefix}:acceptance_length_requests",
+            "Requests that the quantiles are from.",
+            labels=labels,
+        )
+        for bucket, kept in self._recent.items():
+            lengths = sorted(kept)
+            counts.add_metric((*self._values, bucket), len(lengths))
+            for quantile, value in zip(QUANTILES, _quantiles(lengths), strict=False):
+                quantiles.add_metric((*self._values, bucket, f"{quantile:g}"), value)
+        return [quantiles, counts]
+
+
+def _quantiles(ordered: list[float]) -> list[float]:
+    """P10, P50 and P90; nothing from nothing."""
+    if len(ordered) < 2:
+        return ordered * len(QUANTILES)
+    tenths = statistics.quantiles(ordered, n=10, method="inclusive")
+    return [tenths[0], tenths[4], tenths[8]]
+
+
+class LearntCollector(Collector):
+    """Reads the models at each scrape."""
+
+    def __init__(
+        self, models: Callable[[], Mapping[str, Any] | None], model_name: str, prefix: str
+    ) -> None:
+        """`models` gives what is known, from any thread; None: nothing is learnt here."""
+        self._models = models
+        self._values = (model_name, "0")
+        self._start = f"{prefix}:control_"
+
+    def collect(self) -> Iterable[Metric]:
+        """What is known by now."""
+        found = self._models()
+        if found is None:
+            return
+        families = {
+            name: GaugeMetricFamily(self._start + name, text, labels=(*_LABELS, *_OWN_LABELS[name]))
+            for name, text in _TEXTS.items()
+        }
+        for of, cost in (("target", found["target"]), *found["drafters"].items()):
+            for name, labels, value in _cost_rows(of, cost):
+                families[name].add_metric((*self._values, *labels), value)
+        for drafter, classes in found["acceptance"].items():
+            for depth, chance in _pooled(classes.values()):
+                families["acceptance"].add_metric((*self._values, drafter, depth), chance)
+        for side in ("gained", "lost", "worst"):
+            families["ledger_seconds"].add_metric(
+                (*self._values, side), found["ledger"][f"{side}_s"]
+            )
+        yield from families.values()
+
+
+def _cost_rows(of: str, cost: Mapping[str, Any]) -> Iterable[tuple[str, tuple[str, ...], float]]:
+    """Family, labels and value of everything that a cost says."""
+    yield "cost_level", (of,), cost["level"]
+    for quantile, key in (("0.5", "error_p50"), ("0.9", "error_p90")):
+        if cost[key] is not None:
+            yield "cost_error", (of, quantile), cost[key]
+    for key, value in cost.items():
+        if not key.endswith("_s"):
+            continue
+        part = key.removesuffix("_s")
+        if isinstance(value, Mapping):
+            for first, slope in value.items():
+                yield "cost_seconds", (of, f"{part}_from_{first}"), slope
+        else:
+            yield "cost_seconds", (of, part), value
+
+
+def _pooled(classes: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, float]]:
+    """Chances over all classes, each by its trials; depths that nobody tried are left out."""
+    known = list(classes)
+    for bucket, depth in enumerate(_DEPTHS):
+        trials = sum(one["trials"][bucket] for one in known)
+        if trials:
+            kept = sum(one["trials"][bucket] * one["chances"][bucket] for one in known)
+            yield depth, kept / trials
+
+
+class ControlCollector(Collector):
+    """Reads the journal at each scrape."""
+
+    def __init__(self, journal: ControlJournal, model_name: str, prefix: str) -> None:
+        """Label everything with `model_name`; names start with `prefix`."""
+        self._journal = journal
+        self._values = (model_name, "0")
+        self._start = f"{prefix}:control_"
+
+    def collect(self) -> Iterable[Metric]:
+        """What is known; numbers that nobody has are left out."""
+        found = self._journal.describe()
+        for name, (kind, text, key) in _OF_ALL.items():
+            if found[key] is not None:
+                yield self._single(kind, name, text, found[key])
+        for name, (text, key) in _OF_STEP.items():
+            step = found["step"]
+            if step is not None and step[key] is not None:
+                yield self._single(GaugeMetricFamily, name, text, step[key])
+        error = found["prediction_error"]
+        if error is not None:
+            yield self._error(error)
+        for name, (kind, text, key) in _OF_DRAFTERS.items():
+            family = kind(self._start + name, text, labels=(*_LABELS, "drafter"))
+            for drafter, one in found["drafters"].items():
+                if one[key] is not None:
+                    family.add_metric((*self._values, drafter), one[key])
+            yield family
+
+    def _single(self, kind: Any, name: str, text: str, value: float) -> Metric:
+        family: Metric = kind(self._start + name, text, labels=_LABELS)
+        family.add_metric(self._values, value)  # type: ignore[attr-defined]
+        return family
+
+    def _error(self, error: Mapping[str, float]) -> Metric:
+        text = "How far measured steps are from predicted ones, as a share."
+        labels = (*_LABELS, "quantile")
+        family = GaugeMetricFamily(self._start + "prediction_error", text, labels=labels)
+        for quantile, key in (("0.5", "p50"), ("0.9", "p90")):
+            family.add_metric((*self._values, quantile), error[key])
+        return family
 
 
 class EngineCollector(Collector):
@@ -159,7 +419,7 @@ class ServerMetrics:
         """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model_name, prefix))
-        deciding = engine.parts.deciding
+        deciding = engine.parts.controller
         if deciding.journal is not None:
             self.registry.register(ControlCollector(deciding.journal, model_name, prefix))
         if deciding.control is not None:

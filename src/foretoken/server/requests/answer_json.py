@@ -110,14 +110,14 @@ class Tally:
     def _why_plain(self) -> str:
         """Why steps of the request did not draft: the first that forbids it, or control."""
         parts = self._generation.state.engine.engine.parts
-        own, operator = self._generation.order.params.own_policy, parts.deciding.live.speculation
+        own, operator = self._generation.order.params.own_policy, parts.controller.live.speculation
         if own is not None and not own.enabled:
             return "the request asked for none"
         if not operator.enabled:
             return "the operator turned drafts off"
-        if parts.deciding.journal is None:
+        if parts.controller.journal is None:
             return "nothing drafts for this model here"
-        return parts.deciding.journal.why_plain(operator.drafter if own is None else own.drafter)
+        return parts.controller.journal.why_plain(operator.drafter if own is None else own.drafter)
 
 
 def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -> dict[str, Any]:

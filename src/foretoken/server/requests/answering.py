@@ -6,25 +6,144 @@ business. Invariant: a generation that was accepted here is closed, whatever bec
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from foretoken.errors import RequestError
+from foretoken.errors import ParameterError, RequestError
+from foretoken.server.problems import Problem
+from foretoken.server.replica_protocol.progress import StreamProgress, mark
 from foretoken.server.requests.answer_json import Tally
-from foretoken.server.requests.answer_size import within_bounds
-from foretoken.server.requests.generation import Event, Generation, Order, accept
+from foretoken.server.requests.generation import Event, Generation, GenerationRequest, accept
 from foretoken.server.requests.prompt_ids import PromptIds
-from foretoken.server.requests.resuming import resume_of
 from foretoken.server.requests.structure import about_body, structure_field
-from foretoken.server.routed.progress import StreamProgress, mark
-from foretoken.server.schemas import GenerationBody, StreamOptions
-from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
+from foretoken.server.schemas import CompletionBody, GenerationBody, StreamOptions
+from foretoken.server.state import (
+    is_internal,
+    origin_of,
+    priority_of,
+    request_id_of,
+    salt_of,
+    state_of,
+)
 from foretoken.server.transport.events import EventStream, LateList, as_event, unless_gone
 from foretoken.server.transport.slices import JsonAnswer, gathered, in_slices, pieces
-from foretoken.types import SamplingParams
+from foretoken.types import Resume, SamplingParams
+
+MOST_LOGPROBS = 1 << 18
+"""Log-probabilities of one answer. They are held until it is sent, and the more objects there are,
+the longer Python's collector stops every thread: with as many as these for some 70 ms."""
+MOST_REPEATED = 1 << 22
+"""Tokens of prompts that an answer repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Log-probabilities of an answer: of each output those of its prompt and of its new tokens."""
+
+    outputs: int
+    prompt_tokens: int
+    """Over all outputs."""
+    per_prompt_token: int
+    per_new_token: int
+
+    @property
+    def of_prompts(self) -> int:
+        return self.prompt_tokens * self.per_prompt_token
+
+    @property
+    def most_new(self) -> int:
+        """New tokens of each output that there is room for."""
+        return (MOST_LOGPROBS - self.of_prompts) // (self.outputs * self.per_new_token)
+
+    def refused(self, field: str, new_tokens: int) -> ParameterError:
+        """Outputs of so many new tokens are too many: the reckoning."""
+        of_outputs = self.outputs * new_tokens * self.per_new_token
+        reckoned = (
+            f"{self.of_prompts + of_outputs:,} log-probabilities ({self.outputs} outputs with "
+            f"{self.prompt_tokens:,} prompt tokens in all x {self.per_prompt_token}, and "
+            f"{self.outputs} outputs x {new_tokens:,} new tokens x {self.per_new_token})"
+        )
+        allowed = f"{MOST_LOGPROBS:,} in one answer; of a stream only those of its prompts count"
+        return ParameterError(field, reckoned, f"at most {allowed}")
+
+
+def within_bounds(
+    body: GenerationBody, prompts: Sequence[PromptIds], params: SamplingParams, max_model_len: int
+) -> SamplingParams:
+    """`params`, with the `max_tokens` that there is room for if the body has none.
+
+    A short body can ask for an answer of gigabytes. Text that is generated costs a step of the
+    model a token and is not bounded here; what is said of each token, and repeated of the prompt in
+    each output, is.
+
+    Raises:
+        ParameterError: the answer would have more log-probabilities, or repeat more of its prompts,
+            than one answer may.
+    """
+    echo = isinstance(body, CompletionBody) and body.echo
+    lengths = [len(prompt.ids) for prompt in prompts]
+    repeated = params.n * sum(lengths)
+    if (echo or body.return_token_ids) and repeated > MOST_REPEATED:
+        given = f"{params.n} outputs of prompts of {sum(lengths):,} tokens in all: {repeated:,}"
+        field = "echo" if echo else "return_token_ids"
+        raise ParameterError(field, given, f"at most {MOST_REPEATED:,} tokens of prompts repeated")
+    own = 0 if params.logprobs is None else params.logprobs + 1
+    size = _Size(
+        outputs=params.n * len(prompts),
+        prompt_tokens=repeated,
+        per_prompt_token=_per_prompt_token(body, own if echo else 0),
+        # What a stream has sent, it does not hold.
+        per_new_token=0 if body.stream else own + body.token_sources,
+    )
+    if size.of_prompts > MOST_LOGPROBS:
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        raise size.refused(field, 0)
+    if not size.per_new_token:
+        return params
+    room = max_model_len - min(lengths)
+    new_tokens = min(room, params.max_tokens or room)
+    if new_tokens <= size.most_new:
+        return params
+    if body.most_tokens is not None or not size.most_new:
+        raise size.refused("token_sources" if not own else "logprobs", new_tokens)
+    return replace(params, max_tokens=size.most_new)
+
+
+def _per_prompt_token(body: GenerationBody, echoed: int) -> int:
+    asked = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
+    return asked + echoed
+
+
+def resume_of(
+    request: Request, body: GenerationBody, num_choices: int
+) -> tuple[Resume, ...] | None:
+    """What the body's `resume` has of each choice; None without one.
+
+    A client that could say what the model wrote could put words into its mouth, count tokens that
+    were never generated, and pass by whoever waits: only what brings the server's internal key may.
+
+    Raises:
+        Problem: 400, the server was started without an internal key; 403, it was not given.
+        ParameterError: the answer is no stream, or there are more or fewer choices.
+    """
+    if body.resume is None:
+        return None
+    given = f"{len(body.resume)} outputs"
+    if state_of(request).config.internal_key is None:
+        allowed = "nothing: the server was started without --internal-key"
+        raise ParameterError("resume", given, allowed)
+    if not is_internal(request):
+        needed = "nothing without the internal key, in the header x-foretoken-internal-key"
+        raise Problem(403, f"resume: got {given!r}; allowed: {needed}", "resume")
+    if not body.stream:
+        raise ParameterError("resume", given, "nothing without stream: true")
+    if len(body.resume) != num_choices:
+        allowed = f"one entry per choice: {num_choices}, n of each prompt"
+        raise ParameterError("resume", given, allowed)
+    return Resume.list_of([one.model_dump() for one in body.resume])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +189,7 @@ async def respond(
     """
     state = state_of(request)
     params = within_bounds(body, prompts, params, state.max_model_len)
-    order = Order(
+    order = GenerationRequest(
         request_id=request_id_of(request),
         prompts=prompts,
         params=params,

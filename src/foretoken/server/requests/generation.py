@@ -12,11 +12,11 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foretoken.engine import Engine
-from foretoken.engine_async import OutputStream
+from foretoken.engine.engine import Engine
+from foretoken.engine.thread import OutputStream
 from foretoken.server.problems import Problem, draining
+from foretoken.server.replica_protocol.origin import RequestOrigin
 from foretoken.server.requests.prompt_ids import PromptIds
-from foretoken.server.routed.origin import RequestOrigin
 from foretoken.server.state import ServerState
 from foretoken.types import (
     FinishReason,
@@ -52,7 +52,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GenerationRequest:
     """What a request asks for, checked and encoded."""
 
     request_id: str
@@ -88,7 +88,7 @@ class Generation:
     """What was accepted: choices in order, prompt after prompt."""
 
     answer_id: str
-    order: Order
+    order: GenerationRequest
     requests: Mapping[int, Request]
     """By choice; a choice that ended elsewhere has none."""
     stream: OutputStream
@@ -158,7 +158,7 @@ def events_of(output: Output, choice: int) -> Iterator[Event]:
         )
 
 
-async def accept(state: ServerState, kind: str, order: Order) -> Generation:
+async def accept(state: ServerState, kind: str, order: GenerationRequest) -> Generation:
     """Send prompts to the engine; whoever asks must `close` what is returned.
 
     Args:
@@ -219,7 +219,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     )
 
 
-def _make_requests(engine: Engine, answer_id: str, order: Order) -> dict[int, Request]:
+def _make_requests(engine: Engine, answer_id: str, order: GenerationRequest) -> dict[int, Request]:
     """Requests of all prompts by choice, their grammar compiled before; texts beside them, and
     what they resume, are encoded and decoded."""
     requests: dict[int, Request] = {}

@@ -96,10 +96,10 @@ async def encode(state: ServerState, text: str, special: bool = True) -> list[in
 
 def check_fits(state: ServerState, field: str, text: str, most: int) -> None:
     """Raise a ContextError for a text of more characters than `most` tokens can cover."""
-    reach = None if state.tokenizer is None else state.tokenizer.reach
-    if reach is not None and len(text) > reach * most:
+    longest = None if state.tokenizer is None else state.tokenizer.max_token_length
+    if longest is not None and len(text) > longest * most:
         given = f"{len(text)} characters, which are more than {most} tokens"
-        allowed = f"at most {most} tokens, one of at most {reach} characters"
+        allowed = f"at most {most} tokens, one of at most {longest} characters"
         raise ContextError(field, given, allowed)
 
 

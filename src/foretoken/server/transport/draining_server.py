@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 from foretoken.server.problems import draining
 from foretoken.server.settings import Limits
 from foretoken.server.transport.connection import Connection, ConnectionLimits
+from foretoken.server.transport.connection_limit import ACCEPTED_AT_ONCE, most_connections
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.room import ACCEPTED_AT_ONCE, most_connections
 
 logger = logging.getLogger("foretoken")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
 from foretoken.config.drafter import DrafterConfig
 from foretoken.config.published import head_method
 from foretoken.config.speculative import SpeculativeConfig
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.wiring import build_engine
 from foretoken.training.data.answers import answer_all
 from foretoken.training.evaluation import MOST_DRAFTS, accepted, step_costs
 from foretoken.types import SamplingParams, Speculation

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from foretoken.engine import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.outputs import GrowingOutput
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.output_builder import GrowingOutput
 from foretoken.training.data.prompts import PromptSet
 from foretoken.training.run_folder import make
 from foretoken.training.settings import DataSettings

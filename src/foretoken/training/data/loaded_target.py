@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine.wiring import build_engine
 from foretoken.errors import UnsupportedModelError
 from foretoken.kv.features import FINAL, FeatureView
 from foretoken.kv.store import KVStore

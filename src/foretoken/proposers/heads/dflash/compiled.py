@@ -31,7 +31,7 @@ from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Geometry
-from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockAttention, BlockLayer, BlockView
@@ -60,7 +60,7 @@ class _Kinds:
     """The kinds of layers, by what their rows see."""
 
     views: tuple[BlockView, ...]
-    attentions: tuple[CompiledAttention, ...]
+    attentions: tuple[NativeAttention, ...]
 
     @classmethod
     def of(cls, net: BlockHead, site: BlockSite) -> "_Kinds | None":
@@ -79,10 +79,10 @@ class _Kinds:
                 dtype=like.dtype,
                 device=like.device,
                 window=view.window,
-                kv_dtype=site.store.layers[0].dtype,
+                kv_store_dtype=site.store.layers[0].dtype,
             )
             attention = backend_for(like.device).attention(geometry, batch_invariant=False)
-            if not isinstance(attention, CompiledAttention):
+            if not isinstance(attention, NativeAttention):
                 return None
             found.append(attention)
         return cls(views, tuple(found))

@@ -20,7 +20,7 @@ from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.ops.logits import NEVER
-from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.proposers.heads.dflash.compiled import BlockSite, CompiledBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockView
@@ -99,7 +99,7 @@ class BlockRunner:
             layer,
             num_pages=pages.num_pages + self._spares.count,
             page_size=pages.page_size,
-            dtype=pages.kv_dtype or like.dtype,
+            dtype=pages.kv_store_dtype or like.dtype,
             device=like.device,
         )
         self.max_positions = positions = layer.max_position_embeddings
@@ -140,7 +140,7 @@ class BlockRunner:
             rotation = self._rotary.at(positions_of(piece, self.device))
             for layer, layer_SKh in zip(self.net.decoder_layers, self.store.layers, strict=True):
                 kv_TKh = torch.cat(layer.self_attn.keys_values(context_TD, rotation), dim=1)
-                write(layer_SKh, slots, stored(kv_TKh, layer_SKh.dtype))
+                write(layer_SKh, slots, quantize_kv(kv_TKh, layer_SKh.dtype))
 
     def run(
         self,
@@ -249,10 +249,12 @@ class PagedBlocks:
         seen = self._seen[view]
 
         def attend(q_THh: Tensor, k_TKh: Tensor, v_TKh: Tensor) -> Tensor:
-            write(layer_SKh, self._slots, stored(torch.cat((k_TKh, v_TKh), 1), layer_SKh.dtype))
+            write(
+                layer_SKh, self._slots, quantize_kv(torch.cat((k_TKh, v_TKh), 1), layer_SKh.dtype)
+            )
             sizes, parts = [layout.num_tokens for layout in self._layouts], []
             for q_RHh, (slots, mask_RL) in zip(q_THh.split(sizes), seen, strict=True):
-                kept_KLh = multiplied_out(layer_SKh[slots], q_RHh.dtype).transpose(0, 1)
+                kept_KLh = dequantize(layer_SKh[slots], q_RHh.dtype).transpose(0, 1)
                 keys_KLh, values_KLh = kept_KLh.chunk(2)
                 out_HRh = F.scaled_dot_product_attention(
                     q_RHh.transpose(0, 1)[None],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.stored_kv import kept_dtype
+from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
@@ -61,7 +61,7 @@ def build_blocks(head: BlockHead, site: HeadServingContext) -> KVProposer:
         pages=HeadPages(
             num_pages=engine.pool.num_pages,
             page_size=engine.target.page_size,
-            kv_dtype=kept_dtype(config.kv_cache_dtype),
+            kv_store_dtype=kv_store_dtype(config.kv_cache_dtype),
         ),
         make=site.linears if config.quantization else None,
     )

@@ -2,7 +2,7 @@
 
 from foretoken.config import DrafterConfig
 from foretoken.proposers.heads.base import find_head
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.method import DrafterSpec, Target
 
 

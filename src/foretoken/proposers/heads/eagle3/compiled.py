@@ -6,7 +6,7 @@ which trains and serves wherever some part has no kernel; a test compares them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -22,15 +22,13 @@ from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutPart
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
-from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
+from foretoken.proposers.heads.eagle3.network import Eagle3Network
 from foretoken.proposers.heads.head_runner import RunnerParts
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
-
-if TYPE_CHECKING:
-    from foretoken.proposers.heads.eagle3.network import Eagle3
 
 
 @final
@@ -64,12 +62,12 @@ class CompiledEagle3:
         return self.head(self.norm(outputs_BD.contiguous()))
 
 
-def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
+def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | None:
     """The network on kernels, or None if some part has none."""
     if net.shape.norm_output or net.shape.attention_bias:
         return None
     make = around.linears
-    if not isinstance(around.attention, CompiledAttention):
+    if not isinstance(around.attention, NativeAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
     kind = LayerKind(around.attention, around.rotary)

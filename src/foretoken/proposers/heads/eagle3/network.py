@@ -10,8 +10,9 @@ Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, an
 the `speculators` format.
 """
 
+from abc import ABC
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self, cast, final
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +20,15 @@ from torch import Tensor, nn
 from foretoken.kv.features import FINAL
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_ids
-from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
+from foretoken.proposers.heads.base import TargetFacts, check_ids
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
-from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.heads.head_runner import CompiledHead, PagedHead, RunnerParts
-from foretoken.proposers.heads.paged import build_paged
+from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
 
 
-@final
-class Eagle3(PagedHead):
+class Eagle3Network(PagedHead, ABC):
     """The network; parameters have the names of the `speculators` format."""
 
     method: ClassVar[str] = "eagle3"
@@ -108,17 +104,6 @@ class Eagle3(PagedHead):
     def table(self) -> Embedding:
         """The token embeddings: its own, or the target's."""
         return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
-
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Drafts from its own outputs, one slot a draft, or all at once from masks."""
-        if not self.parallel:
-            return build_paged(self, site)
-        depth = None if site.trees is None else site.trees.depth
-        return build_paged(self, site, MaskedDrafts(self, depth))
-
-    def compiled(self, parts: RunnerParts) -> CompiledHead | None:
-        """The network on kernels, or None if some part has none."""
-        return compile_eagle3(self, parts)
 
     def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with the target's table, shared and not trained, unless it has its own."""

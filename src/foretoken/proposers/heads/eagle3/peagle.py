@@ -7,13 +7,14 @@ are overwritten by the next pass.
 Source: P-EAGLE (arXiv 2602.01469).
 """
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.heads.eagle3.network import Eagle3Network
 from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.paged import SlotFeed
 from foretoken.proposers.own_kv import KVSteps
@@ -21,15 +22,12 @@ from foretoken.proposers.progress import Stretches
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
-if TYPE_CHECKING:
-    from foretoken.proposers.heads.eagle3.network import Eagle3
-
 
 @final
 class MaskedDrafts:
     """Makes the steps of a network with a mask; what its masks mix to is kept between steps."""
 
-    def __init__(self, net: "Eagle3", depth: int | None = None) -> None:
+    def __init__(self, net: Eagle3Network, depth: int | None = None) -> None:
         """Draft with `net`; trees no deeper than `depth`."""
         assert net.parallel, "only a parallel head has a mask"
         self.anchored, self.mask_token_id = net.shape.anchored, net.mask_token_id

@@ -1,1 +1,0 @@
-"""Whether speculation still writes what plain decoding would: answers decoded again when idle."""
