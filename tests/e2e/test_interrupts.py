@@ -18,7 +18,7 @@ from foretoken.testing import JunkProposer
 from tests.guards.sources import ROOT
 
 SOURCE = str(ROOT / "src" / "foretoken")
-FACES = ("llm.py", "shared_engine.py")
+FACES = ("llm.py", "engine/driver.py")
 PROMPTS = [{"prompt_token_ids": [7 * i + 1, 3, 5 + i]} for i in range(4)]
 Place = tuple[CodeType, int]
 

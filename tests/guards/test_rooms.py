@@ -28,7 +28,7 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/setup.py": "what a plan without a method is",
     "lab/tune/server_command.py": "the look-up that every engine has",
-    "training/heads/trained_kinds.py": "which methods are trained, and by what",
+    "training/trained_kinds.py": "which methods are trained, and by what",
     "shape/gguf_architectures.py": "llama.cpp's names of architectures are the same",
 }
 """Files that name a method though they are not its own, with the reason."""

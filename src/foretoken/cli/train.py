@@ -20,7 +20,7 @@ from foretoken.cli.timed_runs import estimate, show_ratio
 from foretoken.config.method_registry import DraftingMethod, known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import EXITS, FASTER, LEAVE_IT_OFF, MEASURE_MORE, Verdict, judge_gain
-from foretoken.training.heads.trained_kinds import kinds_of, shipped_kinds, trained_kinds
+from foretoken.training.trained_kinds import kinds_of, shipped_kinds, trained_kinds
 
 if TYPE_CHECKING:
     from rich.console import Console

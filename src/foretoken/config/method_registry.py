@@ -168,7 +168,7 @@ class DraftingMethod:
     """Drafters of it that ship with the package."""
     extras: tuple[object, ...] = ()
     """Of a method of your own, what other parts ask: a record of
-    `foretoken.training.heads.trained_kinds` for each kind of run that trains it, and one of
+    `foretoken.training.trained_kinds` for each kind of run that trains it, and one of
     `foretoken.lab.plan.method_plans` for the planner."""
 
     @property

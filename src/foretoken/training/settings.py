@@ -10,9 +10,9 @@ from typing import Annotated
 
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import one_of
-from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
+from foretoken.training.trained_kinds import trained_kinds
 
 SCHEDULES = ("wsd", "cosine", "stages")
 ROWS = (None, "text", "answers")

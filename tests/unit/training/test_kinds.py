@@ -34,9 +34,9 @@ from foretoken.training.evaluation import (
 )
 from foretoken.training.heads import mlp
 from foretoken.training.heads.kind import HeadKind, Layout, find_kind, require_form
-from foretoken.training.heads.trained_kinds import Trained, trained_kinds
 from foretoken.training.llama_folder import read_exported
 from foretoken.training.runs import train
+from foretoken.training.trained_kinds import Trained, trained_kinds
 from foretoken.types import CompletionOutput, RequestMetrics
 from tests.e2e.heads import write_head
 from tests.unit.training.own_runs import silent, write_config

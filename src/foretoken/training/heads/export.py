@@ -16,8 +16,8 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import run_folder
 from foretoken.training.heads.kind import find_kind, require_form
-from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.llama_folder import export, read_checkpoint
+from foretoken.training.trained_kinds import trained_kinds
 
 EMBEDDING = "embed_tokens.weight"
 

@@ -18,8 +18,8 @@ from foretoken.kv.features import FINAL
 from foretoken.training.heads.guesses import Guesser
 from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.trained_kinds import trained_kinds
 from foretoken.training.settings import Settings
+from foretoken.training.trained_kinds import trained_kinds
 
 OWN = "own"
 """The format that every kind has; our loaders read it."""
