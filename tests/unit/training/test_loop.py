@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.hardware import Hardware
 from foretoken.testing import write_tiny_llama
-from foretoken.training import muon, precision, run_folder
+from foretoken.training import optimizer, precision, run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.heads.draft import begin_with
@@ -31,7 +31,7 @@ from foretoken.training.llama import Llama, blocked_attention
 from foretoken.training.llama_folder import export, read_exported
 from foretoken.training.loop import Trainer, tell_compiling
 from foretoken.training.losses import Head, distance, head_loss, mixed_divergence
-from foretoken.training.muon import Muon, orthogonal
+from foretoken.training.optimizer import Muon, orthogonal
 from foretoken.training.progress import Display, Standing, brief, terminal_of
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.runs import build_job, train
@@ -246,7 +246,7 @@ def test_three_steps_are_those_of_pytorch(
     kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Apart by what bfloat16 rounds off, in either type."""
-    monkeypatch.setattr(muon, "product_type", lambda device: kind)
+    monkeypatch.setattr(optimizer, "product_type", lambda device: kind)
     begun = _matrices()
     ours, theirs = copy.deepcopy(begun), copy.deepcopy(begun)
     own, other = Muon(ours, 0.05), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.05)
