@@ -41,7 +41,13 @@ class ProposerSettings:
 
 
 class Proposer(ABC):
-    """Drafts tokens. Whether a token is dropped may depend only on what was known before it."""
+    """Drafts tokens. Whether a token is dropped may depend only on what was known before it.
+
+    Every method writes `propose` and `release`, and names itself. The other members have an answer
+    that holds for whoever keeps nothing of sequences. `num_missing`, `feed` and `max_window` tell
+    control what catching up takes; `num_bytes` and `prefix_tokens` are shown; the rest says how its
+    drafts may be used.
+    """
 
     name: str
     """The word the user types."""
@@ -52,6 +58,14 @@ class Proposer(ABC):
     """What drafters did in the last step, where it asks several and times them."""
     drafts_blocks: bool = False
     """Whether its drafts are masks of a block, which one pass fills in."""
+
+    @abstractmethod
+    def propose(self, context: Context) -> Draft:
+        """At most draft_budget tokens for each span; costs nothing when no span wants any."""
+
+    @abstractmethod
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine."""
 
     @property
     def num_bytes(self) -> int:
@@ -84,11 +98,3 @@ class Proposer(ABC):
                 then, and the output is the same.
         """
         return 0
-
-    @abstractmethod
-    def propose(self, context: Context) -> Draft:
-        """At most draft_budget tokens for each span; costs nothing when no span wants any."""
-
-    @abstractmethod
-    def release(self, request_id: str) -> None:
-        """Forget a request that ended; unknown ids are fine."""
