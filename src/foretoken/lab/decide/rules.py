@@ -324,6 +324,8 @@ def errors(evidence: Evidence, most_more: float = 0.001) -> RuleResult:
     kinds = ", ".join(f"{name} {n}" for name, n in evidence.candidate.errors.items())
     says += f" ({kinds})" if kinds else ""
     limit = before + most_more
+    if max(before, after) == 1.0:
+        return RuleResult("invalid", f"{says}: nothing was answered")
     if after <= limit:
         return RuleResult("pass", says)
     requests = evidence.candidate.num_requests
