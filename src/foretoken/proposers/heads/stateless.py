@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall
-from foretoken.models.stopping import StopCall, cut
+from foretoken.models.stopping import StopCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
@@ -227,15 +227,13 @@ class StatelessCall:
         stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
-        # A negative number says that the rule ended all spans after so many steps.
-        ended, done = done < 0, done if done >= 0 else -1 - done
         made, at = tokens[: count * done], count * done if rows > count else 0
         found = RolledOut(
             ids=[made[row::count].tolist() for row in range(count)],
             logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps or ended else self._logits_KV[at : at + count],
+            undecided_BV=None if done == steps else self._logits_KV[at : at + count],
         )
-        return found if stop is None else cut(found, stop.found(ended=ended))
+        return found if stop is None else stop.cut(found)
 
 
 def _address(values: "array[int]") -> int:
