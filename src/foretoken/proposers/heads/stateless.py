@@ -44,10 +44,10 @@ class StatelessHead(DraftHead, ABC):
     def tree_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> TreeSteps:
         """The steps of one draft of trees, given the same."""
 
-    def compiled(self, features_SD: Tensor | None) -> "StatelessCall | None":
+    def compiled(self, features_SD: Tensor) -> "StatelessCall | None":
         """Whole chains by one call into C, once it serves; None: some part has no kernel.
 
-        `features_SD` has the hidden states of all slots; None: they do not lie side by side.
+        `features_SD` has the hidden states of all slots. The network must stay as it is.
         """
         return None
 
@@ -67,7 +67,8 @@ class StatelessHead(DraftHead, ABC):
             allowed = f"at most {self.most}: the head drafts no further"
             field = f"speculative_config.{trees.setting}"
             raise ConfigError(field, f"a depth of {trees.depth}", allowed)
-        return StatelessProposer(self, site, self.compiled(site.view.rows_SF))
+        rows_SF = site.view.rows_SF
+        return StatelessProposer(self, site, None if rows_SF is None else self.compiled(rows_SF))
 
 
 class StatelessProposer(Proposer):
