@@ -21,7 +21,7 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers
-from foretoken.models.stopping import StopCall
+from foretoken.models.draft_call import StopCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear

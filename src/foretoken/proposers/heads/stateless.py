@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall
-from foretoken.models.stopping import StopCall
+from foretoken.models.draft_call import StopCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer

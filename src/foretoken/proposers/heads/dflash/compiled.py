@@ -27,8 +27,8 @@ from foretoken.kernels.structures import (
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.rope import RotaryTable
+from foretoken.models.draft_call import StopCall
 from foretoken.models.rollout import MOST_ROWS
-from foretoken.models.stopping import StopCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Geometry
 from foretoken.ops.attention.native import NativeAttention
