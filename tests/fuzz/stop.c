@@ -14,22 +14,20 @@ static void after_each_step(void) {
     const ft_stop stop = make_stop(steps, spans);
     int goes_on = 1;
     for (int64_t at = 0; at < steps && goes_on; at++) {
-        float *before = make_copy(stop.reach, (size_t)spans * sizeof(float));
-        int64_t *lengths = make_copy(stop.lengths, (size_t)spans * sizeof(int64_t));
-        for (int64_t r = 0; r < spans; r++) stop.sure[at * spans + r] = (float)pick(1, 1000) / 1000.0f;
+        int64_t *before = make_copy(stop.lengths, (size_t)spans * sizeof(int64_t));
+        for (int64_t r = 0; r < spans; r++) stop.sure[at * spans + r] = (float)pick(0, 1000) / 1000.0f;
         goes_on = ft_stop_after(&stop, at, spans);
         int open = 0;
         for (int64_t r = 0; r < spans; r++) {
-            const int counted = stop.lengths[r] == at + 1;
-            open |= stop.reach[r] != 0.0f;
-            wanted(counted || stop.lengths[r] == lengths[r], "a length that grows by this step");
-            wanted(before[r] != 0.0f || !counted, "an end is an end");
-            wanted(before[r] == 0.0f || stop.reach[r] <= before[r], "a chance that only falls");
-            const int due = before[r] != 0.0f && at < stop.least;
-            wanted(!due || counted, "the least number of drafts");
-            wanted(stop.reach[r] == 0.0f || counted, "who goes on has counted this draft");
+            const int counted = stop.lengths[r] == at + 1, went = before[r] == at;
+            open |= counted;
+            wanted(counted || stop.lengths[r] == before[r], "a length that grows by this step");
+            wanted(went || !counted, "an end is an end");
+            wanted(at >= stop.least || counted, "the least number of drafts");
+            const int sure = stop.sure[at * spans + r] >= stop.least_sure;
+            wanted(at < stop.least || counted == (went && sure), "an end where one is unsure");
         }
-        wanted(!goes_on || open, "another pass is for somebody");
+        wanted(goes_on == open, "another pass is for somebody");
     }
 }
 
@@ -40,7 +38,7 @@ static void all_at_once(void) {
     int64_t *tokens = make_bytes((size_t)(steps * spans) * sizeof(int64_t));
     for (int64_t i = 0; i < steps * spans; i++) {
         tokens[i] = pick(0, 40) ? pick(0, (int)vocabulary - 1) : FT_UNDECIDED;
-        stop.sure[i] = (float)pick(1, 1000) / 1000.0f;
+        stop.sure[i] = (float)pick(0, 1000) / 1000.0f;
     }
     const int64_t done = ft_stop_through(given, steps, spans, tokens);
     check_drafted(done, steps, spans, tokens, vocabulary, given);

@@ -89,6 +89,7 @@ def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]
         trees=None,
         confidence=Confidence(),
     )
+    assert view.rows_SF is not None
     call = head.compiled(view.rows_SF)
     assert call is not None
     return [StatelessProposer(head, site, call), StatelessProposer(head, site, None)]

@@ -22,24 +22,24 @@ from foretoken.kernels.structures import FtAllocateCall, FtDraftOption
 class AllocationKernel:
     """The call. A `foretoken.control.adaptive.allocation.Search`."""
 
-    __slots__ = ("_address", "_call", "_counts_N", "_drafter_N", "_options", "_run", "_slots")
+    __slots__ = ("_address", "_call", "_counts_N", "_drafter_N", "_options", "_run")
 
     def __init__(self, library: Library) -> None:
         """Bind the function of `library`."""
         self._run = library.function("ft_allocate", (ctypes.c_void_p,), ctypes.c_int32)
         self._call = FtAllocateCall()
         self._address = ctypes.addressof(self._call)
-        self._make_room(0, 0, 0)
+        self._make_room(0, 0)
 
     def __call__(self, step: StepOptions, options: Sequence[DraftOption]) -> Allocation:
         """The plan with most expected tokens per second; all options are equally wide."""
         count = len(step.bound_s)
         most = options[0].survival_NK.shape[1] if options else 0
         assert all(one.survival_NK.shape == (count, most) for one in options), "unequal options"
-        if count > len(self._counts_N) or count * most > len(self._slots):
-            self._make_room(2 * count, 2 * count * most, len(options))
+        if count > len(self._counts_N):
+            self._make_room(2 * count, len(options))
         if len(options) > len(self._options):
-            self._make_room(len(self._counts_N), len(self._slots), len(options))
+            self._make_room(len(self._counts_N), len(options))
         call = self._call
         # Copies, where an array is no row of doubles, have to live until the call is over.
         kept = [_floats(one) for one in (step.rows_s, step.bound_s, step.token_s)]
@@ -60,14 +60,13 @@ class AllocationKernel:
             depth=call.depth,
         )
 
-    def _make_room(self, sequences: int, slots: int, options: int) -> None:
+    def _make_room(self, sequences: int, options: int) -> None:
         """Buffers for so many."""
         self._options = (FtDraftOption * options)()
-        self._slots = np.empty(slots, np.int64)
         self._counts_N: Counts = np.empty(sequences, np.int64)
         self._drafter_N: Counts = np.empty(sequences, np.int64)
         call = self._call
-        call.options, call.slots = ctypes.addressof(self._options), self._slots.ctypes.data
+        call.options = ctypes.addressof(self._options)
         call.counts, call.drafter = self._counts_N.ctypes.data, self._drafter_N.ctypes.data
 
 
@@ -77,7 +76,7 @@ def _fill(record: FtDraftOption, option: DraftOption) -> list[NDArray[Any]]:
         _floats(one) for one in (option.survival_NK, option.depth_s, option.start_s)
     ]
     record.survival, record.depth_s, record.start_s = (one.ctypes.data for one in kept)
-    record.slot_s, record.levels = option.slot_s, None
+    record.slot_s = option.slot_s
     return kept
 
 

@@ -186,9 +186,9 @@ class FtStop(ctypes.Structure):
     """Where chains of drafts end early (stop.h)."""
 
     _fields_ = [
-        *_fields(_F32, "least_sure token row usual pass"),
+        ("least_sure", _F32),
         ("least", _I64),
-        *_fields(_PTR, "sure reach lengths"),
+        *_fields(_PTR, "sure lengths"),
     ]
 
 
@@ -328,7 +328,7 @@ class FtBlockCall(ctypes.Structure):
 class FtDraftOption(ctypes.Structure):
     """What one drafter could do in a step (allocate.h)."""
 
-    _fields_ = [*_fields(_PTR, "survival depth_s start_s levels"), ("slot_s", _F64)]
+    _fields_ = [*_fields(_PTR, "survival depth_s start_s"), ("slot_s", _F64)]
 
 
 class FtAllocateCall(ctypes.Structure):
@@ -338,8 +338,8 @@ class FtAllocateCall(ctypes.Structure):
         *_fields(_PTR, "rows_s bound_s token_s options"),
         *_fields(_I64, "rows sequences drafts num_options"),
         *_fields(_F64, "plain_s margin"),
-        *_fields(_PTR, "slots counts drafter"),
-        *_fields(_I64, "num_slots depth"),
+        *_fields(_PTR, "counts drafter"),
+        ("depth", _I64),
         *_fields(_F64, "seconds tokens unguarded"),
     ]
 

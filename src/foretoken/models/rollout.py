@@ -21,7 +21,7 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers
-from foretoken.models.stopping import StopCall, cut
+from foretoken.models.draft_call import StopCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear
@@ -169,15 +169,14 @@ class CompiledRollout:
         stop = None if plan.stop is None else StopCall(plan.stop, sequences, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
-        ended, done = done < 0, done if done >= 0 else -1 - done  # Negative: the rule ended all.
         made, at = tokens[: sequences * done], done * sequences if plan.keeps_logits else 0
         found = RolledOut(
             ids=[made[row::sequences].tolist() for row in range(sequences)],
             logits_KV=logits_KV[:at] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps or ended else logits_KV[at : at + sequences],
+            undecided_BV=None if done == steps else logits_KV[at : at + sequences],
             stream_BD=buffers.x_TD[:sequences] if self._parts.takes_beside else None,
         )
-        return found if stop is None else cut(found, stop.found(ended=ended))
+        return found if stop is None else stop.cut(found)
 
     def _put_masks(self, masks: MaskSlots | None, steps: int) -> None:
         self._call.masks = None

@@ -57,16 +57,6 @@ class StopRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """What became of a rule."""
-
-    lengths: list[int]
-    """How many drafts each sequence has."""
-    going: list[int]
-    """The sequences that did not end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
     """Several draft tokens of B sequences to be chosen one after the other."""
 
@@ -96,8 +86,8 @@ class RolledOut:
     the caller (of those that did not end); None: all that was planned was drafted, or ended."""
     stream_BD: Tensor | None = None
     """The newest outputs of a head that continues them, valid until the next rollout."""
-    stopped: Stopped | None = None
-    """Where drafts ended, if the plan has a rule."""
+    going: list[int] | None = None
+    """The sequences that the plan's rule did not end; None: it has no rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

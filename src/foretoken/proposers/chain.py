@@ -158,8 +158,8 @@ class _Chains:
         if found is None or (steps.all_or_none and found.undecided_BV is not None):
             return None
         self._append(found, sequences)
-        if found.stopped is not None:
-            self.active = [active[row] for row in found.stopped.going]
+        if found.going is not None:
+            self.active = [active[row] for row in found.going]
         return found
 
     def _append(self, found: RolledOut, sequences: Seq[Sequence]) -> None:

@@ -159,15 +159,10 @@ ft_draw_row make_draw(int greedy) {
 
 ft_stop make_stop(int64_t steps, int64_t spans) {
     ft_stop stop = {.least_sure = pick(0, 1) ? 0.0f : (float)pick(0, 100) / 100.0f,
-                    .token = (float)pick(0, 100),
-                    .row = (float)pick(0, 40),
-                    .usual = (float)pick(1, 100) / 100.0f,
-                    .pass = (float)pick(0, 200),
                     .least = pick(0, 3) ? 0 : pick(1, (int)steps + 1)};
     stop.sure = make_bytes((size_t)(steps * spans) * sizeof(float));
-    stop.reach = make_bytes((size_t)spans * sizeof(float));
     stop.lengths = make_bytes((size_t)spans * sizeof(int64_t));
-    for (int64_t i = 0; i < spans; i++) stop.reach[i] = 1.0f, stop.lengths[i] = 0;
+    for (int64_t i = 0; i < spans; i++) stop.lengths[i] = 0;
     return stop;
 }
 
@@ -183,15 +178,11 @@ void same_bytes(const void *a, const void *b, size_t bytes, const char *what) {
 
 void check_drafted(int64_t done, int64_t steps, int64_t spans, const int64_t *tokens,
                    int64_t vocabulary, const ft_stop *stop) {
-    wanted(stop ? done >= -1 - steps && done <= steps : done >= 0 && done <= steps,
-           "as many steps as were asked for, or fewer");
-    const int64_t counted = done < 0 ? -1 - done : done;
-    for (int64_t i = 0; i < counted * spans; i++)
+    wanted(done >= 0 && done <= steps, "as many steps as were asked for, or fewer");
+    for (int64_t i = 0; i < done * spans; i++)
         wanted(tokens[i] >= 0 && tokens[i] < vocabulary, "tokens of the vocabulary");
-    for (int64_t r = 0; stop && r < spans; r++) {
-        wanted(stop->reach[r] >= 0.0f && stop->reach[r] <= 1.0f, "a chance that all are accepted");
-        wanted(stop->lengths[r] >= 0 && stop->lengths[r] <= counted, "drafts of steps that were done");
-    }
+    for (int64_t r = 0; stop && r < spans; r++)
+        wanted(stop->lengths[r] >= 0 && stop->lengths[r] <= done, "drafts of steps that were done");
 }
 
 int at_every_level(const char *name, int count, char **arguments, void (*one)(void)) {

@@ -1,4 +1,6 @@
-// See allocate.h. The slots of each drafter are sorted once. Those of several drafters are merged, and
+// See allocate.h. A slot is one draft of one sequence and has the number draft * sequences + sequence.
+//
+// The slots of each drafter are sorted once. Those of several drafters are merged, and
 // those of a depth are what is left of the next one's, so that nothing is sorted again.
 #include "allocate.h"
 
@@ -8,7 +10,7 @@ enum { MOST_TOGETHER = 3 };  // drafters of which every subset is tried: MOST_DR
 
 typedef struct {
     double chance;
-    int32_t slot, sequence, level;
+    int32_t slot, sequence;
 } slot;
 
 typedef struct {
@@ -38,10 +40,6 @@ typedef struct {
 
 static inline int before(const slot *a, const slot *b) {
     return (a->chance > b->chance) | ((a->chance == b->chance) & (a->slot < b->slot));
-}
-
-static int64_t level_of(const ft_draft_option *option, int64_t draft) {
-    return option->levels ? option->levels[draft] : draft + 1;
 }
 
 // Merge neighbouring runs until there is one; `ends` has where each ends. Returns where they are.
@@ -79,8 +77,7 @@ static void sort_slots(const search *s, const ft_draft_option *option, slots *in
         for (int64_t j = 0; j < drafts; j++) {
             const double chance = option->survival[i * drafts + j];
             if (!(chance > 0.0)) continue;
-            found[count] = (slot){chance, (int32_t)(j * sequences + i), (int32_t)i,
-                                  (int32_t)level_of(option, j)};
+            found[count] = (slot){chance, (int32_t)(j * sequences + i), (int32_t)i};
             if (count && !before(&found[count - 1], &found[count])) ends[runs++] = count;
             count++;
         }
@@ -103,7 +100,7 @@ static int may_pay(const ft_allocate_call *call, const ft_draft_option *option, 
     return 0;
 }
 
-// One sequence and one drafter of chains: a set of slots is a depth.
+// One sequence and one drafter: a set of slots is a depth.
 static void search_alone(const search *s, set *found) {
     const ft_allocate_call *call = s->call;
     const ft_draft_option *option = &call->options[found->options[0]];
@@ -174,21 +171,10 @@ static slots merge_owned(const search *s, const set *of) {
     }
 }
 
-// The depth that is still looked at: of trees that of their deepest node; of chains the last whose
-// drafts could be worth the passes they need.
+// The depth that is still looked at: the last whose drafts could be worth the passes they need.
 static int64_t deepest_of(const search *s, const set *of) {
     const ft_allocate_call *call = s->call;
     const int64_t drafts = call->drafts;
-    int64_t deepest = 0, trees = 0;
-    for (int64_t c = 0; c < of->size; c++) trees += call->options[of->options[c]].levels != NULL;
-    if (trees) {
-        for (int64_t i = 0; i < call->sequences; i++)
-            for (int64_t j = 0; j < drafts; j++) {
-                const int64_t level = level_of(option_of(s, of, i), j);
-                if (level > deepest) deepest = level;
-            }
-        return deepest;
-    }
     const double plain_rate = (double)call->sequences / call->plain_s;
     double least = 0.0;
     for (int64_t j = drafts - 1; j > 0; j--) {
@@ -296,7 +282,7 @@ static void search_set(search *s, set *found) {
     found->num_slots = 0;
     found->rate = found->unguarded = 0.0;
     find_owners(s, found);
-    if (call->sequences == 1 && found->size == 1 && !call->options[found->options[0]].levels) {
+    if (call->sequences == 1 && found->size == 1) {
         search_alone(s, found);
         return;
     }
@@ -316,7 +302,7 @@ static void search_set(search *s, set *found) {
         slots left = {s->left, 0};
         for (int64_t i = 0; i < now.count; i++) {
             left.start[left.count] = now.start[i];
-            left.count += now.start[i].level <= depth;
+            left.count += now.start[i].slot < depth * call->sequences;
         }
         now = left;
         const sums none = {now, s->pass_s[depth], slot_s, 0.0, 0.0, 0};
@@ -330,13 +316,13 @@ static void take(search *s, const set *found) {
     s->best_rate = found->rate;
     call->seconds = found->seconds, call->tokens = found->tokens;
     call->unguarded = found->unguarded;
-    call->num_slots = found->num_slots, call->depth = found->depth;
+    call->depth = found->depth;
     memset(call->counts, 0, (size_t)call->sequences * sizeof(int64_t));
     const slots from = merge_owned(s, found);
     for (int64_t i = 0, kept = 0; kept < found->num_slots; i++) {
-        if (from.start[i].level > found->depth) continue;
-        call->slots[kept++] = from.start[i].slot;
+        if (from.start[i].slot >= found->depth * call->sequences) continue;
         call->counts[from.start[i].sequence]++;
+        kept++;
     }
     for (int64_t i = 0; i < call->sequences; i++)
         call->drafter[i] = call->counts[i] ? found->options[s->owner[i]] : -1;
@@ -392,7 +378,7 @@ int32_t ft_allocate(ft_allocate_call *call) {
         if (s.sorted[o].count >= call->rows) return 0;
     }
     for (size_t i = 0; i < sequences; i++) call->counts[i] = 0, call->drafter[i] = -1;
-    call->num_slots = call->depth = 0;
+    call->depth = 0;
     call->seconds = call->plain_s;
     call->tokens = (double)call->sequences;
     call->unguarded = s.unguarded = s.best_rate = call->tokens / call->seconds;

@@ -1,7 +1,6 @@
 // Which sequences draft how far in a step: the search of foretoken.control.adaptive.allocation.
 //
-// That module says what is searched for and is the reference, down to the order of its sums. A slot
-// is one draft of one sequence and has the number draft * sequences + sequence.
+// That module says what is searched for and is the reference, down to the order of its sums.
 #ifndef FORETOKEN_ALLOCATE_H
 #define FORETOKEN_ALLOCATE_H
 
@@ -12,7 +11,6 @@ typedef struct {
     const double *survival;  // [N, K]
     const double *depth_s;   // [K + 1]
     const double *start_s;   // [N]
-    const int64_t *levels;   // [K], from 1 to K; null: draft j of a chain has depth j
     double slot_s;
 } ft_draft_option;
 
@@ -23,14 +21,13 @@ typedef struct {
     const ft_draft_option *options;   // [num_options]
     int64_t rows, sequences, drafts, num_options;
     double plain_s, margin;
-    int64_t *slots;    // [sequences * drafts], written: those that were chosen, the best first
-    int64_t *counts;   // [sequences], written: how many are of each sequence
+    int64_t *counts;   // [sequences], written: how many drafts of each
     int64_t *drafter;  // [sequences], written: the option that drafts for each; -1: none
-    int64_t num_slots, depth;           // written; no slots: nobody drafts
+    int64_t depth;                      // written; 0: nobody drafts
     double seconds, tokens, unguarded;  // written
 } ft_allocate_call;
 
-// Returns 0 where nothing could be found for want of memory, or because an option has more slots
+// Returns 0 where nothing could be found for want of memory, or because an option has more drafts
 // than the step has rows for.
 FT_EXPORT int32_t ft_allocate(ft_allocate_call *call);
 

@@ -232,8 +232,8 @@ static int64_t draft(const state *s) {
         int64_t *tokens = call->tokens + at * count;
         choose(s, at, previous);
         // A row within rounding of a tie is its twin's to decide, and later tokens depend on it.
-        if (ft_stop_open(call->stop, count, tokens)) return at;
-        if (call->stop && !ft_stop_after(call->stop, at, count)) return -2 - at;
+        if (ft_stop_open(call->stop, at, count, tokens)) return at;
+        if (call->stop && !ft_stop_after(call->stop, at, count)) return at + 1;
         previous = tokens;
     }
     return call->steps;

@@ -74,8 +74,8 @@ typedef struct {
     const ft_stop *stop;  // or null
 } ft_block_call;
 
-// Returns how many steps were drafted: fewer than `steps` where a row that counts was left undecided;
-// or -1 minus their number where `stop` ended all. Without steps: 0.
+// Returns how many steps were drafted: fewer than `steps` where a row that counts was left undecided,
+// or where `stop` ended all. Without steps: 0.
 FT_EXPORT int64_t ft_block_draft(const ft_block_model *model, const ft_block_call *call);
 
 #endif

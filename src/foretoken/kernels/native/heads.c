@@ -74,10 +74,10 @@ int64_t ft_mlp_draft(const ft_mlp *net, const ft_head_call *call) {
         advance(net, stage, call, fed);
         ft_linear_dense(stage->head, call->state, logits, NULL, call->rows);
         ft_draw(call->draws + at * call->rows, call->rows, logits, net->vocabulary, tokens);
-        if (ft_stop_open(call->stop, call->rows, tokens)) return at;
+        if (ft_stop_open(call->stop, at, call->rows, tokens)) return at;
         if (call->stop) {
             ft_sure(logits, call->rows, net->vocabulary, call->stop->sure + at * call->rows);
-            if (!ft_stop_after(call->stop, at, call->rows)) return -2 - at;
+            if (!ft_stop_after(call->stop, at, call->rows)) return at + 1;
         }
         fed = tokens;
     }

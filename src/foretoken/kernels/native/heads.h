@@ -50,8 +50,8 @@ typedef struct {
     const ft_stop *stop;  // or null
 } ft_head_call;
 
-// Return how many steps were drafted: fewer than `steps` where a row was left undecided; or -1 minus
-// their number where `stop` ended all.
+// Return how many steps were drafted: fewer than `steps` where a row was left undecided, or
+// where `stop` ended all.
 FT_EXPORT int64_t ft_mlp_draft(const ft_mlp *net, const ft_head_call *call);
 FT_EXPORT int64_t ft_medusa_draft(const ft_medusa *net, const ft_head_call *call);
 

@@ -1,6 +1,6 @@
 // Which drafts of a chain or a tree stay when distributions are weighed, and the token after them.
 //
-// The twins are foretoken.ops.reject, ops.block and ops.tree over PyTorch, with the same uniforms and
+// The twins are foretoken.ops.rejection, ops.block and ops.tree over PyTorch, with the same uniforms and
 // the same keyed noise. Their arithmetic differs in the last bits, so a test whose outcome is within
 // rounding is left to the twin, with all of its span (FT_UNDECIDED): what is decided is what it decides.
 #ifndef FORETOKEN_REJECT_H

@@ -99,7 +99,7 @@ static void choose(const state *s, const void *states, int64_t rows, const ft_dr
         if (tokens[r] != FT_UNDECIDED) tokens[r] = model->ids[tokens[r]];
 }
 
-// Whether another pass is worth it after the tokens of step `at`.
+// Whether a span goes on after the tokens of step `at`.
 static int judge(const state *s, int64_t at) {
     const ft_rollout_call *call = s->call;
     const ft_rollout_model *model = s->model;
@@ -194,9 +194,8 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
         choose(&s, s.step.x, call->num_spans, call->draws + at * call->num_spans,
                call->logits + (call->keeps_logits ? at * size : 0), tokens);
         // A row within rounding of a tie is its twin's to decide, and later tokens depend on it.
-        if (ft_stop_open(call->stop, call->num_spans, tokens)) return at;
-        // Tokens of this step count; another pass would cost more than it saves.
-        if (call->stop && !judge(&s, at)) return -2 - at;
+        if (ft_stop_open(call->stop, at, call->num_spans, tokens)) return at;
+        if (call->stop && !judge(&s, at)) return at + 1;
         fed = tokens;
     }
     return call->steps;

@@ -48,7 +48,7 @@ typedef struct {
 
 // Returns how many steps were drafted: fewer than `steps` where a row that counts was left undecided;
 // the logits of that step are in their place, and x is what they were made of. With `stop`, fewer
-// too where no other pass is worth it: then -1 minus their number.
+// too where it ended all.
 // With `beside`, x goes on from token to token: a head that continues its own outputs. Without `own`
 // and with `ids`, draws are to be of the best output, and logits hold the outputs.
 // With `masks`, all tokens come of the first pass: each span ends in `steps` - 1 rows whose features

@@ -6,25 +6,21 @@
 
 typedef struct {
     float least_sure;  // chance of a best next token
-    float token, row;  // what an accepted draft saves, and what checking a draft takes
-    float usual;       // chance of a next token before it is known
-    float pass;        // what another pass takes
     int64_t least;     // drafts in any case
     float *sure;       // [steps, spans], written: the chances of best next tokens
-    float *reach;      // [spans], begun with 1: the chance that all drafts are accepted; 0: it ended
-    int64_t *lengths;  // [spans], begun with 0: how many drafts count
+    int64_t *lengths;  // [spans], begun with 0: how many drafts count; fewer than were made: it ended
 } ft_stop;
 
 // After the chances of step `at` are known: counts the drafts of that step that stay, of spans that
-// did not end before. Returns whether another pass is worth it.
+// did not end before. Returns whether one of them goes on.
 int ft_stop_after(const ft_stop *stop, int64_t at, int64_t spans);
 
-// Whether a span that did not end was left undecided; those of spans that ended become token 0.
-// Without a rule (null) none ends.
-int ft_stop_open(const ft_stop *stop, int64_t spans, int64_t *tokens);
+// Whether a span that did not end was left undecided at step `at`; those of spans that ended become
+// token 0. Without a rule (null) none ends.
+int ft_stop_open(const ft_stop *stop, int64_t at, int64_t spans, int64_t *tokens);
 
-// Both for tokens [steps, spans] that are all there. Returns the number of steps that count, or -1
-// minus it where a rule ended all.
+// Both for tokens [steps, spans] that are all there. Returns the number of steps that count, fewer than
+// all where a token is undecided or the rule ended every span.
 int64_t ft_stop_through(const ft_stop *stop, int64_t steps, int64_t spans, int64_t *tokens);
 
 #endif

@@ -11,12 +11,12 @@ Source: DSpark (arXiv 2607.05147) and the checkpoints of DeepSpec, SpecForge and
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, find_head
@@ -25,15 +25,9 @@ from foretoken.proposers.heads.dflash.head import BlockFollow, BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape
 from foretoken.proposers.heads.dflash.serving import build_blocks
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.shape.fields import refuse_unless
 
 _KINDS = ("vanilla", "gated")
-
-
-def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """The DSpark head that `config` names; errors as of `find_head`."""
-    return find_head(DSpark, config, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +176,6 @@ def _read_markov(
         judges=judge is not None,
         judges_by_token=by_token,
     )
+
+
+load_spec = partial(find_head, DSpark)

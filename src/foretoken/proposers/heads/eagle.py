@@ -9,12 +9,12 @@ Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE ch
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.config import DrafterConfig
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
@@ -31,12 +31,6 @@ from foretoken.proposers.heads.parts import (
     num_layers,
     read_layer_shape,
 )
-from foretoken.proposers.method import DrafterSpec, Target
-
-
-def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """The EAGLE head that `config` names; errors as of `find_head`."""
-    return find_head(Eagle, config, target)
 
 
 class EagleLayer(nn.Module):
@@ -134,3 +128,6 @@ class Eagle(PagedHead):
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, rotation, attend)
         return x
+
+
+load_spec = partial(find_head, Eagle)

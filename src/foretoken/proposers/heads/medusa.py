@@ -13,13 +13,13 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self, cast, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
@@ -29,14 +29,8 @@ from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, chec
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
-
-
-def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """The Medusa heads that `config` names; errors as of `find_head`."""
-    return find_head(Medusa, config, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,14 +198,11 @@ class Medusa(StatelessHead):
         """All heads in one pass; the nodes of a level have the same logits."""
         return DepthSteps(_Depths(self, hidden_BD, spans).at, len(spans))
 
-    def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
+    def compiled(self, features_SD: Tensor) -> StatelessCall | None:
         """The network on kernels, or None if some part has none; it must stay as it is."""
-        shape = self.shape
-        if features_SD is None:
-            return None
+        shape, dtype = self.shape, features_SD.dtype
         if (shape.rank or 0) > shape.hidden_size:
             return None
-        dtype = features_SD.dtype
         layers = [block.compiled(dtype) for block in self.residual_blocks]
         bound = [layer for layer in layers if layer is not None]
         if len(bound) < len(layers):
@@ -285,3 +276,6 @@ def _pointers(linears: Sequence[KernelLinear | None]) -> Any:
     """Their addresses in C's memory; None if one is missing."""
     addresses = [linear.address for linear in linears if linear is not None]
     return (ctypes.c_void_p * len(linears))(*addresses) if len(addresses) == len(linears) else None
+
+
+load_spec = partial(find_head, Medusa)

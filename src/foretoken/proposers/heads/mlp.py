@@ -14,13 +14,13 @@ import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMlp, FtMlpStage
@@ -30,15 +30,9 @@ from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
-
-
-def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
-    """The MLP speculator that `config` names; errors as of `find_head`."""
-    return find_head(MLPSpeculator, config, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +159,9 @@ class MLPSpeculator(StatelessHead):
         """One stage a level."""
         return _MLPTrees(self, hidden_BD, spans)
 
-    def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
+    def compiled(self, features_SD: Tensor) -> StatelessCall | None:
         """The network on kernels, or None if some part has none; it must stay as it is."""
         dtype = self.ln[0].get_parameter("weight").dtype
-        if features_SD is None:
-            return None
         tied, stages = self.shape.tie_weights, (FtMlpStage * self.shape.n_predict)()
         part: KernelLinear | None = None
         for i, stage in enumerate(stages):
@@ -269,3 +261,6 @@ class _MLPTrees(TreeSteps):
         tokens_F = torch.tensor(tokens, device=self._state_FD.device)
         self._state_FD = self._net.advance(self._stage, self._state_FD, tokens_F)
         return self._net.logits(self._stage, self._state_FD).float()
+
+
+load_spec = partial(find_head, MLPSpeculator)

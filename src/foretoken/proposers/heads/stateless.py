@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall
-from foretoken.models.stopping import StopCall, cut
+from foretoken.models.draft_call import StopCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
@@ -44,10 +44,10 @@ class StatelessHead(DraftHead, ABC):
     def tree_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> TreeSteps:
         """The steps of one draft of trees, given the same."""
 
-    def compiled(self, features_SD: Tensor | None) -> "StatelessCall | None":
+    def compiled(self, features_SD: Tensor) -> "StatelessCall | None":
         """Whole chains by one call into C, once it serves; None: some part has no kernel.
 
-        `features_SD` has the hidden states of all slots; None: they do not lie side by side.
+        `features_SD` has the hidden states of all slots. The network must stay as it is.
         """
         return None
 
@@ -67,7 +67,8 @@ class StatelessHead(DraftHead, ABC):
             allowed = f"at most {self.most}: the head drafts no further"
             field = f"speculative_config.{trees.setting}"
             raise ConfigError(field, f"a depth of {trees.depth}", allowed)
-        return StatelessProposer(self, site, self.compiled(site.view.rows_SF))
+        rows_SF = site.view.rows_SF
+        return StatelessProposer(self, site, None if rows_SF is None else self.compiled(rows_SF))
 
 
 class StatelessProposer(Proposer):
@@ -227,15 +228,13 @@ class StatelessCall:
         stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
-        # A negative number says that the rule ended all spans after so many steps.
-        ended, done = done < 0, done if done >= 0 else -1 - done
         made, at = tokens[: count * done], count * done if rows > count else 0
         found = RolledOut(
             ids=[made[row::count].tolist() for row in range(count)],
             logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps or ended else self._logits_KV[at : at + count],
+            undecided_BV=None if done == steps else self._logits_KV[at : at + count],
         )
-        return found if stop is None else cut(found, stop.found(ended=ended))
+        return found if stop is None else stop.cut(found)
 
 
 def _address(values: "array[int]") -> int:

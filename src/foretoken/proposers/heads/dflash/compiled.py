@@ -27,8 +27,8 @@ from foretoken.kernels.structures import (
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.rope import RotaryTable
+from foretoken.models.draft_call import StopCall
 from foretoken.models.rollout import MOST_ROWS
-from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Geometry
 from foretoken.ops.attention.native import NativeAttention
@@ -319,15 +319,13 @@ class CompiledBlocks:
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(model), ctypes.addressof(call))
         del kept
-        ended, done = done < 0, done if done >= 0 else -1 - done
         made = tokens[: count * done]
-        undecided = done < steps and not ended
         found = RolledOut(
             ids=[made[row::count].tolist() for row in range(count)],
             logits_KV=logits_KV[: done * count] if plan.keeps_logits else None,
-            undecided_BV=logits_KV[done * count : (done + 1) * count] if undecided else None,
+            undecided_BV=logits_KV[done * count : (done + 1) * count] if done < steps else None,
         )
-        return found if stop is None else cut(found, stop.found(ended=ended))
+        return found if stop is None else stop.cut(found)
 
     def _begin(
         self,
