@@ -3,9 +3,9 @@
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+from foretoken.control.adaptive.acceptance_deviation import chances
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
-from foretoken.control.adaptive.luck import chances
 from foretoken.control.adaptive.made import PlannedDrafts
 from foretoken.control.adaptive.planning import FirstReading
 from foretoken.control.plan import DraftPlan
@@ -33,8 +33,8 @@ def held_by(ids: Seq[str], plan: DraftPlan, chosen: Chosen) -> dict[str, Planned
     """What each request does from now on; those that have to be read first, as soon as they are."""
     count, wanted = len(ids), chosen.wanted
     surplus_N = plan.surplus or (0.0,) * count
-    luck_N = chances(chosen.found, chosen.options)
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, luck_N)
+    chances_N = chances(chosen.found, chosen.options)
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, chances_N)
     held = dict(zip(ids, each, strict=True))
     for place, (name, left) in chosen.reading.waiting.items():
         if left:

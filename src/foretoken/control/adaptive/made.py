@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
+from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Chances
 from foretoken.control.adaptive.allocation import DraftOption
-from foretoken.control.adaptive.luck import Chances, Luck
 from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
 from foretoken.control.adaptive.scene import Scene
 from foretoken.control.plan import (
@@ -42,7 +42,7 @@ PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
-_NO_LUCK = Luck()
+_NO_DEVIATION = AcceptanceDeviation()
 """Of a request that drafted nothing."""
 _BEGINS = 2
 """Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
@@ -101,7 +101,7 @@ class MadePlan:
     invested_s: float = 0.0
     """Seconds of that for deciding and for reading before anybody could draft: it comes back, but
     not soon, and another plan would take it again."""
-    luck: dict[str, Luck] = field(default_factory=dict)
+    deviations: dict[str, AcceptanceDeviation] = field(default_factory=dict)
     """What became of each request's drafts."""
     has_free: bool = False
     """Whether there were drafts without a pass to make room for."""
@@ -158,11 +158,11 @@ class MadePlan:
         return any(self._is_lost(one, time_s, most_s) for one, most_s in self.may_lose_s.items())
 
     def _is_lost(self, request_id: str, time_s: float, most_s: float) -> bool:
-        token_s, luck = self.forecast.token_s, self.luck.get(request_id, _NO_LUCK)
-        if time_s + token_s * luck.accepted >= -most_s:
+        token_s, deviation = self.forecast.token_s, self.deviations.get(request_id, _NO_DEVIATION)
+        if time_s + token_s * deviation.accepted >= -most_s:
             return False
         # What steps take is nobody's luck.
-        return not luck.is_bad or time_s + token_s * luck.mean < -most_s
+        return not deviation.is_chance or time_s + token_s * deviation.mean < -most_s
 
     def book(self, forecast: StepForecast, took_s: float | None, deciding_s: float) -> None:
         """A step of this forecast with drafts is over. It took so long, deciding aside; None: what
@@ -174,21 +174,21 @@ class MadePlan:
 
     def note(self, request_id: str, drafted: int, accepted: int) -> None:
         """So many drafts of a request were checked in a step, and so many accepted."""
-        luck = self.luck.setdefault(request_id, Luck())
-        luck.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
+        deviation = self.deviations.setdefault(request_id, AcceptanceDeviation())
+        deviation.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
 
     def gained(self, request_id: str) -> float:
         """What a request had gained before and has in the steps of this plan, in seconds."""
-        luck = self.luck.get(request_id, _NO_LUCK)
-        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * luck.accepted
+        deviation = self.deviations.get(request_id, _NO_DEVIATION)
+        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * deviation.accepted
 
     def emptied(self, class_key: str, resting: frozenset[str]) -> "MadePlan":
         """The same plan for nobody yet, to be joined by one request of this class, which is alone.
         These drafters rest now."""
         return replace(
             self, plan=replace(self.plan, resting=resting), held={}, gained_s={}, may_lose_s={},
-            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0, luck={},
-            blocking=set(), _classes={class_key: self.usual(class_key)},
+            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0,
+            deviations={}, blocking=set(), _classes={class_key: self.usual(class_key)},
         )  # fmt: skip
 
     def join(
