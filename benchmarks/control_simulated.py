@@ -33,8 +33,8 @@ from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestCla
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.cost import CostModel, StepShape, StepTime
 from foretoken.control.learned.calibration import TIMED_SD, draft_lengths, step_shapes
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 
 FIXED = (1, 2)
 """Lengths that control is held against, beside none."""
@@ -125,7 +125,7 @@ class MistimedControl:
         def timed(seconds: float) -> float:
             return whole * seconds * chance.lognormvariate(0.0, SHAPE_ERROR)
 
-        target = LearnedCost(
+        target = TargetStepTimeModel(
             [
                 (shape, timed(one_s + rows * (self.passes.seconds(shape).seconds - one_s)))
                 for shape in step_shapes(most_sequences=64, most_rows=2048, most_context=2048)

@@ -17,8 +17,8 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -128,7 +128,7 @@ class ControlArm:
             return self.factor * seconds * wrong.lognormvariate(0.0, self.error)
 
         sd = max(self.error, 0.1)
-        target = LearnedCost(
+        target = TargetStepTimeModel(
             [(shape, timed(machine.target_s(shape, shape.rows))) for shape in _target_shapes()],
             sd=sd,
         )
@@ -143,7 +143,7 @@ class ControlArm:
 def begin_control(
     machine: SimulatedMachine,
     missing: Missing,
-    target: LearnedCost,
+    target: TargetStepTimeModel,
     costs: Mapping[str, DrafterCost],
     usual: float = _USUAL_CHANCE,
 ) -> AdaptiveControl:

@@ -39,10 +39,10 @@ from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_rea
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.learned.regression import Floats
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
 from foretoken.types import FinishReason, Speculation
 
@@ -60,7 +60,7 @@ class Planner:
         self,
         caps: RequestBudget,
         drafters: Seq[DrafterFacts],
-        target: LearnedCost,
+        target: TargetStepTimeModel,
         costs: Mapping[str, DrafterCost],
         acceptance: LearnedAcceptance,
         search: Search = allocate,

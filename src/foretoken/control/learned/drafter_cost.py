@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.learned.cost import FILE_SD, THOUSAND, LearnedCost
 from foretoken.control.learned.regression import Floats, Learner
+from foretoken.control.learned.target_step_time import FILE_SD, THOUSAND, TargetStepTimeModel
 
 READ_TOGETHER = 64
 """Tokens that are read in one call at the least, where there are more."""
@@ -57,7 +57,7 @@ class DrafterCost:
         *,
         sd: float,
         one_pass: bool = False,
-        machine: LearnedCost | None = None,
+        machine: TargetStepTimeModel | None = None,
     ) -> None:
         """Begin with the seconds of `prior`, each known up to the share `sd`.
 
@@ -175,7 +175,7 @@ class DrafterCost:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], machine: LearnedCost | None = None) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], machine: TargetStepTimeModel | None = None) -> Self:
         """What an earlier process learnt, believed a little less than what is timed now."""
         points = [
             (DraftShape(int(n), int(passes), int(rows), float(context), int(fed)), float(seconds))
