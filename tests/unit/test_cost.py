@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.cost import LineCost, PlainCost, RooflineCost, StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
@@ -321,12 +321,12 @@ def test_every_length_is_priced_as_it_was_learnt(count: int, length: int) -> Non
     ids = [str(place) for place in range(count)]
     for request_id in ids:
         acceptance.begin(request_id, "")
-    scene = Scene(
+    inputs = AllocationInputs(
         ids=ids, classes=[""] * count, context=0.0, outputs=OutputTokens(tokens_N, tokens_N),
         left_s=np.zeros(count), plain_s=1.0, prompt_s=0.0,
         rows_s=np.full(4 * count + 1, 1.0), acceptance=acceptance,
     )  # fmt: skip
-    [option] = scene.options([view])
+    [option] = inputs.options([view])
     priced = option.depth_s[length] + option.slot_s * count * length + option.start_s.sum()
     shape = DraftShape(count, length, count * length, 0.0)
     assert priced == pytest.approx(planted(shape), rel=0.02)

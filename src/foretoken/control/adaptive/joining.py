@@ -9,11 +9,11 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.adaptive.allocation_inputs import RETURNS
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.made import MadePlan, PlannedDrafts
 from foretoken.control.adaptive.planning import CATCHING_UP, most_behind
-from foretoken.control.adaptive.scene import RETURNS
 from foretoken.control.adaptive.tracked import TrackedRequest
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.lengths import OutputLengths

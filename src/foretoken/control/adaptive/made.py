@@ -12,8 +12,8 @@ from typing import NamedTuple, final
 
 from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Chances
 from foretoken.control.adaptive.allocation import DraftOption
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs
 from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
-from foretoken.control.adaptive.scene import Scene
 from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,
@@ -116,7 +116,7 @@ class MadePlan:
     blocking: set[str] = field(default_factory=set)
     """Requests for which it is forgone, those that have ended left out: they may lose nothing
     more."""
-    weighed: tuple[Scene, list[DraftOption]] | None = None
+    weighed: tuple[AllocationInputs, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None
 
@@ -136,8 +136,8 @@ class MadePlan:
         nobody may have its drafts."""
         if self.weighed is None:
             return None
-        scene, options = self.weighed
-        return next((scene.outlook(one) for one in options if one.name == drafter), None)
+        inputs, options = self.weighed
+        return next((inputs.outlook(one) for one in options if one.name == drafter), None)
 
     def usual(self, class_key: str) -> PlannedDrafts:
         """What most requests of a class do."""

@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Search, allocate
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.chosen import Chosen, held_by
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
@@ -34,7 +35,6 @@ from foretoken.control.adaptive.planning import (
     step_shape,
     surplus,
 )
-from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -123,26 +123,26 @@ class Planner:
         tokens_N = counted.outputs_N + left_N
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
         outputs = OutputTokens(left_N, tokens_N)
-        scene = self._scene(tracked, shape, times, outputs, left_s, views)
+        inputs = self._inputs(tracked, shape, times, outputs, left_s, views)
         alone = count == 1 and not load.num_prompt_tokens
-        chosen = self._choose(scene, passing, views, alone=alone)
+        chosen = self._choose(inputs, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
-        plan = self._plan(sequences, load, scene, chosen, views, has_free=has_free)
+        plan = self._plan(sequences, load, inputs, chosen, views, has_free=has_free)
         reading, wanted = chosen.reading, chosen.wanted
         rows = int(wanted.drafts_N.sum())
         held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(scene.allowed_s < _POOR * times.plain_s) if held_back else ()
+        poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
         made = MadePlan(
             plan=plan,
             held=held_by(ids, plan, chosen),
             class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
             gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
             context=context,
-            row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
+            row_takes_s=(wanted.seconds - inputs.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if chosen.trial is None else chosen.trial.of,
             lasts=chosen.lasts,
-            may_lose_s=may_lose(ids, chosen.found, chosen.options, scene.plain_s, left_s),
+            may_lose_s=may_lose(ids, chosen.found, chosen.options, inputs.plain_s, left_s),
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
@@ -154,7 +154,7 @@ class Planner:
             unguarded=chosen.found.unguarded,
             held_back=held_back,
             blocking={ids[place] for place in poor_N},
-            weighed=(scene, chosen.weighed),
+            weighed=(inputs, chosen.weighed),
         )
         for feed in reading.feeds:
             if feed.place in reading.waiting:
@@ -165,7 +165,7 @@ class Planner:
         self,
         sequences: Seq[DecodingSequence],
         load: StepLoad,
-        scene: Scene,
+        inputs: AllocationInputs,
         chosen: Chosen,
         views: Seq[DrafterView],
         *,
@@ -177,12 +177,12 @@ class Planner:
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         forecast = StepForecast(
-            seconds=found.seconds + scene.prompt_s,
-            plain_s=scene.plain_s + scene.prompt_s,
-            prompt_s=scene.prompt_s,
+            seconds=found.seconds + inputs.prompt_s,
+            plain_s=inputs.plain_s + inputs.prompt_s,
+            prompt_s=inputs.prompt_s,
             tokens=found.tokens,
-            row_s=scene.row_s(sum(lengths)),
-            free_rows=scene.free_rows(found) if has_free and trial is None else 0,
+            row_s=inputs.row_s(sum(lengths)),
+            free_rows=inputs.free_rows(found) if has_free and trial is None else 0,
         )
         drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         return DraftPlan(
@@ -252,28 +252,35 @@ class Planner:
         return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
 
     def _choose(
-        self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
+        self,
+        inputs: AllocationInputs,
+        passing: list[DrafterView],
+        views: list[DrafterView],
+        *,
+        alone: bool,
     ) -> Chosen:
         """The best allocation that can be carried out now, or a trial."""
-        options = weighed = scene.options(passing)
-        found = scene.best(options)
+        options = weighed = inputs.options(passing)
+        found = inputs.best(options)
         waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
         waking = {name for name in waking if not self.drafters[name].is_ready}
         if waking:
             # What they read of the target is kept from now on; they draft once there is enough.
             options = [option for option in options if self.drafters[option.name].is_ready]
-            found = scene.best(options)
-        trial = pick_trial(scene, found, options, passing, self.drafters, self.account)
+            found = inputs.best(options)
+        trial = pick_trial(inputs, found, options, passing, self.drafters, self.account)
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
-        other = None if trial else self._other_lengths.pick(scene, found, options)
+        other = None if trial else self._other_lengths.pick(inputs, found, options)
         lasts = trial.steps if trial else OTHER_LENGTHS_STEPS if other else 0
         found = other or found
-        reading, wanted = read_first(found, options, views, scene, alone=alone), found
+        reading, wanted = read_first(found, options, views, inputs, alone=alone), found
         if reading.waiting:
-            options = scene.without(options, {i: one.drafter for i, one in reading.waiting.items()})
-            found = scene.best(options)
+            options = inputs.without(
+                options, {i: one.drafter for i, one in reading.waiting.items()}
+            )
+            found = inputs.best(options)
         return Chosen(found, options, weighed, reading, wanted, trial, waking, lasts)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
@@ -307,8 +314,8 @@ class Planner:
     def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
         """A trial took so many plain steps more than it brought."""
         assert made.weighed is not None, "a trial was planned"
-        scene, name = made.weighed[0], made.trial
-        surprising, known = surprises(scene, name), is_known(scene, name)
+        inputs, name = made.weighed[0], made.trial
+        surprising, known = surprises(inputs, name), is_known(inputs, name)
         self.drafters[name].learn_trial(lost_steps, surprising=surprising, known=known)
 
     def release(self, request_id: str) -> None:
@@ -338,7 +345,7 @@ class Planner:
             return PlainTimes(plain_s, 0.0)
         return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
 
-    def _scene(
+    def _inputs(
         self,
         tracked: list[TrackedRequest],
         shape: StepShape,
@@ -346,7 +353,7 @@ class Planner:
         outputs: OutputTokens,
         left_s: Floats,
         views: list[DrafterView],
-    ) -> Scene:
+    ) -> AllocationInputs:
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         plain_s, prompt_s = times
@@ -358,7 +365,7 @@ class Planner:
             # Beside many rows some more may be cheap, and what is begun now goes on without them.
             alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
             more_s = np.maximum(more_s, alone_s - alone_s[0])
-        return Scene(
+        return AllocationInputs(
             ids=ids,
             classes=[one.class_key for one in tracked],
             context=shape.context,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption, accepted_drafts
-from foretoken.control.adaptive.scene import DrafterView, Scene
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost
@@ -46,7 +46,7 @@ def read_first(
     found: Allocation,
     options: Seq[DraftOption],
     views: Seq[DrafterView],
-    scene: Scene,
+    inputs: AllocationInputs,
     *,
     alone: bool,
 ) -> FirstReading:
@@ -64,7 +64,7 @@ def read_first(
             reading.missing[view.name] += missed
             continue
         if left == _ALL and not alone:
-            left = chunk_rows(view.cost, scene.context, scene.plain_s)
+            left = chunk_rows(view.cost, inputs.context, inputs.plain_s)
         # A window is read whole or not at all: the next would be another one.
         windowed = bool(view.windowed_N[place])
         rows = (missed if left else 0) if windowed else min(missed, left)

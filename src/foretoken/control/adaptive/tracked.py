@@ -9,8 +9,8 @@ import numpy as np
 
 from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.adaptive.allocation import Counts
+from foretoken.control.adaptive.allocation_inputs import DrafterView
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.scene import DrafterView
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence

@@ -69,7 +69,7 @@ class OutputTokens(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class AllocationInputs:
     """The sequences of one step. N of them."""
 
     ids: list[str]
