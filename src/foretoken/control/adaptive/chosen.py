@@ -4,9 +4,9 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from foretoken.control.adaptive.acceptance_deviation import chances
+from foretoken.control.adaptive.active_plan import PlannedDrafts
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
-from foretoken.control.adaptive.made import PlannedDrafts
 from foretoken.control.adaptive.planning import FirstReading
 from foretoken.control.plan import DraftPlan
 

@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.chosen import Chosen, held_by
@@ -25,7 +26,6 @@ from foretoken.control.adaptive.exploring import (
 )
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.joining import Newcomers
-from foretoken.control.adaptive.made import MadePlan, PlainTimes
 from foretoken.control.adaptive.planning import (
     budgets,
     chance_of_none,
@@ -101,7 +101,7 @@ class Planner:
         """Whether any of them may have drafts, load and length aside."""
         return any(self._caps.wanted(sequence.request)[0] for sequence in sequences)
 
-    def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
+    def make(self, sequences: list[DecodingSequence], load: StepLoad) -> ActivePlan:
         """The best plan for these sequences, of which there is at least one, or a trial that is
         due."""
         ids = [sequence.request.request_id for sequence in sequences]
@@ -132,7 +132,7 @@ class Planner:
         rows = int(wanted.drafts_N.sum())
         held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
         poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
-        made = MadePlan(
+        active = ActivePlan(
             plan=plan,
             held=held_by(ids, plan, chosen),
             class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
@@ -159,7 +159,7 @@ class Planner:
         for feed in reading.feeds:
             if feed.place in reading.waiting:
                 note_read(self._requests, ids[feed.place], feed.drafter, feed.rows)
-        return made
+        return active
 
     def _plan(
         self,
@@ -198,58 +198,63 @@ class Planner:
         )
 
     def carry_over(
-        self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
+        self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> DraftPlan:
-        """The plan `made` for a batch that is a little different: whoever is new does what others
+        """The plan `active` for a batch that is a little different: whoever is new does what others
         of its class do, after its drafter has read it in chunks.
 
         Where requests come and go in every step, planning each anew takes longer than it saves.
         """
         for sequence in sequences:
-            if sequence.request.request_id not in made.held:
-                self._newcomers.join(made, self._track(sequence))
-        feeds = made.read_on(sequences, self._chunk(made)) if made.reading else []
+            if sequence.request.request_id not in active.held:
+                self._newcomers.join(active, self._track(sequence))
+        feeds = active.read_on(sequences, self._chunk(active)) if active.reading else []
         for feed in feeds:
             note_read(
                 self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
             )
         count = len(sequences)
-        times = self._plain_times(step_shape(count, load, made.context), count)
-        plan = made.carried(sequences, load, times, feeds)
-        made.invested_s += reading_s(self.drafters, made.missing, made.context)
+        times = self._plain_times(step_shape(count, load, active.context), count)
+        plan = active.carried(sequences, load, times, feeds)
+        active.invested_s += reading_s(self.drafters, active.missing, active.context)
         return plan
 
     def make_again(
-        self, made: MadePlan, sequence: DecodingSequence, load: StepLoad
-    ) -> MadePlan | None:
-        """The plan `made` for another sequence that was alone and had just begun, for this one,
+        self, active: ActivePlan, sequence: DecodingSequence, load: StepLoad
+    ) -> ActivePlan | None:
+        """The plan `active` for another sequence that was alone and had just begun, for this one,
         which is and has. None: it does not hold for it.
 
         A tenth of what a plan takes, and where answers are short there is one for each of them.
         """
         one = self._track(sequence)
-        if made.trial or made.lasts or made.reading or one.class_key not in made.class_of.values():
+        if (
+            active.trial
+            or active.lasts
+            or active.reading
+            or one.class_key not in active.class_of.values()
+        ):
             return None
-        changed = made.num_changes != self.acceptance.num_changes
-        if changed or made.below_floor != self.below_floor:
+        changed = active.num_changes != self.acceptance.num_changes
+        if changed or active.below_floor != self.below_floor:
             return None
-        name = made.usual(one.class_key).drafter
-        if sequence.request.brings_drafts and not made.has_free:
+        name = active.usual(one.class_key).drafter
+        if sequence.request.brings_drafts and not active.has_free:
             return None
         if not self._newcomers.drafts_at_once(one, name):
             return None
-        again = made.emptied(one.class_key, self._resting({name}) & made.plan.resting)
+        again = active.emptied(one.class_key, self._resting({name}) & active.plan.resting)
         self._newcomers.join(again, one, alone=True)
-        times = self._plain_times(step_shape(1, load, made.context), 1)
+        times = self._plain_times(step_shape(1, load, active.context), 1)
         again.carried([sequence], load, times, ())
-        again.invested_s += reading_s(self.drafters, again.missing, made.context)
+        again.invested_s += reading_s(self.drafters, again.missing, active.context)
         return again
 
-    def _chunk(self, made: MadePlan) -> int:
+    def _chunk(self, active: ActivePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
-        plain_s = made.forecast.token_s
-        names = {drafter for drafter, _ in made.reading.values()}
-        return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
+        plain_s = active.forecast.token_s
+        names = {drafter for drafter, _ in active.reading.values()}
+        return min(chunk_rows(self.drafters[i].cost, active.context, plain_s) for i in names)
 
     def _choose(
         self,
@@ -283,22 +288,22 @@ class Planner:
             found = inputs.best(options)
         return Chosen(found, options, weighed, reading, wanted, trial, waking, lasts)
 
-    def put_away(self, made: MadePlan, steps: int) -> None:
+    def put_away(self, active: ActivePlan, steps: int) -> None:
         """A plan has held for so many steps."""
-        forecast = made.forecast
-        lost = 0.0 if made.trial else max(made.unguarded - forecast.price, 0.0)
+        forecast = active.forecast
+        lost = 0.0 if active.trial else max(active.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
-        if made.drafts and not made.trial:
+        if active.drafts and not active.trial:
             self._other_lengths.pass_by(steps)
-        alive = [request_id for request_id in made.held if request_id in self._requests]
-        if not made.trial:
+        alive = [request_id for request_id in active.held if request_id in self._requests]
+        if not active.trial:
             # A trial is paid by the account, not by those who wait for it.
-            self.ledger.keep({request_id: made.gained(request_id) for request_id in alive})
-        used = {drafter for drafter, _ in made.reading.values()}
+            self.ledger.keep({request_id: active.gained(request_id) for request_id in alive})
+        used = {drafter for drafter, _ in active.reading.values()}
         drafted_by = {}
         for request_id in alive:
-            if request_id not in made.reading:
-                drafted_by[request_id] = name = made.held[request_id].drafter
+            if request_id not in active.reading:
+                drafted_by[request_id] = name = active.held[request_id].drafter
                 if name:
                     used.add(name)
                     note_read(self._requests, request_id, name, None)
@@ -308,13 +313,13 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            rested = name in made.plan.resting
-            drafter.pass_by(steps, used=name in used, tried=name == made.trial, rested=rested)
+            rested = name in active.plan.resting
+            drafter.pass_by(steps, used=name in used, tried=name == active.trial, rested=rested)
 
-    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+    def learn_trial(self, active: ActivePlan, lost_steps: float) -> None:
         """A trial took so many plain steps more than it brought."""
-        assert made.weighed is not None, "a trial was planned"
-        inputs, name = made.weighed[0], made.trial
+        assert active.weighed is not None, "a trial was planned"
+        inputs, name = active.weighed[0], active.trial
         surprising, known = surprises(inputs, name), is_known(inputs, name)
         self.drafters[name].learn_trial(lost_steps, surprising=surprising, known=known)
 

@@ -61,7 +61,7 @@ class PlainTimes(NamedTuple):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class MadePlan:
+class ActivePlan:
     """A plan, what it was made of, and what it says of each request."""
 
     plan: DraftPlan
@@ -182,7 +182,7 @@ class MadePlan:
         deviation = self.deviations.get(request_id, _NO_DEVIATION)
         return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * deviation.accepted
 
-    def emptied(self, class_key: str, resting: frozenset[str]) -> "MadePlan":
+    def emptied(self, class_key: str, resting: frozenset[str]) -> "ActivePlan":
         """The same plan for nobody yet, to be joined by one request of this class, which is alone.
         These drafters rest now."""
         return replace(
@@ -296,32 +296,32 @@ class FirstPlan:
     the next. Where answers are short, a plan for each would take longer than it brings.
     """
 
-    __slots__ = ("_made", "_since_s")
+    __slots__ = ("_active", "_since_s")
 
     def __init__(self) -> None:
         """None yet."""
-        self._made: MadePlan | None = None
+        self._active: ActivePlan | None = None
         self._since_s = 0.0
 
-    def keep(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> None:
+    def keep(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> None:
         """A plan was made for these sequences."""
         if _is_first(sequences):
-            self._made, self._since_s = made, 0.0
+            self._active, self._since_s = active, 0.0
 
     def pass_by(self, seconds: float) -> None:
         """Steps took so long."""
         self._since_s += seconds
 
-    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> MadePlan | None:
+    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> ActivePlan | None:
         """The plan to be made again for these sequences, where one takes `deciding_s`; None: they
         are no such ones, or it has had its share of the time."""
         if not _is_first(sequences) or self._since_s * _DECIDING_FIRST > deciding_s:
             return None
-        return self._made
+        return self._active
 
     def forget(self) -> None:
         """What it was made of is no more."""
-        self._made = None
+        self._active = None
 
 
 def _is_first(sequences: Seq[DecodingSequence]) -> bool:
