@@ -13,7 +13,6 @@ import numpy as np
 from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
-from foretoken.control.adaptive.chosen import Chosen, held_by
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
@@ -26,6 +25,7 @@ from foretoken.control.adaptive.exploring import (
 )
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.joining import Newcomers
+from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
 from foretoken.control.adaptive.planning import (
     budgets,
     chance_of_none,
@@ -125,36 +125,36 @@ class Planner:
         outputs = OutputTokens(left_N, tokens_N)
         inputs = self._inputs(tracked, shape, times, outputs, left_s, views)
         alone = count == 1 and not load.num_prompt_tokens
-        chosen = self._choose(inputs, passing, views, alone=alone)
+        decision = self._choose(inputs, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
-        plan = self._plan(sequences, load, inputs, chosen, views, has_free=has_free)
-        reading, wanted = chosen.reading, chosen.wanted
+        plan = self._plan(sequences, load, inputs, decision, views, has_free=has_free)
+        reading, wanted = decision.reading, decision.wanted
         rows = int(wanted.drafts_N.sum())
-        held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
+        held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
         poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
         active = ActivePlan(
             plan=plan,
-            held=held_by(ids, plan, chosen),
+            held=held_by(ids, plan, decision),
             class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
             gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
             context=context,
             row_takes_s=(wanted.seconds - inputs.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
-            trial="" if chosen.trial is None else chosen.trial.of,
-            lasts=chosen.lasts,
-            may_lose_s=may_lose(ids, chosen.found, chosen.options, inputs.plain_s, left_s),
+            trial="" if decision.trial is None else decision.trial.of,
+            lasts=decision.lasts,
+            may_lose_s=may_lose(ids, decision.found, decision.options, inputs.plain_s, left_s),
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
             invested_s=reading_s(self.drafters, reading.missing, context),
-            chance_of_none=chance_of_none(chosen.found, chosen.options),
+            chance_of_none=chance_of_none(decision.found, decision.options),
             has_free=has_free,
             below_floor=below_floor,
             num_changes=self.acceptance.num_changes,
-            unguarded=chosen.found.unguarded,
+            unguarded=decision.found.unguarded,
             held_back=held_back,
             blocking={ids[place] for place in poor_N},
-            weighed=(inputs, chosen.weighed),
+            weighed=(inputs, decision.weighed),
         )
         for feed in reading.feeds:
             if feed.place in reading.waiting:
@@ -166,13 +166,18 @@ class Planner:
         sequences: Seq[DecodingSequence],
         load: StepLoad,
         inputs: AllocationInputs,
-        chosen: Chosen,
+        decision: PlanDecision,
         views: Seq[DrafterView],
         *,
         has_free: bool,
     ) -> DraftPlan:
         """What was chosen, as whoever drafts is told."""
-        found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
+        found, options, reading, trial = (
+            decision.found,
+            decision.options,
+            decision.reading,
+            decision.trial,
+        )
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
@@ -192,7 +197,7 @@ class Planner:
             drafters=tuple(names),
             surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
-            resting=self._resting({*names, *reading.missing, *chosen.waking}),
+            resting=self._resting({*names, *reading.missing, *decision.waking}),
             forecast=forecast,
             wanted=len(views) < len(self.drafters) or any(view.most_N.any() for view in views),
         )
@@ -263,7 +268,7 @@ class Planner:
         views: list[DrafterView],
         *,
         alone: bool,
-    ) -> Chosen:
+    ) -> PlanDecision:
         """The best allocation that can be carried out now, or a trial."""
         options = weighed = inputs.options(passing)
         found = inputs.best(options)
@@ -286,7 +291,7 @@ class Planner:
                 options, {i: one.drafter for i, one in reading.waiting.items()}
             )
             found = inputs.best(options)
-        return Chosen(found, options, weighed, reading, wanted, trial, waking, lasts)
+        return PlanDecision(found, options, weighed, reading, wanted, trial, waking, lasts)
 
     def put_away(self, active: ActivePlan, steps: int) -> None:
         """A plan has held for so many steps."""
