@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Chances
 from foretoken.control.adaptive.allocation import DraftOption
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs
-from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
+from foretoken.control.adaptive.plan_assembly import CATCHING_UP, Waiting
 from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,

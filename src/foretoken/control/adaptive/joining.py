@@ -13,7 +13,7 @@ from foretoken.control.adaptive.active_plan import ActivePlan, PlannedDrafts
 from foretoken.control.adaptive.allocation_inputs import RETURNS
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.planning import CATCHING_UP, most_behind
+from foretoken.control.adaptive.plan_assembly import CATCHING_UP, most_behind
 from foretoken.control.adaptive.tracked import TrackedRequest
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.lengths import OutputLengths

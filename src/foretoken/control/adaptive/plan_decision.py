@@ -7,7 +7,7 @@ from foretoken.control.adaptive.acceptance_deviation import chances
 from foretoken.control.adaptive.active_plan import PlannedDrafts
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
-from foretoken.control.adaptive.planning import FirstReading
+from foretoken.control.adaptive.plan_assembly import FirstReading
 from foretoken.control.plan import DraftPlan
 
 

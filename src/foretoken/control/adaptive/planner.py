@@ -25,8 +25,7 @@ from foretoken.control.adaptive.exploring import (
 )
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.joining import Newcomers
-from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
-from foretoken.control.adaptive.planning import (
+from foretoken.control.adaptive.plan_assembly import (
     budgets,
     chance_of_none,
     chunk_rows,
@@ -35,6 +34,7 @@ from foretoken.control.adaptive.planning import (
     step_shape,
     surplus,
 )
+from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
