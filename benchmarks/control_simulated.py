@@ -93,7 +93,7 @@ class _DraftPasses(CostModel):
 
 
 DRAFTER = SimulatedDrafter(
-    name="draft", most=4, passes=_DraftPasses(), call_s=0.25 * MS, sequence_s=0.02 * MS
+    name="draft", max_drafts=4, passes=_DraftPasses(), call_s=0.25 * MS, sequence_s=0.02 * MS
 )
 MACHINE = SimulatedMachine(
     target=_TargetSteps(),
@@ -153,7 +153,7 @@ def _draft_shapes(one: SimulatedDrafter) -> list[DraftShape]:
     shapes = [
         DraftShape(num, depth, num * depth, float(PROMPT), fed)
         for num in (1, 4, 16)
-        for depth in draft_lengths(one.most)
+        for depth in draft_lengths(one.max_drafts)
         for fed in (0, 64)
     ]
     return [*shapes, DraftShape(0, 0, 0, float(PROMPT), 64)]

@@ -83,7 +83,7 @@ def chosen(count: int, chance: float) -> float:
     target = TargetStepTimeModel(steps, sd=0.1)
     planner = Planner(
         RequestBudget({"draft": MOST}),
-        [DrafterFacts(name="draft", most=MOST)],
+        [DrafterFacts(name="draft", max_drafts=MOST)],
         target,
         {"draft": DrafterCost(passes, sd=0.1, machine=target)},
         LearnedAcceptance({"draft": chance}),

@@ -87,7 +87,7 @@ class FixedArm:
     def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
         """The first drafter that finds anything drafts."""
         drafters = machine.drafters if self.k else ()
-        return _Fixed({one.name: min(one.most, self.k) for one in drafters})
+        return _Fixed({one.name: min(one.max_drafts, self.k) for one in drafters})
 
 
 @final
@@ -102,7 +102,7 @@ class ScheduledArm:
     def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
         """The first drafter that finds anything drafts."""
         most = max(length for _, _, length in self.ranges)
-        limits = {one.name: min(one.most, most) for one in machine.drafters}
+        limits = {one.name: min(one.max_drafts, most) for one in machine.drafters}
         return _Fixed(limits, LoadLimit(self.ranges))
 
 
@@ -150,11 +150,11 @@ def begin_control(
     """The control of the engine with what it knows of times at the start, drafters' by name, and
     the chance of a first draft that it begins with."""
     planner = Planner(
-        RequestBudget({one.name: one.most for one in machine.drafters}),
+        RequestBudget({one.name: one.max_drafts for one in machine.drafters}),
         [
             DrafterFacts(
                 name=one.name,
-                most=one.most,
+                max_drafts=one.max_drafts,
                 looks_up=one.looks_up,
                 missing=partial(missing, one.name),
                 max_window=one.max_window,

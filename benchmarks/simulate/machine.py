@@ -34,7 +34,7 @@ class SimulatedDrafter:
     """One drafter: who it is, and what its passes take."""
 
     name: str
-    most: int = 5
+    max_drafts: int = 5
     """Drafts per sequence and step."""
     passes: CostModel = LineCost(0.0, 0.0)
     """Of one pass over some rows, and of reading tokens that it missed."""
@@ -225,7 +225,7 @@ def planned_machine(
         return SimulatedMachine(target=target, host_s=HOST_S)
     one = SimulatedDrafter(
         name=name,
-        most=setup.k,
+        max_drafts=setup.k,
         passes=passes or LineCost(0.0),
         call_s=LOOKUP_S if passes is None else 0.0,
         one_pass=setup.drafts_in_one_pass,

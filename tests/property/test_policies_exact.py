@@ -89,8 +89,8 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
     )
     return Drafters(
         {
-            "successor": Member(proposer=Successor(), most=2),
-            "model": Member(proposer=model, most=BUDGET, least=confidence.least),
+            "successor": Member(proposer=Successor(), max_drafts=2),
+            "model": Member(proposer=model, max_drafts=BUDGET, least=confidence.least),
         },
         policy,
     )

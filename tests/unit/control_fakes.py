@@ -113,7 +113,7 @@ class Batch:
         ]
         costs = {"draft": DrafterCost(known, sd=0.1, machine=target)}
         facts = DrafterFacts(
-            name="draft", most=most, missing=lambda s: s.num_tokens - s.read, floor=floor
+            name="draft", max_drafts=most, missing=lambda s: s.num_tokens - s.read, floor=floor
         )
         planner = Planner(
             RequestBudget({"draft": most}, live=self.live),

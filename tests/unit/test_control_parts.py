@@ -387,8 +387,8 @@ def test_only_those_drafters_are_left_out() -> None:
     one, two = Stub("one", 1, "a"), Stub("two", 2, "a")
     floor = AcceptanceFloor(0.5)
     members = {
-        "one": Member(proposer=one, most=3, floor=floor),
-        "two": Member(proposer=two, most=3),
+        "one": Member(proposer=one, max_drafts=3, floor=floor),
+        "two": Member(proposer=two, max_drafts=3),
     }
     sequence = make_sequence([1], [2], request_id="a")
     both, alone = Drafters(members, FirstPolicy()), Drafters({"one": members["one"]}, FirstPolicy())

@@ -313,7 +313,7 @@ def test_every_length_is_priced_as_it_was_learnt(count: int, length: int) -> Non
     cost = DrafterCost([(shape, planted(shape)) for shape in DRAFTS], sd=0.05)
     none = np.zeros(count, dtype=np.int64)
     view = DrafterView(
-        name="draft", cost=cost, most=4, most_N=np.full(count, 4), missing_N=none,
+        name="draft", cost=cost, max_drafts=4, max_drafts_N=np.full(count, 4), missing_N=none,
         windowed_N=none.astype(bool),
     )  # fmt: skip
     tokens_N = np.full(count, 100.0)

@@ -29,9 +29,9 @@ class LoadLimit:
         self._drafts = [drafts for _, _, drafts in ranges]
 
     @classmethod
-    def off_from(cls, size: int, most: int) -> "LoadLimit":
-        """No drafts for `size` running sequences or more, else at most `most`."""
-        return cls([(1, size - 1, most), (size, size, 0)])
+    def off_from(cls, size: int, max_drafts: int) -> "LoadLimit":
+        """No drafts for `size` running sequences or more, else at most `max_drafts`."""
+        return cls([(1, size - 1, max_drafts), (size, size, 0)])
 
     def at(self, load: StepLoad) -> int:
         """Most drafts of any sequence in a step of this load."""
@@ -76,11 +76,11 @@ class RequestBudget:
         limit: int | None = None
         drafts = []
         for sequence in sequences:
-            most, _ = self.wanted(sequence.request)
-            if most and self._limit is not None:
+            max_drafts, _ = self.wanted(sequence.request)
+            if max_drafts and self._limit is not None:
                 limit = self._limit.at(load) if limit is None else limit
-                most = min(most, limit)
-            drafts.append(most)
+                max_drafts = min(max_drafts, limit)
+            drafts.append(max_drafts)
         wanted = limit is not None or any(drafts)
         return DraftPlan(load=load, drafts=tuple(drafts), limit=limit, wanted=wanted)
 
@@ -89,16 +89,16 @@ class RequestBudget:
         own, live = request.params.own_policy, self._live.speculation
         if not live.enabled or live.drafter not in (None, drafter):
             return 0
-        most = self._drafters[drafter]
+        max_drafts = self._drafters[drafter]
         if live.num_speculative_tokens is not None:
-            most = min(most, live.num_speculative_tokens)
+            max_drafts = min(max_drafts, live.num_speculative_tokens)
         if own is None:
-            return most
+            return max_drafts
         if not own.enabled or own.drafter not in (None, drafter):
             return 0
         if own.num_speculative_tokens is not None:
-            most = min(most, own.num_speculative_tokens)
-        return most
+            max_drafts = min(max_drafts, own.num_speculative_tokens)
+        return max_drafts
 
     def guard(self, request: Request) -> float:
         """Share of its time without speculation that drafts may cost this request."""
@@ -118,18 +118,18 @@ class RequestBudget:
         own, live = request.params.own_policy, self._live.speculation
         if not live.enabled:
             return 0, False
-        most = self._most if live.drafter is None else self._drafters[live.drafter]
+        max_drafts = self._most if live.drafter is None else self._drafters[live.drafter]
         if own is not None:
             if not own.enabled:
                 return 0, False
             if own.drafter is not None:
                 named = live.drafter in (None, own.drafter)
-                most = self._drafters.get(own.drafter, 0) if named else 0
+                max_drafts = self._drafters.get(own.drafter, 0) if named else 0
         free = request.brings_drafts
         if free:
-            most = max(most, PREDICTED_DRAFTS)
+            max_drafts = max(max_drafts, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:
-            most = min(most, own.num_speculative_tokens)
+            max_drafts = min(max_drafts, own.num_speculative_tokens)
         if live.num_speculative_tokens is not None:
-            most = min(most, live.num_speculative_tokens)
-        return most, free
+            max_drafts = min(max_drafts, live.num_speculative_tokens)
+        return max_drafts, free

@@ -163,7 +163,7 @@ def _key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member
         types.append(f"{user.tensor_parallel_size} ranks")
     if user.pipeline_parallel_size > 1:
         types.append(f"{user.pipeline_parallel_size} stages")
-    drafters = (sorted((name, one.most) for name, one in members.items()), speculative)
+    drafters = (sorted((name, one.max_drafts) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,
         precision=" ".join(str(kind) for kind in (*types, config.batch_invariant)),
@@ -347,7 +347,7 @@ class _DraftTimer:
         self._target = _StepTimer(parts)
         self._vocab = parts.runner.model.shape.vocab_size
         self._num = num
-        self._room = context + 2 + 2 * _REPEATS + 1 + member.most
+        self._room = context + 2 + 2 * _REPEATS + 1 + member.max_drafts
         config = parts.config
         self.fits = (
             num <= config.max_num_seqs
@@ -366,7 +366,7 @@ class _DraftTimer:
             fed, first = self._draft(running, 1)
             times: dict[DraftShape, list[float]] = {}
             for _ in range(_REPEATS):
-                for length in draft_lengths(self._member.most):
+                for length in draft_lengths(self._member.max_drafts):
                     seconds, shape = self._draft(running, length)
                     times.setdefault(shape, []).append(seconds)
         found = [(shape, min(seconds)) for shape, seconds in times.items()]

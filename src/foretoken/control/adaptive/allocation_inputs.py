@@ -46,9 +46,9 @@ class DrafterView:
     """One drafter and the sequences of one step. N sequences."""
 
     name: str
-    most: int
+    max_drafts: int
     cost: DrafterCost
-    most_N: Counts
+    max_drafts_N: Counts
     """Most drafts of each sequence."""
     missing_N: Counts
     """Tokens of each that the drafter has to read, beyond those of the last step."""
@@ -108,8 +108,8 @@ class AllocationInputs:
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
-        allowed = [view for view in views if view.most_N.any()]
-        most = max((view.most for view in allowed), default=0)
+        allowed = [view for view in views if view.max_drafts_N.any()]
+        most = max((view.max_drafts for view in allowed), default=0)
         return [self._option(view, most) for view in allowed]
 
     def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
@@ -276,9 +276,9 @@ class AllocationInputs:
         """One drafter's option, as wide as that with the most drafts."""
         count = len(self.ids)
         survival: Floats = np.zeros((count, most))
-        chances = self.acceptance.chances(self.ids, view.name, view.most)
+        chances = self.acceptance.chances(self.ids, view.name, view.max_drafts)
         np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
-        survival[np.arange(most) >= view.most_N[:, None]] = 0.0
+        survival[np.arange(most) >= view.max_drafts_N[:, None]] = 0.0
         # What a slot adds, on average up to those of the whole batch.
         batch, each_s = max(count, 2), view.cost.sequence_s
         one = view.cost.drafting(1, most, self.context)

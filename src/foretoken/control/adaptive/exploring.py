@@ -201,7 +201,7 @@ def _to_try(
 ) -> Counts:
     """Sequences of the next trial: those whose class surprised, and of which least has to be read,
     in turn."""
-    may = np.flatnonzero(view.most_N)
+    may = np.flatnonzero(view.max_drafts_N)
     may = np.roll(may, -drafter.num_trials % len(may))
     rises_N = np.array(inputs.acceptance.rises(inputs.classes, view.name))[may] >= _SURPRISING
     found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]

@@ -94,10 +94,10 @@ def budgets(
     """Most drafts of each sequence, those that are looked up or certain included."""
     if not free_rows:
         return tuple(lengths)
-    most_N = np.array(lengths)
+    budget_N = np.array(lengths)
     for view in lookups:
-        most_N = np.maximum(most_N, np.minimum(view.most_N, free_rows))
-    found: list[int] = most_N.tolist()
+        budget_N = np.maximum(budget_N, np.minimum(view.max_drafts_N, free_rows))
+    found: list[int] = budget_N.tolist()
     for place, sequence in enumerate(sequences):
         request = sequence.request
         if request.brings_drafts:

@@ -199,7 +199,8 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *decision.waking}),
             forecast=forecast,
-            wanted=len(views) < len(self.drafters) or any(view.most_N.any() for view in views),
+            wanted=len(views) < len(self.drafters)
+            or any(view.max_drafts_N.any() for view in views),
         )
 
     def carry_over(
@@ -365,7 +366,7 @@ class Planner:
         views: list[DrafterView],
     ) -> AllocationInputs:
         ids = [one.sequence.request.request_id for one in tracked]
-        most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
+        most = PREDICTED_DRAFTS * len(ids) + sum(int(view.max_drafts_N.sum()) for view in views)
         plain_s, prompt_s = times
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth

@@ -126,10 +126,10 @@ def view_of(
             missing_N = np.where(windowed_N, window, missing_N)
     return DrafterView(
         name=facts.name,
-        most=facts.most,
+        max_drafts=facts.max_drafts,
         cost=drafter.cost,
         # A step yields one token more than it has drafts.
-        most_N=np.minimum(allowed_N, counted.left_N - 1),
+        max_drafts_N=np.minimum(allowed_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,
         lasts=drafter.lasts,

@@ -37,7 +37,7 @@ class Member:
     """A drafter and its lengths."""
 
     proposer: Proposer
-    most: int
+    max_drafts: int
     """Most drafts per span."""
     least: int = 0
     """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
@@ -131,9 +131,11 @@ class StepOffers:
         """
         member = self.members[name]
         kept = [i for i in indices if self.allowed(name, i)]
-        most = member.most
+        max_drafts = member.max_drafts
         spans = {
-            i: _within(self.spans[i], most if lengths is None else min(most, lengths[i]))
+            i: _within(
+                self.spans[i], max_drafts if lengths is None else min(max_drafts, lengths[i])
+            )
             for i in kept
         }
         asked = {i: s for i, s in spans.items() if s.draft_budget >= max(member.least, 1)}
@@ -190,8 +192,8 @@ def timed_draft(name: str, sequences: int, draft: Draft, seconds: float) -> Draf
     return DraftingTime(name, sequences, max(depths, default=0), sum(counts), seconds)
 
 
-def _within(span: Span, most: int) -> Span:
-    return span if span.draft_budget <= most else replace(span, draft_budget=most)
+def _within(span: Span, max_drafts: int) -> Span:
+    return span if span.draft_budget <= max_drafts else replace(span, draft_budget=max_drafts)
 
 
 def _offers(name: str, draft: Draft) -> list[Offer]:
