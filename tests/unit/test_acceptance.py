@@ -351,7 +351,7 @@ def option(survival: list[list[float]]) -> DraftOption:
 
 def allocation(drafts: list[int], drafters: list[int], depth: int) -> Allocation:
     return Allocation(
-        drafts_N=np.array(drafts), drafter_N=np.array(drafters), seconds=1.0, tokens=1.0,
+        lengths_N=np.array(drafts), drafter_N=np.array(drafters), seconds=1.0, tokens=1.0,
         unguarded=1.0, depth=depth,
     )  # fmt: skip
 

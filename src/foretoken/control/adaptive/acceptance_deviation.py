@@ -63,7 +63,7 @@ def chances(found: Allocation, options: Seq[DraftOption]) -> list[Chances]:
         means, variances = most_by[index]
         return tuple(map(Expected, means[place][:length], variances[place][:length]))
 
-    each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
+    each = zip(found.drafter_N.tolist(), found.lengths_N.tolist(), strict=True)
     return [of(place, index, length) for place, (index, length) in enumerate(each)]
 
 

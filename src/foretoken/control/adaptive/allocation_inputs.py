@@ -133,7 +133,7 @@ class AllocationInputs:
             margin=self.margin,
         )
         found = self.search(step, options)
-        if len(self.ids) == 1 or not found.drafts_N.any():
+        if len(self.ids) == 1 or not found.lengths_N.any():
             # Whoever is alone waits for its own drafts only.
             return found
         return self._without_bad_luck(step, options, found)
@@ -199,44 +199,44 @@ class AllocationInputs:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)
         allowed = (option.survival_NK[indices, :most] > 0.0).sum(axis=1)
-        drafts_N, drafter_N = np.zeros(count, np.int64), np.full(count, -1)
-        drafts_N[indices], drafter_N[indices] = allowed, 0
+        lengths_N, drafter_N = np.zeros(count, np.int64), np.full(count, -1)
+        lengths_N[indices], drafter_N[indices] = allowed, 0
         rows, depth = int(allowed.sum()), int(allowed.max())
         seconds = self.rows_s[rows] + option.depth_s[depth] + option.slot_s * rows
         seconds += option.each_s * len(indices)
         tokens = count + float(option.survival_NK[indices, :most].sum())
         return Allocation(
-            drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
+            lengths_N=lengths_N, drafter_N=drafter_N, seconds=float(seconds),
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
 
     def shorter(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
         """The best plan whose drafts end before those of `found`; None: it has none."""
         other = self.best([option.up_to(found.depth - 1) for option in options])
-        return other if other.drafts_N.any() else None
+        return other if other.lengths_N.any() else None
 
     def longer(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
         """One draft more for all that draft in `found`, as far as they may; None: nobody may, or
         somebody would lose by it."""
         chosen = sorted(set(found.drafter_N.tolist()) - {-1})
-        drafts_N, seconds = found.drafts_N.copy(), 0.0
+        lengths_N, seconds = found.lengths_N.copy(), 0.0
         accepted_N = np.zeros(len(self.ids))
         for index in chosen:
             option = options[index]
             own_N = found.drafter_N == index
             most_N = (option.survival_NK > 0.0).sum(axis=1)
-            drafts_N[own_N] = np.minimum(drafts_N + 1, most_N)[own_N]
-            taken_NK = np.arange(option.survival_NK.shape[1]) < drafts_N[:, None]
+            lengths_N[own_N] = np.minimum(lengths_N + 1, most_N)[own_N]
+            taken_NK = np.arange(option.survival_NK.shape[1]) < lengths_N[:, None]
             accepted_N[own_N] = (option.survival_NK * taken_NK).sum(axis=1)[own_N]
-            rows = int(drafts_N[own_N].sum())
-            seconds += float(option.depth_s[drafts_N[own_N].max()] + option.slot_s * rows)
+            rows = int(lengths_N[own_N].sum())
+            seconds += float(option.depth_s[lengths_N[own_N].max()] + option.slot_s * rows)
             seconds += float(option.start_s[own_N].sum())
-        seconds += float(self.rows_s[min(int(drafts_N.sum()), len(self.rows_s) - 1)])
+        seconds += float(self.rows_s[min(int(lengths_N.sum()), len(self.rows_s) - 1)])
         loses = (self.bound_s + self.token_s * accepted_N < seconds).any()
-        if loses or (drafts_N == found.drafts_N).all():
+        if loses or (lengths_N == found.lengths_N).all():
             return None
         return replace(
-            found, drafts_N=drafts_N, seconds=seconds, depth=int(drafts_N.max()),
+            found, lengths_N=lengths_N, seconds=seconds, depth=int(lengths_N.max()),
             tokens=len(self.ids) + float(accepted_N.sum()),
         )  # fmt: skip
 
@@ -264,7 +264,7 @@ class AllocationInputs:
 
     def free_rows(self, found: Allocation) -> int:
         """Rows beside those of the plan that nobody is made slower by beyond what is allowed."""
-        taken = int(found.drafts_N.sum())
+        taken = int(found.lengths_N.sum())
         if len(self.ids) == 1:
             # It waits for nobody's drafts but its own, and those have to pay in any case.
             return len(self.rows_s) - 1 - taken

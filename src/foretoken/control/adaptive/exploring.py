@@ -117,7 +117,7 @@ def pick_trial(
     balance_s = account.balance_s
     # Where some are held back for others it is not for what drafts are believed to cost.
     is_held = found.unguarded > found.rate
-    if account.steps_since_plain >= _PLAIN_AGAIN and found.drafts_N.any():
+    if account.steps_since_plain >= _PLAIN_AGAIN and found.lengths_N.any():
         lost_s = _PLAIN_STEPS * (inputs.plain_s - len(inputs.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
@@ -175,7 +175,7 @@ class Lengths:
 
         Each time the other way: shorter, then longer.
         """
-        if self._steps < self._due or not found.drafts_N.any():
+        if self._steps < self._due or not found.lengths_N.any():
             return None
         shorter = self._shorter and found.depth > 1
         other = inputs.shorter(found, options) if shorter else inputs.longer(found, options)

@@ -114,7 +114,7 @@ def surplus(
     values = []
     for place, (accepted, index) in enumerate(chosen):
         slot_s = options[index].slot_s if index >= 0 else 0.0
-        cost = forecast.price * (forecast.row_s + slot_s) * int(found.drafts_N[place])
+        cost = forecast.price * (forecast.row_s + slot_s) * int(found.lengths_N[place])
         values.append(accepted - cost)
     return tuple(values)
 
@@ -124,7 +124,7 @@ def may_lose(
 ) -> dict[str, float]:
     """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
     drafts. `left_s` [N]: what its guard leaves of each."""
-    if not found.drafts_N.any():
+    if not found.lengths_N.any():
         return {}
     accepted_N = accepted_drafts(found, options)
     each = zip(ids, left_s.tolist(), accepted_N.tolist(), strict=True)

@@ -38,7 +38,7 @@ def held_by(ids: Seq[str], plan: DraftPlan, decision: PlanDecision) -> dict[str,
     held = dict(zip(ids, each, strict=True))
     for place, (name, left) in decision.reading.waiting.items():
         if left:
-            length = int(wanted.drafts_N[place])
+            length = int(wanted.lengths_N[place])
             most = max(length, plan.drafts[place])
             held[ids[place]] = PlannedDrafts(length, name, most, 0.0)
     return held

@@ -129,7 +129,7 @@ class Planner:
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
         plan = self._plan(sequences, load, inputs, decision, views, has_free=has_free)
         reading, wanted = decision.reading, decision.wanted
-        rows = int(wanted.drafts_N.sum())
+        rows = int(wanted.lengths_N.sum())
         held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
         poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
         active = ActivePlan(
@@ -178,7 +178,7 @@ class Planner:
             decision.reading,
             decision.trial,
         )
-        lengths: list[int] = found.drafts_N.tolist()
+        lengths: list[int] = found.lengths_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         forecast = StepForecast(
