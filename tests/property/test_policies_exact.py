@@ -105,7 +105,7 @@ def step(
     count = len(spans)
     plan = DraftPlan(
         load=StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0),
-        drafts=(BUDGET,) * count,
+        budgets=(BUDGET,) * count,
         lengths=(BUDGET,) * count,
         drafters=("model",) * count,
         surplus=(0.5,) * count,

@@ -74,15 +74,15 @@ class RequestBudget:
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """For each sequence the least of what all of them say."""
         limit: int | None = None
-        drafts = []
+        budgets = []
         for sequence in sequences:
             max_drafts, _ = self.wanted(sequence.request)
             if max_drafts and self._limit is not None:
                 limit = self._limit.at(load) if limit is None else limit
                 max_drafts = min(max_drafts, limit)
-            drafts.append(max_drafts)
-        wanted = limit is not None or any(drafts)
-        return DraftPlan(load=load, drafts=tuple(drafts), limit=limit, wanted=wanted)
+            budgets.append(max_drafts)
+        wanted = limit is not None or any(budgets)
+        return DraftPlan(load=load, budgets=tuple(budgets), limit=limit, wanted=wanted)
 
     def allowed(self, request: Request, drafter: str) -> int:
         """Most drafts of this drafter for a request, load aside; 0: it may not draft for it."""

@@ -30,7 +30,7 @@ class PlannedDrafts(NamedTuple):
     length: int
     """Drafts by `drafter`, whose passes are part of the plan."""
     drafter: str
-    drafts: int
+    budget: int
     """Most drafts, those without a pass included."""
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
@@ -129,7 +129,7 @@ class ActivePlan:
     @property
     def drafts(self) -> bool:
         """Whether anybody may draft."""
-        return any(self.plan.drafts)
+        return any(self.plan.budgets)
 
     def outlook(self, drafter: str) -> Outlook | None:
         """What the best length of a drafter would come to, if all sequences had it; None where
@@ -259,12 +259,12 @@ class ActivePlan:
         waiting = self._waiting(ids) if self.reading else ()
         for place, request_id in enumerate(ids):
             if request_id in waiting:
-                done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
-        lengths, drafters, drafts, surplus, _ = zip(*done, strict=True)
+                done[place] = PlannedDrafts(0, "", done[place].budget - done[place].length, 0.0)
+        lengths, drafters, budgets, surplus, _ = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,
-            drafts=drafts,
+            budgets=budgets,
             lengths=lengths,
             drafters=drafters,
             surplus=surplus,

@@ -282,7 +282,7 @@ class AdaptiveControl:
         a pass of each drafter takes in the batch of the last plan. From any thread."""
         planner, active = self._planner, self._active
         sequences, context = (
-            (1, 0.0) if active is None else (len(active.plan.drafts), active.context)
+            (1, 0.0) if active is None else (len(active.plan.budgets), active.context)
         )
         return {
             "prediction_error": prediction_error(planner),

@@ -40,7 +40,7 @@ class Newcomers:
         """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
         sequence, missing = one.sequence, 0
         request = sequence.request
-        length, name, drafts, surplus, chances = active.usual(one.class_key)
+        length, name, budget, surplus, chances = active.usual(one.class_key)
         if name:
             allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
@@ -49,11 +49,11 @@ class Newcomers:
                 active, one, length, missing, name
             ):
                 length = 0
-        if drafts:
-            drafts = min(drafts, self._caps.wanted(request)[0])
+        if budget:
+            budget = min(budget, self._caps.wanted(request)[0])
         if not length:
             name = ""
-        held = PlannedDrafts(length, name, max(drafts, length), surplus, chances)
+        held = PlannedDrafts(length, name, max(budget, length), surplus, chances)
         gained_s, token_s = self._ledger.gained(request.request_id), active.forecast.token_s
         tokens_N = sequence.num_output + self._left_of(one)
         guard_N = np.array([one.guard(self._caps)])
@@ -81,7 +81,7 @@ class Newcomers:
         self, active: ActivePlan, one: TrackedRequest, length: int, missing: int, name: str
     ) -> bool:
         """Whether so many drafts a step bring back what it takes to read a newcomer first."""
-        token_s = active.forecast.token_s / len(active.plan.drafts)
+        token_s = active.forecast.token_s / len(active.plan.budgets)
         gain_s = length * (active.row_brings * token_s - active.row_takes_s)
         feeding_s = self._drafters[name].cost.feeding(missing, active.context)
         steps = float(self._left_of(one)[0]) / (1.0 + min(active.row_brings, 1.0))

@@ -34,11 +34,11 @@ def held_by(ids: Seq[str], plan: DraftPlan, decision: PlanDecision) -> dict[str,
     count, wanted = len(ids), decision.wanted
     surplus_N = plan.surplus or (0.0,) * count
     chances_N = chances(decision.found, decision.options)
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, chances_N)
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.budgets, surplus_N, chances_N)
     held = dict(zip(ids, each, strict=True))
     for place, (name, left) in decision.reading.waiting.items():
         if left:
             length = int(wanted.lengths_N[place])
-            most = max(length, plan.drafts[place])
-            held[ids[place]] = PlannedDrafts(length, name, most, 0.0)
+            budget = max(length, plan.budgets[place])
+            held[ids[place]] = PlannedDrafts(length, name, budget, 0.0)
     return held

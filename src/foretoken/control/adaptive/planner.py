@@ -172,12 +172,7 @@ class Planner:
         has_free: bool,
     ) -> DraftPlan:
         """What was chosen, as whoever drafts is told."""
-        found, options, reading, trial = (
-            decision.found,
-            decision.options,
-            decision.reading,
-            decision.trial,
-        )
+        found, options, reading = decision.found, decision.options, decision.reading
         lengths: list[int] = found.lengths_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
@@ -187,12 +182,11 @@ class Planner:
             prompt_s=inputs.prompt_s,
             tokens=found.tokens,
             row_s=inputs.row_s(sum(lengths)),
-            free_rows=inputs.free_rows(found) if has_free and trial is None else 0,
+            free_rows=inputs.free_rows(found) if has_free and decision.trial is None else 0,
         )
-        drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         return DraftPlan(
             load=load,
-            drafts=drafts,
+            budgets=budgets(sequences, lengths, lookups, self._caps, forecast.free_rows),
             lengths=tuple(lengths),
             drafters=tuple(names),
             surplus=surplus(found, options, forecast) if lookups else (),

@@ -402,7 +402,7 @@ class Scheduler:
         spans = []
         # Pages for drafts are taken only where they do not keep the next request out.
         kept_free = self._queues.pages_for_next
-        for sequence, wanted in zip(decoding, plan.drafts, strict=True):
+        for sequence, wanted in zip(decoding, plan.budgets, strict=True):
             budget = self._clip(sequence, wanted, allowance, kept_free)
             if budget:
                 self._pages.reserve(sequence, budget)
