@@ -478,6 +478,28 @@ def test_a_request_may_lower_it(speculation: dict[str, Any], expected: int) -> N
     assert budget_of(RequestBudget(DRAFTERS), **wishes(**speculation)) == expected
 
 
+@pytest.mark.parametrize(
+    ("operator", "own", "budgets"),
+    [
+        ({}, {}, (8, 8, 3)),
+        ({"drafter": "ngram"}, {}, (8, 8, 0)),
+        ({}, {"drafter": "draft_model"}, (3, 0, 3)),
+        ({"drafter": "ngram"}, {"drafter": "draft_model"}, (0, 0, 0)),
+        ({"num_speculative_tokens": 5}, {"drafter": "draft_model"}, (3, 0, 3)),
+        ({"num_speculative_tokens": 2}, {"num_speculative_tokens": 4}, (2, 2, 2)),
+        ({"enabled": False}, {"num_speculative_tokens": 4}, (0, 0, 0)),
+    ],
+)
+def test_operator_and_request_clip_each_drafter(
+    operator: dict[str, Any], own: dict[str, Any], budgets: tuple[int, int, int]
+) -> None:
+    live = LivePolicy()
+    live.speculation = Speculation(**operator)
+    policy, request = RequestBudget(DRAFTERS, live=live), make_sequence([1], [2], **wishes(**own))
+    each = (None, "ngram", "draft_model")
+    assert tuple(policy.budget(request.request, drafter) for drafter in each) == budgets
+
+
 def test_a_prediction_is_drafted_from_without_any_drafter() -> None:
     assert budget_of(RequestBudget({}), prediction_ids=(1, 2)) == PREDICTED_DRAFTS
     off = wishes(enabled=False)

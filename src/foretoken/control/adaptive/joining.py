@@ -42,7 +42,7 @@ class Newcomers:
         request = sequence.request
         length, name, budget, surplus, chances = active.usual(one.class_key)
         if name:
-            allowed = one.may(name, self._caps)
+            allowed = self._caps.budget(request, name)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
             missing = self._missing(one, name)
             if missing >= CATCHING_UP and not self._reading_pays(
@@ -50,13 +50,13 @@ class Newcomers:
             ):
                 length = 0
         if budget:
-            budget = min(budget, self._caps.wanted(request)[0])
+            budget = min(budget, self._caps.budget(request))
         if not length:
             name = ""
         held = PlannedDrafts(length, name, max(budget, length), surplus, chances)
         gained_s, token_s = self._ledger.gained(request.request_id), active.forecast.token_s
         tokens_N = sequence.num_output + self._left_of(one)
-        guard_N = np.array([one.guard(self._caps)])
+        guard_N = np.array([self._caps.guard(request)])
         left_s = self._ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
         may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
         active.join(

@@ -101,7 +101,7 @@ def budgets(
     for place, sequence in enumerate(sequences):
         request = sequence.request
         if request.brings_drafts:
-            found[place] = max(found[place], min(caps.wanted(request)[0], free_rows))
+            found[place] = max(found[place], min(caps.budget(request), free_rows))
     return tuple(found)
 
 

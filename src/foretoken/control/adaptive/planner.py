@@ -99,7 +99,7 @@ class Planner:
 
     def may_draft(self, sequences: Seq[DecodingSequence]) -> bool:
         """Whether any of them may have drafts, load and length aside."""
-        return any(self._caps.wanted(sequence.request)[0] for sequence in sequences)
+        return any(self._caps.budget(sequence.request) for sequence in sequences)
 
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> ActivePlan:
         """The best plan for these sequences, of which there is at least one, or a trial that is
@@ -119,7 +119,7 @@ class Planner:
         able = [one for name, one in self.drafters.items() if name not in below_floor]
         views = [view_of(one, tracked, counted, self._caps, worth_s) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
-        guard_N = np.array([one.guard(self._caps) for one in tracked])
+        guard_N = np.array([self._caps.guard(one.request) for one in sequences])
         tokens_N = counted.outputs_N + left_N
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
         outputs = OutputTokens(left_N, tokens_N)

@@ -139,11 +139,12 @@ class Drafters(Proposer):
         self._policy.release(request_id)
 
     def _ask_only(self, name: str, context: Context) -> Draft:
-        """The usual case: one drafter, nothing to choose or to put together."""
+        """The usual case: one drafter, whose max_drafts no budget exceeds; nothing to choose or to
+        put together."""
         member = self.members[name]
         if member.floor is not None and member.floor.rests:
             return Draft.empty(len(context.spans))
-        if member.least or any(span.draft_budget > member.max_drafts for span in context.spans):
+        if member.least:
             step = StepOffers(self._everyone, context)
             step.take(step.ask(name, step.open))
             self.times = tuple(step.times.values())
