@@ -33,8 +33,8 @@ from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestCla
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.cost import CostModel, StepShape, StepTime
 from foretoken.control.learned.calibration import TIMED_SD, draft_lengths, step_shapes
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 
 FIXED = (1, 2)
 """Lengths that control is held against, beside none."""
@@ -93,7 +93,7 @@ class _DraftPasses(CostModel):
 
 
 DRAFTER = SimulatedDrafter(
-    name="draft", most=4, passes=_DraftPasses(), call_s=0.25 * MS, sequence_s=0.02 * MS
+    name="draft", max_drafts=4, passes=_DraftPasses(), call_s=0.25 * MS, sequence_s=0.02 * MS
 )
 MACHINE = SimulatedMachine(
     target=_TargetSteps(),
@@ -125,7 +125,7 @@ class MistimedControl:
         def timed(seconds: float) -> float:
             return whole * seconds * chance.lognormvariate(0.0, SHAPE_ERROR)
 
-        target = LearnedCost(
+        target = TargetStepTimeModel(
             [
                 (shape, timed(one_s + rows * (self.passes.seconds(shape).seconds - one_s)))
                 for shape in step_shapes(most_sequences=64, most_rows=2048, most_context=2048)
@@ -153,7 +153,7 @@ def _draft_shapes(one: SimulatedDrafter) -> list[DraftShape]:
     shapes = [
         DraftShape(num, depth, num * depth, float(PROMPT), fed)
         for num in (1, 4, 16)
-        for depth in draft_lengths(one.most)
+        for depth in draft_lengths(one.max_drafts)
         for fed in (0, 64)
     ]
     return [*shapes, DraftShape(0, 0, 0, float(PROMPT), 64)]

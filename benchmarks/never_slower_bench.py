@@ -130,7 +130,7 @@ class Bench:
     _tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         """Most drafts of a step, in every arm that drafts."""
         return int(max(self.given.lengths))
 
@@ -151,13 +151,13 @@ class Bench:
         return Arm(name="fixed", spec=spec)
 
     def _drafting(self) -> dict[str, Any]:
-        return {**self.pair.drafting, "num_speculative_tokens": self.most}
+        return {**self.pair.drafting, "num_speculative_tokens": self.max_drafts}
 
     def steered(self, name: str, streams: Sequence[Stream]) -> tuple[Arm, Arm]:
         """Two servers with a drafter that does as told: adaptive, and at fixed lengths."""
         path = self.scratch / f"{name}.json"
         write_streams(path, streams, self.given.pass_ms / 1e3)
-        specs = [self.pair.steered(path, self.most, UNCACHED, *more)
+        specs = [self.pair.steered(path, self.max_drafts, UNCACHED, *more)
                  for more in ((), ("--no-adaptive-speculation",))]  # fmt: skip
         return Arm(name="control", spec=specs[0]), Arm(name="fixed", spec=specs[1])
 

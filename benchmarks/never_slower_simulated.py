@@ -114,7 +114,7 @@ def simulated(bench: Bench) -> dict[str, Any]:
                 seen.teach(bench, arm, crowd(load, CHOOSING + first))
             # These events are longer, and so is what they take: no part of what is taught.
             told = crowd(load, CHOOSING + first, token_sources=True, return_token_ids=False)
-            seen.add_accepted(bench.ask(fixed.limited(bench.most), told), bench.most)
+            seen.add_accepted(bench.ask(fixed.limited(bench.max_drafts), told), bench.max_drafts)
             for arm in in_turn(arms, turn):
                 asked = bench.ask(arm, crowd(load, MEASURED + first))
                 real.setdefault((load, arm.name), []).append(asked)
@@ -130,7 +130,7 @@ def simulated(bench: Bench) -> dict[str, Any]:
     for load in sizes:
         machine = replace(_machine(bench, seen.spans[load], found), server=server)
         [drafter] = {one.name for one in machine.drafters}
-        classes = results["classes"] = seen.classes(bench.most, drafter)
+        classes = results["classes"] = seen.classes(bench.max_drafts, drafter)
         print(f"\nsimulated, {sizes[load]} requests a round; real / simulated, medians")
         for arm in arms:
             rounds, where = real[load, arm.name], f"{load} in flight, {arm.name}"
@@ -166,7 +166,8 @@ def _machine(
     ]
     machine = learn(steps, kept)
     return replace(
-        machine, drafters=tuple(replace(one, most=bench.most) for one in machine.drafters)
+        machine,
+        drafters=tuple(replace(one, max_drafts=bench.max_drafts) for one in machine.drafters),
     )
 
 

@@ -19,8 +19,8 @@ import common  # noqa: F401  (it makes the packages beside it known)
 from benchmarks.simulate.machine import SimulatedMachine, machine_of_models
 from foretoken.cli import main
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.engine import wiring
 from foretoken.engine.engine import EngineParts
 from foretoken.runtime.batch import Batch
@@ -51,7 +51,7 @@ def learn(steps: Sequence[WatchedStep], kept: Path) -> SimulatedMachine:
     """The engine's own models of time after these steps, from what was timed at the start."""
     saved = json.loads(kept.read_text())
     timed = [(StepShape(*shape), seconds) for *shape, seconds in saved["timed"]]
-    target = LearnedCost(timed, sd=PRIOR_SD)
+    target = TargetStepTimeModel(timed, sd=PRIOR_SD)
     drafters = {
         name: DrafterCost.from_dict(data, machine=target)
         for name, data in saved["drafters"].items()

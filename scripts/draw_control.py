@@ -17,8 +17,8 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import StepLoad
 from foretoken.lab.report.canvas import empty_figure, house_style, plain_log
 from foretoken.types import FinishReason, Request, SamplingParams
@@ -80,10 +80,10 @@ def chosen(count: int, chance: float) -> float:
     steps = [(StepShape(rows, rows), seconds(TARGET, rows)) for rows in KNOWN_ROWS]
     shapes = [DraftShape(n, k, n * k, 0.0) for n in (1, 4, 16, 64) for k in (1, 2, 4)]
     passes = [(shape, shape.passes * seconds(PASS, shape.sequences)) for shape in shapes]
-    target = LearnedCost(steps, sd=0.1)
+    target = TargetStepTimeModel(steps, sd=0.1)
     planner = Planner(
         RequestBudget({"draft": MOST}),
-        [DrafterFacts(name="draft", most=MOST)],
+        [DrafterFacts(name="draft", max_drafts=MOST)],
         target,
         {"draft": DrafterCost(passes, sd=0.1, machine=target)},
         LearnedAcceptance({"draft": chance}),

@@ -66,7 +66,7 @@ def simulate(
         "device": device, "count": count, "num_speculative_tokens": k,
     }  # fmt: skip
     machine = _machine({key: value for key, value in given.items() if value is not None}, costs)
-    most = max((one.most for one in machine.drafters), default=0)
+    most = max((one.max_drafts for one in machine.drafters), default=0)
     lengths = sorted({0, min(1, most), most // 2, most})
     arms: list[SimulatedArm] = [*(FixedArm(length) for length in lengths), ControlArm()]
     if schedule is not None:

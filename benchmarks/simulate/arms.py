@@ -17,8 +17,8 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -87,7 +87,7 @@ class FixedArm:
     def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
         """The first drafter that finds anything drafts."""
         drafters = machine.drafters if self.k else ()
-        return _Fixed({one.name: min(one.most, self.k) for one in drafters})
+        return _Fixed({one.name: min(one.max_drafts, self.k) for one in drafters})
 
 
 @final
@@ -102,7 +102,7 @@ class ScheduledArm:
     def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
         """The first drafter that finds anything drafts."""
         most = max(length for _, _, length in self.ranges)
-        limits = {one.name: min(one.most, most) for one in machine.drafters}
+        limits = {one.name: min(one.max_drafts, most) for one in machine.drafters}
         return _Fixed(limits, LoadLimit(self.ranges))
 
 
@@ -128,7 +128,7 @@ class ControlArm:
             return self.factor * seconds * wrong.lognormvariate(0.0, self.error)
 
         sd = max(self.error, 0.1)
-        target = LearnedCost(
+        target = TargetStepTimeModel(
             [(shape, timed(machine.target_s(shape, shape.rows))) for shape in _target_shapes()],
             sd=sd,
         )
@@ -143,18 +143,18 @@ class ControlArm:
 def begin_control(
     machine: SimulatedMachine,
     missing: Missing,
-    target: LearnedCost,
+    target: TargetStepTimeModel,
     costs: Mapping[str, DrafterCost],
     usual: float = _USUAL_CHANCE,
 ) -> AdaptiveControl:
     """The control of the engine with what it knows of times at the start, drafters' by name, and
     the chance of a first draft that it begins with."""
     planner = Planner(
-        RequestBudget({one.name: one.most for one in machine.drafters}),
+        RequestBudget({one.name: one.max_drafts for one in machine.drafters}),
         [
             DrafterFacts(
                 name=one.name,
-                most=one.most,
+                max_drafts=one.max_drafts,
                 looks_up=one.looks_up,
                 missing=partial(missing, one.name),
                 max_window=one.max_window,

@@ -115,7 +115,7 @@ class SimulatedDrafting:
         """One drafter drafts for all that have nothing yet."""
         lengths, fed, asked = [], 0, 0
         for place, (decoding, most) in enumerate(zip(offers.sequences, wanted, strict=True)):
-            length = min(most, decoding.budget, one.most)
+            length = min(most, decoding.budget, one.max_drafts)
             if place in offers.guesses or length <= 0:
                 continue
             asked += 1
@@ -176,7 +176,7 @@ class SimulatedDrafting:
                 continue
             found = {}
             for place, decoding in enumerate(offers.sequences):
-                length = min(decoding.budget, one.most)
+                length = min(decoding.budget, one.max_drafts)
                 if place not in offers.guesses and length > 0:
                     guess = self._guess(one, decoding, length)
                     if guess is not None:

@@ -16,8 +16,8 @@ from typing import NamedTuple, final
 import numpy as np
 
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.setup import EngineCost, PlanSettings, resolve_setup
@@ -34,7 +34,7 @@ class SimulatedDrafter:
     """One drafter: who it is, and what its passes take."""
 
     name: str
-    most: int = 5
+    max_drafts: int = 5
     """Drafts per sequence and step."""
     passes: CostModel = LineCost(0.0, 0.0)
     """Of one pass over some rows, and of reading tokens that it missed."""
@@ -166,7 +166,7 @@ def machine_of_costs(path: Path) -> SimulatedMachine:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        target = LearnedCost.from_dict(found["target"])
+        target = TargetStepTimeModel.from_dict(found["target"])
         drafters = {name: DrafterCost.from_dict(kept) for name, kept in found["drafters"].items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         allowed = "a file of costs that `foretoken info --costs` names"
@@ -225,7 +225,7 @@ def planned_machine(
         return SimulatedMachine(target=target, host_s=HOST_S)
     one = SimulatedDrafter(
         name=name,
-        most=setup.k,
+        max_drafts=setup.k,
         passes=passes or LineCost(0.0),
         call_s=LOOKUP_S if passes is None else 0.0,
         one_pass=setup.drafts_in_one_pass,

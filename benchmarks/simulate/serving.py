@@ -224,7 +224,7 @@ class SimulatedServing:
                 simulated=self._running[span.sequence.request.request_id],
                 budget=span.draft_budget,
             )
-            for span in batch.spans[: len(plan.drafts)]
+            for span in batch.spans[: len(plan.budgets)]
         ]
         drafted = self._drafting.draft(plan, decoding)
         made = self._let_draft(drafted)

@@ -151,7 +151,7 @@ def _sheet(target: str, *, draft: str | None = None, **settings: Any) -> Simulat
 
 
 _LOOKUPS = SimulatedDrafter(
-    name=LOOKUP, most=max(LENGTHS), call_s=LOOKUP_S, looks_up=True, reads=False
+    name=LOOKUP, max_drafts=max(LENGTHS), call_s=LOOKUP_S, looks_up=True, reads=False
 )
 _LAPTOP = SimulatedMachine(
     target=TableCost(
@@ -161,7 +161,7 @@ _LAPTOP = SimulatedMachine(
     drafters=(
         SimulatedDrafter(
             name=MODEL,
-            most=max(LENGTHS),
+            max_drafts=max(LENGTHS),
             passes=TableCost(
                 ((1, 0.0022), (4, 0.0025), (8, 0.003), (16, 0.0045), (64, 0.0135), (2048, 0.4)),
                 key_s=3e-8,

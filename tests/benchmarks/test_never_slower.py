@@ -216,8 +216,8 @@ def test_long_contexts(clients: int) -> None:
 
 
 def test_several_drafters_are_near_the_best_of_them() -> None:
-    head = SimulatedDrafter(name="head", passes=LineCost(8e-4, 2e-5), most=3, reads=False)
-    look = SimulatedDrafter(name="look", looks_up=True, reads=False, most=8, call_s=2e-4)
+    head = SimulatedDrafter(name="head", passes=LineCost(8e-4, 2e-5), max_drafts=3, reads=False)
+    look = SimulatedDrafter(name="look", looks_up=True, reads=False, max_drafts=8, call_s=2e-4)
     chances = {
         "draft": DraftChance(chance=0.8),
         "head": DraftChance(chance=0.6),

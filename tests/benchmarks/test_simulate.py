@@ -33,8 +33,8 @@ from benchmarks.simulate.traffic import (
 )
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import LineCost, StepShape
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.lab.plan.setup import PlanSettings
 
@@ -186,7 +186,7 @@ def test_tables_and_data_sheets_say_what_steps_take() -> None:
 
 
 def test_costs_that_an_engine_kept_are_a_machine(tmp_path: Path) -> None:
-    target = LearnedCost([(StepShape(r, r), 0.01 + 0.001 * r) for r in (1, 8, 64)], sd=0.1)
+    target = TargetStepTimeModel([(StepShape(r, r), 0.01 + 0.001 * r) for r in (1, 8, 64)], sd=0.1)
     drafts = [
         (DraftShape(n, 1, n, 0.0, fed), 0.002 + 1e-4 * (n + fed)) for n in (1, 8) for fed in (0, 64)
     ]

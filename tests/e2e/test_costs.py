@@ -92,7 +92,7 @@ def test_what_is_timed_are_drafts(
 
     watched = SimpleNamespace(
         proposer=member.proposer,
-        most=member.most,
+        max_drafts=member.max_drafts,
         check=member.check,
         release=member.release,
         propose=propose,

@@ -163,7 +163,7 @@ def test_kept_kv_equals_kv_computed_anew(
         cycle = (4, 0, 0, 1, 3, 2, 0)
         calls = iter(range(10**9))
         parts.scheduler._plan_drafts = lambda requests, load: DraftPlan(
-            load=load, drafts=tuple(cycle[next(calls) % len(cycle)] for _ in requests)
+            load=load, budgets=tuple(cycle[next(calls) % len(cycle)] for _ in requests)
         )
         params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False)
         for _ in range(2):

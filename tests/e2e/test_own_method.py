@@ -116,7 +116,7 @@ class Toy(StatelessHead):
         return super().proposer(site)
 
     @property
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         return self.depth
 
     @property

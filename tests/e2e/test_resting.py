@@ -49,7 +49,7 @@ class Resting:
         self.num_rested += bool(self._resting)
         everybody = self._resting == self.members.keys()
         most = 0 if everybody else 3
-        return DraftPlan(load=load, drafts=(most,) * len(requests), resting=self._resting)
+        return DraftPlan(load=load, budgets=(most,) * len(requests), resting=self._resting)
 
     def watch(self, name: str, proposer: Any, propose: Callable[[Context], Draft]) -> Any:
         def watched(context: Context) -> Draft:
@@ -114,7 +114,7 @@ def test_nothing_is_kept_while_all_rest(name: str, model: Path, folders: dict[st
 
         def plan(requests: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
             names = frozenset(resting.members)
-            return DraftPlan(load=load, drafts=(0,) * len(requests), resting=names)
+            return DraftPlan(load=load, budgets=(0,) * len(requests), resting=names)
 
         llm._engine.parts.scheduler._plan_drafts = plan
         run(llm, "greedy")

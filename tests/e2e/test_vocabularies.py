@@ -196,7 +196,7 @@ def test_kept_kv_equals_kv_computed_anew(pressure: str, model: Path, draft: Path
         [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
         compared = audit(member.proposer)
         parts.scheduler._plan_drafts = lambda requests, load: DraftPlan(
-            load=load, drafts=tuple(next(budgets) for _ in requests)
+            load=load, budgets=tuple(next(budgets) for _ in requests)
         )
         for name in ("greedy", "seeded"):
             generate(llm, make_prompts(9, 5), {"max_tokens": 32, **PARAMETERS[name]})

@@ -112,7 +112,7 @@ def test_dflash(tmp_path: Path, name: str, count: int, kernels: bool) -> None:
     weights = ref.block_weights(3)
     net = load_head(weights.write(tmp_path, {**ORIGINAL, **changes}), TARGET)
     assert isinstance(net, DFlash) and net.points == (1, 4, 6)
-    assert (net.shape.block_size, net.shape.first_row, net.shape.most) == (5, 1, 4)
+    assert (net.shape.block_size, net.shape.first_row, net.shape.max_drafts) == (5, 1, 4)
     assert net.shape.views == tuple(BlockView(view.window, view.causal) for view in views)
     tokens, runner = [11, *[MASK] * 4], make(net, features_of(count), kernels=kernels)
     outputs = outputs_of(runner, count, tokens)
@@ -216,7 +216,7 @@ def test_dspark(tmp_path: Path, kind: str, by_token: bool) -> None:
     }  # fmt: skip
     net = load_head(weights.write(tmp_path, config), TARGET)
     assert isinstance(net, DSpark) and net.points == (0, 4, 6)
-    assert (net.shape.first_row, net.shape.most) == (0, 4)
+    assert (net.shape.first_row, net.shape.max_drafts) == (0, 4)
     runner, tokens, previous = make(net, features_of(17)), [11, *[MASK] * 3], [11, 5, 60, 2]
     outputs = outputs_of(runner, 17, tokens)
     embedded = weights["embed_tokens.weight"][tokens]
@@ -261,7 +261,7 @@ def test_without_its_parts_dspark_is_dflash(tmp_path: Path) -> None:
     config = {**ORIGINAL, "dflash_config": {**DFLASH, "projector_type": "dspark"}}
     config["architectures"] = ["DSparkDraftModel"]
     net = load_head(weights.write(tmp_path, config), TARGET)
-    assert isinstance(net, DSpark) and net.shape.first_row == 0 and net.shape.most == 5
+    assert isinstance(net, DSpark) and net.shape.first_row == 0 and net.shape.max_drafts == 5
     runner, tokens = make(net, features_of(9)), [11, MASK, MASK]
     outputs = outputs_of(runner, 9, tokens)
     close(outputs, reference(weights, 9, tokens, (FULL, FULL)))

@@ -9,7 +9,7 @@ from tests.guards.sources import PACKAGE, ROOT, classes, last_name, modules
 
 MUTABLE_DATACLASSES = {
     "control/adaptive/drafter.py:DrafterState": "what one drafter did of late",
-    "control/adaptive/made.py:MadePlan": "a plan, and what its requests gain by it",
+    "control/adaptive/active_plan.py:ActivePlan": "a plan, and what its requests gain by it",
     "control/adaptive/tracked.py:TrackedRequest": "how far drafters have read a request",
     "runtime/sequence.py:Sequence": "the one mutable state of a request",
     "training/loop.py:Progress": "what a training run resumes from",

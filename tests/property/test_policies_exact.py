@@ -89,8 +89,8 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
     )
     return Drafters(
         {
-            "successor": Member(proposer=Successor(), most=2),
-            "model": Member(proposer=model, most=BUDGET, least=confidence.least),
+            "successor": Member(proposer=Successor(), max_drafts=2),
+            "model": Member(proposer=model, max_drafts=BUDGET, least=confidence.least),
         },
         policy,
     )
@@ -105,7 +105,7 @@ def step(
     count = len(spans)
     plan = DraftPlan(
         load=StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0),
-        drafts=(BUDGET,) * count,
+        budgets=(BUDGET,) * count,
         lengths=(BUDGET,) * count,
         drafters=("model",) * count,
         surplus=(0.5,) * count,

@@ -18,7 +18,7 @@ def any_plan(random: Random) -> DraftPlanner:
 
     def plan(sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
         drafts = tuple(random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in sequences)
-        return DraftPlan(load=load, drafts=drafts)
+        return DraftPlan(load=load, budgets=drafts)
 
     return plan
 

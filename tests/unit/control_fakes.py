@@ -13,8 +13,8 @@ from foretoken.control.budget import LivePolicy, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DraftOutcome, StepLoad
 from foretoken.types import DraftingTime, FinishReason, Request, SamplingParams, StepStats
 
@@ -102,7 +102,7 @@ class Batch:
         self.world, self.chance, self.most = world, chance, most
         self.clock, self._deciding_s = 0.0, deciding_s
         self.live = LivePolicy()
-        target = LearnedCost([(StepShape(r, r), timed.target_s(r)) for r in ROWS], sd=0.1)
+        target = TargetStepTimeModel([(StepShape(r, r), timed.target_s(r)) for r in ROWS], sd=0.1)
         shapes = [
             DraftShape(n, p, n * p, 0.0, f) for n in (1, 4, 16) for p in (0, 1, 3) for f in (0, 64)
         ]
@@ -113,7 +113,7 @@ class Batch:
         ]
         costs = {"draft": DrafterCost(known, sd=0.1, machine=target)}
         facts = DrafterFacts(
-            name="draft", most=most, missing=lambda s: s.num_tokens - s.read, floor=floor
+            name="draft", max_drafts=most, missing=lambda s: s.num_tokens - s.read, floor=floor
         )
         planner = Planner(
             RequestBudget({"draft": most}, live=self.live),

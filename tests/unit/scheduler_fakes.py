@@ -32,7 +32,7 @@ def continuation(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 def at_most(num_drafts: int) -> DraftPlanner:
-    return lambda requests, load: DraftPlan(load=load, drafts=(num_drafts,) * len(requests))
+    return lambda requests, load: DraftPlan(load=load, budgets=(num_drafts,) * len(requests))
 
 
 def expected_output(request: Request, max_len: int) -> tuple[list[int], FinishReason]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.control.acceptance import ConstantAcceptance, PromisedAcceptance
+from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Expected, chances
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
-from foretoken.control.adaptive.luck import Expected, Luck, chances
 from foretoken.control.learned import acceptance as learned_acceptance
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.lengths import OutputLengths
@@ -351,7 +351,7 @@ def option(survival: list[list[float]]) -> DraftOption:
 
 def allocation(drafts: list[int], drafters: list[int], depth: int) -> Allocation:
     return Allocation(
-        drafts_N=np.array(drafts), drafter_N=np.array(drafters), seconds=1.0, tokens=1.0,
+        lengths_N=np.array(drafts), drafter_N=np.array(drafters), seconds=1.0, tokens=1.0,
         unguarded=1.0, depth=depth,
     )  # fmt: skip
 
@@ -381,28 +381,28 @@ def test_as_many_as_expected_are_not_held_against_anybody() -> None:
     each = (Expected(0.5, 0.25), Expected(0.75, 0.69))
     random, bad = Random(2), 0
     for _ in range(400):
-        luck = Luck()
+        deviation = AcceptanceDeviation()
         for _ in range(12):
             accepted = int(random.random() < 0.5)
-            luck.add(1, accepted, each)
-        bad += not luck.is_bad
+            deviation.add(1, accepted, each)
+        bad += not deviation.is_chance
     assert bad < 0.06 * 400
 
 
 def test_drafts_that_are_never_accepted_are_no_bad_luck_for_long() -> None:
-    luck, each = Luck(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
+    deviation, each = AcceptanceDeviation(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
     steps = 0
-    while luck.is_bad:
-        luck.add(2, 0, each)
+    while deviation.is_chance:
+        deviation.add(2, 0, each)
         steps += 1
     assert 2 <= steps <= 5
 
 
 def test_of_fewer_drafts_less_is_expected() -> None:
-    luck, each = Luck(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
-    luck.add(1, 1, each)
-    luck.add(0, 0, each)
-    assert (luck.accepted, luck.mean, luck.variance) == (1, 0.6, 0.24)
+    deviation, each = AcceptanceDeviation(), (Expected(0.6, 0.24), Expected(0.96, 0.76))
+    deviation.add(1, 1, each)
+    deviation.add(0, 0, each)
+    assert (deviation.accepted, deviation.mean, deviation.variance) == (1, 0.6, 0.24)
 
 
 def left(lengths: OutputLengths, class_key: str, num_output: int, most: int) -> float:

@@ -83,7 +83,7 @@ def test_no_plan_is_better(seed: int) -> None:
 
 
 def lengths_of(found: Allocation) -> list[int]:
-    lengths: list[int] = found.drafts_N.tolist()
+    lengths: list[int] = found.lengths_N.tolist()
     return lengths
 
 
@@ -97,8 +97,8 @@ def test_dear_rows_are_not_taken_and_the_sure_sequence_goes_first() -> None:
     one = option("one", chances, depth_s=0.02)
     rows_s = 1.0 + 0.3 * np.arange(9)
     found = allocate(step_of(rows_s, 2), [one])
-    assert found.drafts_N[0] > 0
-    assert found.drafts_N[1] == 0
+    assert found.lengths_N[0] > 0
+    assert found.lengths_N[1] == 0
     dear = 1.0 + 1.5 * np.arange(9)
     assert lengths_of(allocate(step_of(dear, 2), [one])) == [0, 0]
 
@@ -109,12 +109,12 @@ def test_nobody_is_made_slower_beyond_the_bound() -> None:
     one = option("one", chances, depth_s=0.05)
     rows_s = 1.0 + 0.03 * np.arange(9)
     free = allocate(step_of(rows_s, 2), [one])
-    assert free.drafts_N[0] >= 2
+    assert free.lengths_N[0] >= 2
     strict = allocate(step_of(rows_s, 2, slack=0.02), [one])
     assert lengths_of(strict) == [0, 0]
     assert strict.unguarded == pytest.approx(free.rate)
     some = allocate(step_of(rows_s, 2, slack=0.1), [one])
-    assert 0 < some.drafts_N[0] < free.drafts_N[0]
+    assert 0 < some.lengths_N[0] < free.lengths_N[0]
     assert some.seconds <= 1.1 + 1e-9
 
 
@@ -124,7 +124,7 @@ def test_each_sequence_has_the_drafter_that_is_best_for_it() -> None:
     rows_s = 1.0 + 0.02 * np.arange(7)
     found = allocate(step_of(rows_s, 2), [first, second])
     assert found.drafter_N.tolist() == [0, 1]
-    assert found.drafts_N.tolist() == [3, 3]
+    assert found.lengths_N.tolist() == [3, 3]
 
 
 def test_catching_up_has_to_pay() -> None:
@@ -160,7 +160,7 @@ def test_scale_and_order_change_nothing(seed: int, count: int, most: int, scale:
     other = allocate(step, [turned])
     assert other.rate == pytest.approx(found.rate)
     if np.unique(one.survival_NK).size == one.survival_NK.size:
-        assert other.drafts_N.tolist() == found.drafts_N[order].tolist()
+        assert other.lengths_N.tolist() == found.lengths_N[order].tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -170,8 +170,8 @@ def test_lengths_stay_within_what_is_allowed(seed: int, count: int, most: int) -
     caps = np.random.default_rng(seed).integers(0, most + 1, count)
     one.survival_NK[np.arange(most) >= caps[:, None]] = 0.0
     found = allocate(step, [one])
-    assert (found.drafts_N <= caps).all()
-    assert ((found.drafter_N >= 0) == (found.drafts_N > 0)).all()
+    assert (found.lengths_N <= caps).all()
+    assert ((found.drafter_N >= 0) == (found.lengths_N > 0)).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,7 +183,7 @@ def test_dearer_rows_never_mean_more_of_them(seed: int, count: int, factor: floa
     rows = np.arange(4 * count + 1)
     cheap = allocate(step_of(1.0 + row_s * rows, count), [one])
     dear = allocate(step_of(1.0 + factor * row_s * rows, count), [one])
-    assert dear.drafts_N.sum() <= cheap.drafts_N.sum()
+    assert dear.lengths_N.sum() <= cheap.lengths_N.sum()
 
 
 BY_PATH: dict[tuple[int, ...], tuple[float, ...]] = {

@@ -607,8 +607,8 @@ def test_the_table_says_of_packaged_heads_what_their_files_say() -> None:
     cards = {card.model: card for method in built_methods() for card in method.packaged}
     stages = json.loads((PACKAGED / "demo-mlp" / "config.json").read_text())["n_predict"]
     heads = json.loads((PACKAGED / "demo-medusa" / "config.json").read_text())["medusa_num_heads"]
-    assert cards["demo-mlp"].most_drafts == stages
-    assert cards["demo-medusa"].most_drafts == heads
+    assert cards["demo-mlp"].max_drafts == stages
+    assert cards["demo-medusa"].max_drafts == heads
     for method in built_methods():
         assert 0.0 < method.usual_acceptance < 1.0 and method.usual_cost >= 0.0, method.name
 

@@ -190,7 +190,7 @@ class ShortStub(Stub):
 
 
 def drafters(*members: tuple[Stub, int], least: int = 0) -> Drafters:
-    each = {s.name: Member(proposer=s, most=most, least=least) for s, most in members}
+    each = {s.name: Member(proposer=s, max_drafts=most, least=least) for s, most in members}
     return Drafters(each, FirstPolicy())
 
 

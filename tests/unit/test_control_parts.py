@@ -112,9 +112,9 @@ def test_a_request_that_was_not() -> None:
 
 LOAD = StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0)
 FORECAST = StepForecast(seconds=0.013, plain_s=0.01, tokens=5.8, row_s=0.001, free_rows=12)
-RESTING = DraftPlan(load=LOAD, drafts=(0, 0), lengths=(0, 0), drafters=("", ""), forecast=FORECAST)
+RESTING = DraftPlan(load=LOAD, budgets=(0, 0), lengths=(0, 0), drafters=("", ""), forecast=FORECAST)
 PLAN = DraftPlan(
-    load=LOAD, drafts=(4, 4), lengths=(4, 4), drafters=("eagle3",) * 2, forecast=FORECAST
+    load=LOAD, budgets=(4, 4), lengths=(4, 4), drafters=("eagle3",) * 2, forecast=FORECAST
 )
 
 
@@ -230,7 +230,7 @@ def test_steps_in_which_nobody_wants_drafts_say_nothing_of_drafters() -> None:
     watched = ControlJournal("fixed", {"eagle3": 8}, by_settings({"eagle3": 8}))
     run(watched)
     for _ in range(5 * LOOK_EVERY):
-        step(watched, DraftPlan(load=LOAD, drafts=(0, 0), wanted=False))
+        step(watched, DraftPlan(load=LOAD, budgets=(0, 0), wanted=False))
     assert watched.describe()["drafters"]["eagle3"]["state"] == "drafting"
     assert watched.why_plain() == ""
 
@@ -239,7 +239,7 @@ def test_reasons_of_settings_and_of_floors() -> None:
     why = by_settings({"a": 5, "b": 3})
     assert "up to 5 in every step" in why("a", True, PLAN)
     assert "other drafters" in why("b", False, PLAN)
-    assert "by load" in why("a", True, DraftPlan(load=LOAD, drafts=(0, 0), limit=2))
+    assert "by load" in why("a", True, DraftPlan(load=LOAD, budgets=(0, 0), limit=2))
     floor = AcceptanceFloor(0.5)
     floor.observe("a", [DraftOutcome("r", "a", 100, 10)])
     floored = with_floors(why, {"a": floor})
@@ -301,13 +301,13 @@ class Planned:
         self.asked += 1
         if self.asked > self.good:
             raise ValueError("planted\nin two lines")
-        return DraftPlan(load=load, drafts=(3, 3))
+        return DraftPlan(load=load, budgets=(3, 3))
 
 
 def test_a_planner_that_fails_is_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
     planned, said = Planned(2), list[str]()
     safe = Failsafe(planned.plan, ["eagle3"], said.append)
-    drafts = [safe.plan(SEQUENCES, LOAD).drafts for _ in range(5)]
+    drafts = [safe.plan(SEQUENCES, LOAD).budgets for _ in range(5)]
     assert drafts == [(3, 3), (3, 3), (0, 0), (0, 0), (0, 0)]
     assert planned.asked == 3
     assert safe.plan(SEQUENCES, LOAD) == plan_no_drafts(SEQUENCES, LOAD, frozenset({"eagle3"}))
@@ -332,7 +332,7 @@ def test_learning_that_fails_ends_planning_too() -> None:
     forgets(9)
     assert told == [0, 1, 2], "nobody knows what state it is in"
     assert said == ["control failed learning from a step: ZeroDivisionError: planted"]
-    assert safe.plan(SEQUENCES, LOAD).drafts == (0, 0) and not planned.asked
+    assert safe.plan(SEQUENCES, LOAD).budgets == (0, 0) and not planned.asked
 
 
 def test_interrupts_are_no_failures() -> None:
@@ -387,8 +387,8 @@ def test_only_those_drafters_are_left_out() -> None:
     one, two = Stub("one", 1, "a"), Stub("two", 2, "a")
     floor = AcceptanceFloor(0.5)
     members = {
-        "one": Member(proposer=one, most=3, floor=floor),
-        "two": Member(proposer=two, most=3),
+        "one": Member(proposer=one, max_drafts=3, floor=floor),
+        "two": Member(proposer=two, max_drafts=3),
     }
     sequence = make_sequence([1], [2], request_id="a")
     both, alone = Drafters(members, FirstPolicy()), Drafters({"one": members["one"]}, FirstPolicy())
@@ -449,7 +449,7 @@ def load(running: int, prefilling: int = 0) -> StepLoad:
 
 
 def budget_of(policy: RequestBudget, running: int = 1, **request: Any) -> int:
-    [most] = policy.plan([make_sequence([1], [2], **request)], load(running)).drafts
+    [most] = policy.plan([make_sequence([1], [2], **request)], load(running)).budgets
     return most
 
 
@@ -478,6 +478,28 @@ def test_a_request_may_lower_it(speculation: dict[str, Any], expected: int) -> N
     assert budget_of(RequestBudget(DRAFTERS), **wishes(**speculation)) == expected
 
 
+@pytest.mark.parametrize(
+    ("operator", "own", "budgets"),
+    [
+        ({}, {}, (8, 8, 3)),
+        ({"drafter": "ngram"}, {}, (8, 8, 0)),
+        ({}, {"drafter": "draft_model"}, (3, 0, 3)),
+        ({"drafter": "ngram"}, {"drafter": "draft_model"}, (0, 0, 0)),
+        ({"num_speculative_tokens": 5}, {"drafter": "draft_model"}, (3, 0, 3)),
+        ({"num_speculative_tokens": 2}, {"num_speculative_tokens": 4}, (2, 2, 2)),
+        ({"enabled": False}, {"num_speculative_tokens": 4}, (0, 0, 0)),
+    ],
+)
+def test_operator_and_request_clip_each_drafter(
+    operator: dict[str, Any], own: dict[str, Any], budgets: tuple[int, int, int]
+) -> None:
+    live = LivePolicy()
+    live.speculation = Speculation(**operator)
+    policy, request = RequestBudget(DRAFTERS, live=live), make_sequence([1], [2], **wishes(**own))
+    each = (None, "ngram", "draft_model")
+    assert tuple(policy.budget(request.request, drafter) for drafter in each) == budgets
+
+
 def test_a_prediction_is_drafted_from_without_any_drafter() -> None:
     assert budget_of(RequestBudget({}), prediction_ids=(1, 2)) == PREDICTED_DRAFTS
     off = wishes(enabled=False)
@@ -495,8 +517,8 @@ def test_off_from_a_batch_size_counts_running_sequences_only() -> None:
     policy = RequestBudget(DRAFTERS, LoadLimit.off_from(4, 1 << 30))
     assert [budget_of(policy, running) for running in (1, 3, 4, 50)] == [8, 8, 0, 0]
     sequence = make_sequence([1], [2])
-    assert policy.plan([sequence], load(4, prefilling=3)).drafts == (0,)
-    assert policy.plan([sequence], load(3)).drafts == (8,)  # 99 wait
+    assert policy.plan([sequence], load(4, prefilling=3)).budgets == (0,)
+    assert policy.plan([sequence], load(3)).budgets == (8,)  # 99 wait
 
 
 def test_the_guard_is_the_requests_own_then_the_operators() -> None:

@@ -312,7 +312,7 @@ def test_a_trial_is_told_by_its_classes_though_requests_have_ended(
 
 def test_a_drafter_whose_plans_do_not_last_has_to_bring_more_at_once() -> None:
     """What it reads of sequences comes back in so many steps, or not at all."""
-    state = DrafterState(DrafterFacts(name="draft", most=5), DrafterCost(KNOWN, sd=0.1))
+    state = DrafterState(DrafterFacts(name="draft", max_drafts=5), DrafterCost(KNOWN, sd=0.1))
     at_first = state.lasts
     for _ in range(20):
         state.pass_by(4, used=True, tried=False, rested=False)

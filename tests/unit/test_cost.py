@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.cost import LineCost, PlainCost, RooflineCost, StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, cache_folder
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.keeping import CostKeeper
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 
 
 def test_plain_steps_of_other_sizes_stand_in_against_speculation() -> None:
@@ -84,7 +84,7 @@ class FakeMachine:
 
 
 def saved(timed: list[tuple[StepShape, float]]) -> SavedCosts:
-    target = LearnedCost(timed, sd=0.1).to_dict()
+    target = TargetStepTimeModel(timed, sd=0.1).to_dict()
     return SavedCosts(target=target, drafters={"a": {"one_pass": True}}, timed=tuple(timed))
 
 
@@ -134,7 +134,7 @@ def test_a_roofline_stands_in() -> None:
         weight_bytes=1e9, kv_bytes=lambda _: 1e5, flops=lambda _: 1e9, bandwidth=1e10,
         flops_per_s=1e11,
     )  # fmt: skip
-    cost = LearnedCost(promised(roof, SHAPES), sd=0.4)
+    cost = TargetStepTimeModel(promised(roof, SHAPES), sd=0.4)
     for shape in SHAPES:
         want = roof.seconds(shape).seconds
         assert cost.seconds(shape).seconds == pytest.approx(want, rel=0.35)
@@ -209,7 +209,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.file = CostFile(KEY, folder)
-        self.target = LearnedCost(TIMED, sd=0.1, passes_only=True)
+        self.target = TargetStepTimeModel(TIMED, sd=0.1, passes_only=True)
         self.keeper = CostKeeper(self.file, self.known)
 
     def known(self) -> SavedCosts:
@@ -235,7 +235,7 @@ def test_what_was_learnt_is_written_while_serving_and_at_the_end(tmp_path: Path)
     engine.keeper.close()
     kept = engine.file.read()
     assert kept is not None and not kept.target["passes_only"]
-    again = LearnedCost.from_dict(kept.target)
+    again = TargetStepTimeModel.from_dict(kept.target)
     shape = StepShape(4, 4, 32.0)
     assert abs(again.seconds(shape).seconds / engine.target.seconds(shape).seconds - 1.0) < 0.25
     written = engine.file.path.stat().st_mtime_ns
@@ -313,7 +313,7 @@ def test_every_length_is_priced_as_it_was_learnt(count: int, length: int) -> Non
     cost = DrafterCost([(shape, planted(shape)) for shape in DRAFTS], sd=0.05)
     none = np.zeros(count, dtype=np.int64)
     view = DrafterView(
-        name="draft", cost=cost, most=4, most_N=np.full(count, 4), missing_N=none,
+        name="draft", cost=cost, max_drafts=4, max_drafts_N=np.full(count, 4), missing_N=none,
         windowed_N=none.astype(bool),
     )  # fmt: skip
     tokens_N = np.full(count, 100.0)
@@ -321,12 +321,12 @@ def test_every_length_is_priced_as_it_was_learnt(count: int, length: int) -> Non
     ids = [str(place) for place in range(count)]
     for request_id in ids:
         acceptance.begin(request_id, "")
-    scene = Scene(
+    inputs = AllocationInputs(
         ids=ids, classes=[""] * count, context=0.0, outputs=OutputTokens(tokens_N, tokens_N),
         left_s=np.zeros(count), plain_s=1.0, prompt_s=0.0,
         rows_s=np.full(4 * count + 1, 1.0), acceptance=acceptance,
     )  # fmt: skip
-    [option] = scene.options([view])
+    [option] = inputs.options([view])
     priced = option.depth_s[length] + option.slot_s * count * length + option.start_s.sum()
     shape = DraftShape(count, length, count * length, 0.0)
     assert priced == pytest.approx(planted(shape), rel=0.02)

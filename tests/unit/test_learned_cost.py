@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.regression import Floats, Learner
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 
 SHAPES = [
     StepShape(rows, sequences, context)
@@ -53,8 +53,8 @@ def planted_draft(shape: DraftShape) -> float:
     return seconds
 
 
-def exact(sd: float = 0.1) -> LearnedCost:
-    return LearnedCost([(shape, planted(shape)) for shape in SHAPES], sd=sd)
+def exact(sd: float = 0.1) -> TargetStepTimeModel:
+    return TargetStepTimeModel([(shape, planted(shape)) for shape in SHAPES], sd=sd)
 
 
 def noisy(seconds: float, draw: random.Random, noise: float = 0.2) -> float:
@@ -67,7 +67,7 @@ def test_planted_costs_are_found_under_noise(seed: int) -> None:
     """The prior is wrong by up to half; 20 % noise, 1 % of the steps take four times as long."""
     draw = random.Random(seed)
     wrong = [(shape, planted(shape) * draw.uniform(0.6, 1.5)) for shape in SHAPES]
-    cost = LearnedCost(wrong, sd=0.4)
+    cost = TargetStepTimeModel(wrong, sd=0.4)
     for _ in range(3000):
         shape = draw.choice(SHAPES)
         cost.observe(shape, noisy(planted(shape), draw))
@@ -123,7 +123,9 @@ def test_what_is_wrong_with_a_rare_shape_is_no_speed_of_the_machine() -> None:
     found = []
     for seed in range(8):
         draw = random.Random(seed)
-        cost = LearnedCost([(StepShape(n, 8, 70.0), 4.5e-3) for n in (8, 12, 16, 32)], sd=0.1)
+        cost = TargetStepTimeModel(
+            [(StepShape(n, 8, 70.0), 4.5e-3) for n in (8, 12, 16, 32)], sd=0.1
+        )
         for step in range(1400):
             shape, seconds = (plain, 4e-3) if step % 300 >= 270 else (checking, 4.6e-3)
             cost.observe(shape, noisy(seconds, draw, 0.08))
@@ -159,7 +161,7 @@ def test_a_batch_that_somebody_just_left_does_not_make_a_full_one_seem_slow() ->
 
 def test_a_wrong_prior_is_not_mistaken_for_a_slow_machine() -> None:
     """A data sheet is wrong where many rows are multiplied: few rows still cost what they did."""
-    cost = LearnedCost([(shape, 5e-3 + 1e-4 * shape.rows) for shape in SHAPES], sd=0.4)
+    cost = TargetStepTimeModel([(shape, 5e-3 + 1e-4 * shape.rows) for shape in SHAPES], sd=0.4)
     for _ in range(100):
         cost.observe(StepShape(1, 1, 32.0), 5e-3)
     for _ in range(64):
@@ -220,7 +222,7 @@ def test_what_is_visited_no_more_returns_to_the_prior() -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_scaling_all_times_scales_all_costs(scale: float) -> None:
     plain = exact()
-    scaled = LearnedCost([(shape, scale * planted(shape)) for shape in SHAPES], sd=0.1)
+    scaled = TargetStepTimeModel([(shape, scale * planted(shape)) for shape in SHAPES], sd=0.1)
     draw = random.Random(0)
     for _ in range(200):
         shape = draw.choice(SHAPES)
@@ -239,7 +241,7 @@ def test_costs_come_back_from_a_file() -> None:
     for _ in range(1000):
         shape = draw.choice(SHAPES)
         cost.observe(shape, 1.3 * planted(shape) * math.exp(draw.gauss(0, 0.02)))
-    again = LearnedCost.from_dict(json.loads(json.dumps(cost.to_dict())))
+    again = TargetStepTimeModel.from_dict(json.loads(json.dumps(cost.to_dict())))
     for shape in [*SHAPES, StepShape(5, 1, 300.0), StepShape(24, 3, 800.0, 20)]:
         assert cost.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
         assert again.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
@@ -346,7 +348,7 @@ def test_no_times_break_it(seed: int) -> None:
     """Times that fit nothing, shapes without any cost, clocks that jump: estimates stay numbers."""
     draw = random.Random(seed)
     known_steps = [(StepShape(r, r, 32.0), 1e-3 + 3e-5 * r) for r in (1, 2, 8, 64)]
-    target = LearnedCost(known_steps, sd=0.1, passes_only=True)
+    target = TargetStepTimeModel(known_steps, sd=0.1, passes_only=True)
     known = [
         (DraftShape(n, p, n * p, context, 0), 1e-4 + p * 5e-5)
         for n in (1, 4)

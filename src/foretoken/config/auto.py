@@ -31,18 +31,18 @@ def auto_drafters(
     Raises:
         ConfigError: `num_speculative_tokens` is no number of drafts.
     """
-    most = num_speculative_tokens
+    max_drafts = num_speculative_tokens
     found = [
         DrafterConfig.from_keys(
-            {"method": method.name, "num_speculative_tokens": most or method.most_drafts}
+            {"method": method.name, "num_speculative_tokens": max_drafts or method.max_drafts}
         )
         for method in built_methods()
         if method.drafts_with == "text"
     ]
     for method, drafter in _shipped(target)[:MOST_WITH_WEIGHTS]:
-        drafts = most or method.most_drafts
+        drafts = max_drafts or method.max_drafts
         keys: dict[str, object] = {"method": method.name, "model": drafter.model}
-        keys["num_speculative_tokens"] = min(drafts, drafter.most_drafts or drafts)
+        keys["num_speculative_tokens"] = min(drafts, drafter.max_drafts or drafts)
         if drafter.in_parallel:
             # Its method's other name, where it has one: a second drafter of a method needs one.
             words = (word for word, sets in method.aliases.items() if sets.get("parallel_drafting"))
@@ -61,7 +61,7 @@ def expected_gain(method: DraftingMethod, drafter: PackagedDrafter) -> float:
     """
     chance = method.usual_acceptance if drafter.acceptance is None else drafter.acceptance
     cost = method.usual_cost if drafter.cost is None else drafter.cost
-    drafts = min(_COSTED_DRAFTS, drafter.most_drafts or _COSTED_DRAFTS)
+    drafts = min(_COSTED_DRAFTS, drafter.max_drafts or _COSTED_DRAFTS)
     tokens: float = sum(chance**i for i in range(drafts + 1))
     return tokens / (1.0 + cost)
 

@@ -183,14 +183,14 @@ class DrafterConfig:
 
     @classmethod
     def from_keys(
-        cls, given: Mapping[str, Any], *, target: str | None = None, most: int | None = None
+        cls, given: Mapping[str, Any], *, target: str | None = None, max_drafts: int | None = None
     ) -> Self:
         """A drafter from keys that are known and not None.
 
         Args:
             given: the keys.
             target: the name of the target; a drafter without a model is the one shipped for it.
-            most: the number of drafts where none is given and no shape of a tree says it.
+            max_drafts: the number of drafts where none is given and no shape of a tree says it.
         """
         named = given.get("method") or _method_of(given.get("model"))
         method = find_method(named)
@@ -206,7 +206,7 @@ class DrafterConfig:
             nodes = found["tree"].num_nodes
             key = method.default_drafts_key
             usual = method.default_drafts if key is None else int(getattr(own, key))
-            found["num_speculative_tokens"] = nodes or most or usual
+            found["num_speculative_tokens"] = nodes or max_drafts or usual
         return cls(**found)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class PackagedDrafter:
     """The packaged model that it drafts for."""
     in_parallel: bool | None = None
     """Of methods that draft either way: whether it is the one for parallel_drafting."""
-    most_drafts: int | None = None
+    max_drafts: int | None = None
     """Most draft tokens that it was made for; None: any number."""
     quantization: str | None = None
     """How its weights are best rounded at load."""
@@ -151,7 +151,7 @@ class DraftingMethod:
     """Draft tokens per verification where nobody says how many."""
     default_drafts_key: str | None = None
     """A key of its own whose value is taken for that instead."""
-    most_drafts: int = 8
+    max_drafts: int = 8
     """Most draft tokens under `auto`, where control says in each step how many."""
     usual_acceptance: float = 0.6
     """Usual chance that its first draft is accepted: what control expects of it to begin with."""
@@ -255,7 +255,7 @@ ROWS = (
         packaged=(
             PackagedDrafter(model="demo-eagle3", in_parallel=False, acceptance=0.73, cost=0.37),
             PackagedDrafter(
-                model="demo-parallel", in_parallel=True, most_drafts=5, acceptance=0.65, cost=0.39
+                model="demo-parallel", in_parallel=True, max_drafts=5, acceptance=0.65, cost=0.39
             ),
         ),
     ),
@@ -272,7 +272,7 @@ ROWS = (
             values=(("model_type", "mlp_speculator"),),
             architectures=("MLPSpeculatorPreTrainedModel",),
         ),
-        packaged=(PackagedDrafter(model="demo-mlp", most_drafts=3, acceptance=0.45, cost=0.25),),
+        packaged=(PackagedDrafter(model="demo-mlp", max_drafts=3, acceptance=0.45, cost=0.25),),
     ),
     _head(
         name="medusa",
@@ -282,13 +282,13 @@ ROWS = (
         usual_cost=0.1,
         code="foretoken.proposers.heads.medusa",
         marks=Marks(keys=("medusa_num_heads",)),
-        packaged=(PackagedDrafter(model="demo-medusa", most_drafts=4, acceptance=0.34, cost=0.29),),
+        packaged=(PackagedDrafter(model="demo-medusa", max_drafts=4, acceptance=0.34, cost=0.29),),
     ),
     DraftingMethod(
         name="ngram",
         summary="what followed the last tokens when they stood in the same text before",
         source="prompt lookup decoding, Saxena 2023",
-        most_drafts=10,
+        max_drafts=10,
         usual_acceptance=0.57,
         usual_cost=0.0,
         drafts_with="text",
@@ -299,7 +299,7 @@ ROWS = (
         name="suffix",
         summary="what most often followed the end of the text, in it and in past outputs",
         source="suffix decoding, arXiv 2411.04975",
-        most_drafts=16,
+        max_drafts=16,
         usual_cost=0.0,
         drafts_with="text",
         code="foretoken.proposers.lookup.suffix",
@@ -331,8 +331,8 @@ ROWS = (
         own_kv=True,
         in_one_pass=True,
         default_drafts=7,
-        most_drafts=16,
-        packaged=(PackagedDrafter(model="demo-dflash", most_drafts=7, acceptance=0.62, cost=0.38),),
+        max_drafts=16,
+        packaged=(PackagedDrafter(model="demo-dflash", max_drafts=7, acceptance=0.62, cost=0.38),),
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
@@ -347,8 +347,8 @@ ROWS = (
         own_kv=True,
         in_one_pass=True,
         default_drafts=7,
-        most_drafts=16,
-        packaged=(PackagedDrafter(model="demo-dspark", most_drafts=7, acceptance=0.68, cost=0.42),),
+        max_drafts=16,
+        packaged=(PackagedDrafter(model="demo-dspark", max_drafts=7, acceptance=0.68, cost=0.42),),
         marks=Marks(
             values=(("speculators_model_type", "dspark"),),
             architectures=(

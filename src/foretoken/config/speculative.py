@@ -184,14 +184,16 @@ class SpeculativeConfig:
         elif method == AUTO:
             allowed = "nothing beside auto: give a method, or name the drafters in `drafters`"
             _refuse_keys_of_drafters(kept, allowed)
-            most = kept.get("num_speculative_tokens") or longest
-            shared["drafters"] = auto_drafters(target, most)
+            max_drafts = kept.get("num_speculative_tokens") or longest
+            shared["drafters"] = auto_drafters(target, max_drafts)
         else:
             single = {key: value for key, value in kept.items() if key in own}
             said = "method" in single or "model" in single
             allowed = f"{AUTO} for what suits the model, or {', '.join(method_names())}"
             require(WHERE + "method", None, said, allowed)
-            shared["drafters"] = (DrafterConfig.from_keys(single, target=target, most=longest),)
+            shared["drafters"] = (
+                DrafterConfig.from_keys(single, target=target, max_drafts=longest),
+            )
         return cls(**shared)
 
     def __post_init__(self) -> None:
@@ -274,15 +276,15 @@ def _refuse_keys_of_drafters(kept: Mapping[str, Any], allowed: str) -> None:
             raise ConfigError(WHERE + key, kept[key], allowed)
 
 
-def _read_schedule(given: object, most: int) -> Schedule:
+def _read_schedule(given: object, max_drafts: int) -> Schedule:
     """num_speculative_tokens_per_batch_size as (first, last, drafts) triples.
 
     Raises:
         ConfigError: not triples, sizes that do not start at 1 or do not ascend, or more drafts
-            than `most`.
+            than `max_drafts`.
     """
     where = WHERE + "num_speculative_tokens_per_batch_size"
-    allowed = f"[[first, last, drafts], ...], sizes from 1 upwards, 0 to {most} drafts each"
+    allowed = f"[[first, last, drafts], ...], sizes from 1 upwards, 0 to {max_drafts} drafts each"
     try:
         ranges: Schedule = read(Schedule, given, where)
     except ConfigError:
@@ -290,6 +292,6 @@ def _read_schedule(given: object, most: int) -> Schedule:
     ends = 0, *(last for _, last, _ in ranges)
     fits = len(ranges) > 0 and ranges[0][0] == 1
     for (first, last, drafts), end in zip(ranges, ends, strict=False):
-        fits = fits and end < first <= last and 0 <= drafts <= most
+        fits = fits and end < first <= last and 0 <= drafts <= max_drafts
     require(where, given, fits, allowed)
     return ranges

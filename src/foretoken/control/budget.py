@@ -1,8 +1,9 @@
 """How many drafts each sequence may have at most, by what users, operators and settings say.
 
 Where nothing else decides, `RequestBudget.plan` is the plan of a step, asked by the scheduler,
-which afterwards only clips the answers by what the request, the step and the pages allow. 0 for
-every sequence means that no drafter runs. `AdaptiveControl` takes its caps from here.
+which afterwards only lowers the answers to what is left of the output, the step and the pages. 0
+for every sequence means that no drafter runs. `AdaptiveControl` asks `RequestBudget.budget` too, so
+that nobody else knows what was wished for.
 """
 
 from bisect import bisect_right
@@ -29,9 +30,9 @@ class LoadLimit:
         self._drafts = [drafts for _, _, drafts in ranges]
 
     @classmethod
-    def off_from(cls, size: int, most: int) -> "LoadLimit":
-        """No drafts for `size` running sequences or more, else at most `most`."""
-        return cls([(1, size - 1, most), (size, size, 0)])
+    def off_from(cls, size: int, max_drafts: int) -> "LoadLimit":
+        """No drafts for `size` running sequences or more, else at most `max_drafts`."""
+        return cls([(1, size - 1, max_drafts), (size, size, 0)])
 
     def at(self, load: StepLoad) -> int:
         """Most drafts of any sequence in a step of this load."""
@@ -66,39 +67,39 @@ class RequestBudget:
     ) -> None:
         """Most drafts of each drafter by name; `limit` and `live` for all."""
         assert all(count >= 1 for count in drafters.values()), drafters
-        self._drafters = dict(drafters)
+        self._max_drafts = dict(drafters)
         self._most = max(drafters.values(), default=0)
         self._limit = limit
         self._live = live or LivePolicy()
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """For each sequence the least of what all of them say."""
-        limit: int | None = None
-        drafts = []
-        for sequence in sequences:
-            most, _ = self.wanted(sequence.request)
-            if most and self._limit is not None:
-                limit = self._limit.at(load) if limit is None else limit
-                most = min(most, limit)
-            drafts.append(most)
-        wanted = limit is not None or any(drafts)
-        return DraftPlan(load=load, drafts=tuple(drafts), limit=limit, wanted=wanted)
+        budgets = [self.budget(sequence.request) for sequence in sequences]
+        wanted = any(budgets)
+        limit = self._limit.at(load) if wanted and self._limit is not None else None
+        if limit is not None:
+            budgets = [min(budget, limit) for budget in budgets]
+        return DraftPlan(load=load, budgets=tuple(budgets), limit=limit, wanted=wanted)
 
-    def allowed(self, request: Request, drafter: str) -> int:
-        """Most drafts of this drafter for a request, load aside; 0: it may not draft for it."""
-        own, live = request.params.own_policy, self._live.speculation
-        if not live.enabled or live.drafter not in (None, drafter):
-            return 0
-        most = self._drafters[drafter]
-        if live.num_speculative_tokens is not None:
-            most = min(most, live.num_speculative_tokens)
-        if own is None:
-            return most
-        if not own.enabled or own.drafter not in (None, drafter):
-            return 0
-        if own.num_speculative_tokens is not None:
-            most = min(most, own.num_speculative_tokens)
-        return most
+    def budget(self, request: Request, drafter: str | None = None) -> int:
+        """Most drafts of a request in a step by this drafter, or by any, those that it brings
+        included: what the settings say, clipped by what the operator and the request want. Load
+        aside."""
+        most = self._most if drafter is None else self._max_drafts[drafter]
+        brought = PREDICTED_DRAFTS if drafter is None and request.brings_drafts else 0
+        for policy in (self._live.speculation, request.params.own_policy):
+            if policy is None:
+                continue
+            if not policy.enabled:
+                return 0
+            if policy.drafter is not None:
+                agrees = drafter in (None, policy.drafter)
+                most = min(most, self._max_drafts.get(policy.drafter, 0)) if agrees else 0
+                drafter = drafter or policy.drafter
+            if policy.num_speculative_tokens is not None:
+                most = min(most, policy.num_speculative_tokens)
+                brought = min(brought, policy.num_speculative_tokens)
+        return max(most, brought)
 
     def guard(self, request: Request) -> float:
         """Share of its time without speculation that drafts may cost this request."""
@@ -112,24 +113,3 @@ class RequestBudget:
     def operator(self) -> Speculation:
         """What the operator leaves of everything now."""
         return self._live.speculation
-
-    def wanted(self, request: Request) -> tuple[int, bool]:
-        """Most drafts of a request, load aside; and whether it brings drafts that cost nothing."""
-        own, live = request.params.own_policy, self._live.speculation
-        if not live.enabled:
-            return 0, False
-        most = self._most if live.drafter is None else self._drafters[live.drafter]
-        if own is not None:
-            if not own.enabled:
-                return 0, False
-            if own.drafter is not None:
-                named = live.drafter in (None, own.drafter)
-                most = self._drafters.get(own.drafter, 0) if named else 0
-        free = request.brings_drafts
-        if free:
-            most = max(most, PREDICTED_DRAFTS)
-        if own is not None and own.num_speculative_tokens is not None:
-            most = min(most, own.num_speculative_tokens)
-        if live.num_speculative_tokens is not None:
-            most = min(most, live.num_speculative_tokens)
-        return most, free

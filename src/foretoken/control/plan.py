@@ -99,7 +99,7 @@ class DraftPlan:
     """How far the sequences of one step may draft."""
 
     load: StepLoad
-    drafts: tuple[int, ...]
+    budgets: tuple[int, ...]
     """Most drafts of each decoding sequence, in the order in which they were asked for."""
     wanted: bool = True
     """Whether any sequence may have drafts, by what settings, operator and requests say."""
@@ -124,7 +124,7 @@ class DraftPlan:
         return self.limit == 0
 
 
-NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0, num_waiting=0), drafts=())
+NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0, num_waiting=0), budgets=())
 """The plan of a step in which nothing decodes."""
 
 DraftPlanner: TypeAlias = Callable[[Seq[DecodingSequence], StepLoad], DraftPlan]
@@ -143,7 +143,7 @@ def plan_no_drafts(
     none = (0,) * len(sequences)
     return DraftPlan(
         load=load,
-        drafts=none,
+        budgets=none,
         lengths=none,
         drafters=("",) * len(none),
         resting=resting,

@@ -32,10 +32,10 @@ from foretoken.control.learned.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.keeping import CostKeeper
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
@@ -92,7 +92,7 @@ class Timed:
 class EngineCosts:
     """The two models of time of an engine, and where they are kept."""
 
-    target: LearnedCost
+    target: TargetStepTimeModel
     drafters: Mapping[str, DrafterCost]
     timed: tuple[tuple[StepShape, float], ...]
     source: str
@@ -134,7 +134,7 @@ def find_costs(
     """EngineCosts of a fresh engine: from the file if there is one, else timed now and kept.
 
     A file is not timed against the machine first: no start waits for that, and the first steps show
-    how fast the machine is today (`LearnedCost.level`).
+    how fast the machine is today (`TargetStepTimeModel.level`).
     Without time (`most_seconds` 0) and file they are what the data sheet of a usual machine says.
     """
     began = time.perf_counter()
@@ -163,7 +163,7 @@ def _key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member
         types.append(f"{user.tensor_parallel_size} ranks")
     if user.pipeline_parallel_size > 1:
         types.append(f"{user.pipeline_parallel_size} stages")
-    drafters = (sorted((name, one.most) for name, one in members.items()), speculative)
+    drafters = (sorted((name, one.max_drafts) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,
         precision=" ".join(str(kind) for kind in (*types, config.batch_invariant)),
@@ -177,7 +177,7 @@ def _key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member
 
 def _restored(saved: SavedCosts, file: CostFile) -> EngineCosts | None:
     try:
-        target = LearnedCost.from_dict(saved.target)
+        target = TargetStepTimeModel.from_dict(saved.target)
         drafters = {
             name: DrafterCost.from_dict(data, machine=target)
             for name, data in saved.drafters.items()
@@ -200,10 +200,10 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
     if most_seconds > 0.0:
         share = 1.0 - _DRAFTER_SHARE if parts.members else 1.0
         timed = calibrate(timer.measure, shapes, most_seconds=share * most_seconds)
-        target = LearnedCost(timed, sd=TIMED_SD, passes_only=True)
+        target = TargetStepTimeModel(timed, sd=TIMED_SD, passes_only=True)
     else:
         guess = promised(_usual_machine(config, parts.runner), shapes)
-        target = LearnedCost(guess, sd=PROMISED_SD, passes_only=True)
+        target = TargetStepTimeModel(guess, sd=PROMISED_SD, passes_only=True)
     plain_s = target.seconds(_PLAIN).seconds
     drafters = {}
     for name, member in parts.members.items():
@@ -282,7 +282,7 @@ class _StepTimer:
 
 
 def _time_drafter(
-    parts: Timed, member: Member, most_seconds: float, plain_s: float, target: LearnedCost
+    parts: Timed, member: Member, most_seconds: float, plain_s: float, target: TargetStepTimeModel
 ) -> DrafterCost:
     """Time one drafter in batches of some sizes."""
     if member.check is not None or most_seconds <= 0.0:
@@ -347,7 +347,7 @@ class _DraftTimer:
         self._target = _StepTimer(parts)
         self._vocab = parts.runner.model.shape.vocab_size
         self._num = num
-        self._room = context + 2 + 2 * _REPEATS + 1 + member.most
+        self._room = context + 2 + 2 * _REPEATS + 1 + member.max_drafts
         config = parts.config
         self.fits = (
             num <= config.max_num_seqs
@@ -366,7 +366,7 @@ class _DraftTimer:
             fed, first = self._draft(running, 1)
             times: dict[DraftShape, list[float]] = {}
             for _ in range(_REPEATS):
-                for length in draft_lengths(self._member.most):
+                for length in draft_lengths(self._member.max_drafts):
                     seconds, shape = self._draft(running, length)
                     times.setdefault(shape, []).append(seconds)
         found = [(shape, min(seconds)) for shape, seconds in times.items()]

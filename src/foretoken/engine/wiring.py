@@ -153,13 +153,13 @@ class _Assembly:
 
     def _drafting(self) -> Drafting:
         """What the drafters will keep in memory."""
-        most = self.speculative.num_speculative_tokens if self.speculative else 0
+        max_drafts = self.speculative.num_speculative_tokens if self.speculative else 0
         found = self.found.values()
         return Drafting(
             models=tuple(one.model for one in found if one.model is not None),
             heads=tuple(one.head for one in found if one.head is not None),
             features_per_token=len(self.points) * self.shape.hidden_size,
-            lookahead=most,
+            lookahead=max_drafts,
         )
 
     def engine(self, proposer: Proposer | None) -> Engine:
@@ -241,7 +241,7 @@ class _Assembly:
         return Intake(
             config=self.config,
             tokenizer=self.tokenizer,
-            drafters={name: one.most for name, one in drafters.members.items()},
+            drafters={name: one.max_drafts for name, one in drafters.members.items()},
             scheduler=scheduler,
             grammars=grammars,
             vocab_size=self.shape.vocab_size,
@@ -353,9 +353,9 @@ class _Assembly:
         if not isinstance(proposer, Proposer) or not getattr(proposer, "name", ""):
             raise ConfigError("proposer", proposer, "a foretoken Proposer with a name")
         given = self.speculative
-        most = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
+        max_drafts = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
         check = DraftCheck(proposer.name, self.shape.vocab_size)
-        member = Member(proposer=proposer, most=most, check=check)
+        member = Member(proposer=proposer, max_drafts=max_drafts, check=check)
         policy = PlannedPolicy() if self.config.user.control == "adaptive" else FirstPolicy()
         return Drafters({proposer.name: member}, policy, grammars)
 
@@ -405,7 +405,7 @@ def build_controller(
         found: how its settings describe them, by label.
     """
     user = parts.config.user
-    limits = {name: member.most for name, member in drafters.members.items()}
+    limits = {name: member.max_drafts for name, member in drafters.members.items()}
     live = LivePolicy()
     way = user.control if limits else "fixed"
     budget = RequestBudget(limits, _load_limit(user.speculative_config), live)
@@ -446,7 +446,7 @@ def _control(
     facts = [
         DrafterFacts(
             name=name,
-            most=member.most,
+            max_drafts=member.max_drafts,
             looks_up=member.proposer.looks_up,
             missing=member.num_missing,
             max_window=member.proposer.max_window,
@@ -499,7 +499,7 @@ def _learner(
 
 def _journal(mode: str, drafters: Drafters, control: AdaptiveControl | None) -> ControlJournal:
     """Writes down what control does, and can say why."""
-    limits = {name: member.most for name, member in drafters.members.items()}
+    limits = {name: member.max_drafts for name, member in drafters.members.items()}
     why = by_settings(limits)
     if control is not None:
         looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}

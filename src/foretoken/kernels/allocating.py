@@ -52,7 +52,7 @@ class AllocationKernel:
         done = self._run(self._address)
         assert done, f"{count} x {most} slots of {len(options)} options, {len(step.rows_s)} rows"
         return Allocation(
-            drafts_N=self._counts_N[:count].copy(),
+            lengths_N=self._counts_N[:count].copy(),
             drafter_N=self._drafter_N[:count].copy(),
             seconds=call.seconds,
             tokens=call.tokens,

@@ -74,7 +74,7 @@ def create_drafters(
         least = one.stop.min_acceptance
         members[one.label] = Member(
             proposer=drafter.build(context),
-            most=one.num_speculative_tokens,
+            max_drafts=one.num_speculative_tokens,
             least=one.stop.min_speculative_tokens,
             floor=AcceptanceFloor(least) if least else None,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,

@@ -44,7 +44,7 @@ class KVSteps(ChainSteps, ABC):
 class DraftNetwork(ABC):
     """A model or a head with its keys and values. Sequences are as `DraftProgress` sees them."""
 
-    most: int | None = None
+    max_drafts: int | None = None
     """Most drafts of a chain; None: as many as are wanted."""
     drafts_blocks: bool = False
     """Whether drafts are masks of a block, which one pass fills in."""
@@ -115,10 +115,10 @@ class KVProposer(Proposer):
 
     def _clipped(self, spans: Seq[Span]) -> Seq[Span]:
         """The spans with no more drafts than the network has; trees have their own depth."""
-        most = self.network.most
-        if most is None or self._trees is not None:
+        max_drafts = self.network.max_drafts
+        if max_drafts is None or self._trees is not None:
             return spans
-        return [span.clipped(most) for span in spans]
+        return [span.clipped(max_drafts) for span in spans]
 
     def make_steps(self, spans: list[Span]) -> KVSteps:
         """The steps of one draft, after what does not fit their first pass was fed."""

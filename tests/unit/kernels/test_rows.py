@@ -221,7 +221,7 @@ def drawn(seed: int) -> tuple[StepOptions, list[DraftOption]]:
 
 
 def same(found: Allocation, wanted: Allocation) -> None:
-    assert found.drafts_N.tolist() == wanted.drafts_N.tolist()
+    assert found.lengths_N.tolist() == wanted.lengths_N.tolist()
     assert found.drafter_N.tolist() == wanted.drafter_N.tolist()
     for name in ("seconds", "tokens", "unguarded", "depth", "rate"):
         assert getattr(found, name) == getattr(wanted, name), name

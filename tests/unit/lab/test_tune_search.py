@@ -173,7 +173,7 @@ def test_two_requests_of_a_class_are_held_against_all() -> None:
 
 MACHINE = SimulatedMachine(
     target=LineCost(0.010, 0.0008),
-    drafters=(SimulatedDrafter(name="draft_model", most=8, passes=LineCost(0.001, 0.0002)),),
+    drafters=(SimulatedDrafter(name="draft_model", max_drafts=8, passes=LineCost(0.001, 0.0002)),),
 )
 
 

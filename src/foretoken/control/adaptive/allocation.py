@@ -85,7 +85,7 @@ class StepOptions:
 class Allocation:
     """How far each sequence drafts, with whom, and what is expected of it."""
 
-    drafts_N: Counts
+    lengths_N: Counts
     drafter_N: Counts
     """Index of the option that drafts for each sequence; -1: none."""
     seconds: float
@@ -106,10 +106,10 @@ class Allocation:
 def accepted_drafts(found: Allocation, options: Seq[DraftOption]) -> Floats:
     """How many drafts of each sequence are expected to be accepted, [N], by what `options` say of
     those that `found` chose."""
-    accepted_N = np.zeros(len(found.drafts_N))
+    accepted_N = np.zeros(len(found.lengths_N))
     for index in sorted(set(found.drafter_N.tolist()) - {-1}):
         survival_NK = options[index].survival_NK
-        taken_NK = np.arange(survival_NK.shape[1]) < found.drafts_N[:, None]
+        taken_NK = np.arange(survival_NK.shape[1]) < found.lengths_N[:, None]
         own_N = found.drafter_N == index
         accepted_N[own_N] = (survival_NK * taken_NK).sum(axis=1)[own_N]
     return accepted_N
@@ -152,7 +152,7 @@ def _nothing(step: StepOptions, count: int) -> Allocation:
     none = np.zeros(count, dtype=np.int64)
     rate = count / step.plain_s
     return Allocation(
-        drafts_N=none, drafter_N=none - 1, seconds=step.plain_s, tokens=float(count),
+        lengths_N=none, drafter_N=none - 1, seconds=step.plain_s, tokens=float(count),
         unguarded=rate,
     )  # fmt: skip
 
@@ -217,10 +217,10 @@ def _with(
         return replace(_nothing(step, count), unguarded=unguarded)
     _, depth, size, took_s, brought = best
     sequences = order_by_depth[depth][:size] % count
-    drafts_N = np.bincount(sequences, minlength=count).astype(np.int64)
-    drafter_N = np.where(drafts_N > 0, np.asarray(chosen, dtype=np.int64)[owner_N], -1)
+    lengths_N = np.bincount(sequences, minlength=count).astype(np.int64)
+    drafter_N = np.where(lengths_N > 0, np.asarray(chosen, dtype=np.int64)[owner_N], -1)
     return Allocation(
-        drafts_N=drafts_N, drafter_N=drafter_N, seconds=took_s, tokens=brought,
+        lengths_N=lengths_N, drafter_N=drafter_N, seconds=took_s, tokens=brought,
         unguarded=unguarded, depth=depth,
     )  # fmt: skip
 
@@ -267,7 +267,7 @@ def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
     if not allowed[at] or rates[at] == 0.0:
         return replace(_nothing(step, 1), unguarded=float(rates.max()))
     return Allocation(
-        drafts_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
+        lengths_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
         tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()), depth=at + 1,
     )  # fmt: skip
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, final
 
+from foretoken.control.adaptive.active_plan import ActivePlan, FirstPlan
 from foretoken.control.adaptive.exploring import PLAIN
-from foretoken.control.adaptive.made import FirstPlan, MadePlan
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes, SeenStep
 from foretoken.control.adaptive.tracked import class_of
@@ -70,8 +70,8 @@ class AdaptiveControl:
         """Ask `planner` from time to time; what deciding takes is read from `clock`."""
         self._planner, self._clock = planner, clock
         self._operator = planner.operator
-        self._made: MadePlan | None = None
-        self._told: MadePlan | None = None
+        self._active: ActivePlan | None = None
+        self._told: ActivePlan | None = None
         """The last plan by which somebody might have drafts: what `outlook` tells of."""
         self._sequences: list[DecodingSequence] = []
         self._repeated: DraftPlan | None = None
@@ -113,8 +113,8 @@ class AdaptiveControl:
         self._look_back()
         self._repeated = None
         plan = self._decide(sequences, load)
-        made = self._made
-        if made is not None and not made.trial and not made.reading and not plan.feeds:
+        active = self._active
+        if active is not None and not active.trial and not active.reading and not plan.feeds:
             self._batch = list(sequences)
             self._repeated = plan
         return plan
@@ -123,19 +123,19 @@ class AdaptiveControl:
         """The same, where something is different from the last step, or some steps went by."""
         if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
-        made = self._made
+        active = self._active
         if not sequences:
             return self._plain((), load)
-        if made is None:
+        if active is None:
             return self._make_anew(sequences, load)
         # A first token is on its way to whoever waits for it: computing in Python holds that up.
         begins = sequences[-1].num_output == 1
         if begins and len(sequences) <= _FEW:
             self._steps_left, self._unplanned = 0, self._plain(sequences, load)
             return self._unplanned
-        if self._is_due(made) and not begins:
+        if self._is_due(active) and not begins:
             began = self._clock()
-            self._catch_up(made)
+            self._catch_up(active)
             self._aside_s += self._clock() - began
         share = _DECIDING_MOST if len(sequences) == 1 else _DECIDING_AGAIN
         if self._is_broken and self._unearned_s(share) > 0.0:
@@ -143,53 +143,53 @@ class AdaptiveControl:
             self._steps_left = 0
             self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
             return self._unplanned
-        if not self._is_kept(made, sequences) or self._is_unsure(made, sequences):
+        if not self._is_kept(active, sequences) or self._is_unsure(active, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
         self._steps_done += 1
-        if not made.drafts and not made.reading:
+        if not active.drafts and not active.reading:
             # Nobody drafts before the next plan, which somebody new brings closer.
-            if self._is_closed and sequences[-1].request.request_id not in made.held:
+            if self._is_closed and sequences[-1].request.request_id not in active.held:
                 self._is_closed = False
                 self._steps_left = int(_AT_REST * self._steps_left)
             self._unplanned = self._plain(sequences, load)
             return self._unplanned
-        if not self._still_holds(made, sequences, load):
+        if not self._still_holds(active, sequences, load):
             began = self._clock()
             self._sequences = list(sequences)
-            self._planner.carry_over(made, self._sequences, load)
+            self._planner.carry_over(active, self._sequences, load)
             self._aside_s += self._clock() - began
-        return made.plan
+        return active.plan
 
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """A new plan, after everything was learnt from the steps of the last one."""
         began = self._clock()
         if self._planner.operator is not self._operator:
             self._first.forget()
-        if self._made is not None:
-            self._catch_up(self._made)
-            self._end_trial(self._made)
-            self._planner.put_away(self._made, self._steps_done)
+        if self._active is not None:
+            self._catch_up(self._active)
+            self._end_trial(self._active)
+            self._planner.put_away(self._active, self._steps_done)
         self._sequences = list(sequences)
         first, again = self._first.of(self._sequences, self._deciding_s), None
         if first is not None:
             again = self._planner.make_again(first, self._sequences[0], load)
-        if again is None and self._made is not None:
-            self._learn_times(self._made)
-        made = again or self._planner.make(self._sequences, load)
-        self._made, self._operator = made, self._planner.operator
-        if made.plan.wanted and made.weighed is not None:
-            self._told = made
+        if again is None and self._active is not None:
+            self._learn_times(self._active)
+        active = again or self._planner.make(self._sequences, load)
+        self._active, self._operator = active, self._planner.operator
+        if active.plan.wanted and active.weighed is not None:
+            self._told = active
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
         if again is None:
-            self._first.keep(made, self._sequences)
+            self._first.keep(active, self._sequences)
             self._deciding_s += 0.2 * (took_s - self._deciding_s)
-        self._steps_left = self._steps_to_keep(made)
-        return made.plan
+        self._steps_left = self._steps_to_keep(active)
+        return active.plan
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Note what became of a planned step. It is learnt from when another is planned: whoever
@@ -200,24 +200,24 @@ class AdaptiveControl:
 
     def _look_back(self) -> None:
         """Go through the steps that are over: all but learning from them."""
-        made = self._made
+        active = self._active
         for plan, outcomes, stats, aside_s in self._seen:
             had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
             settled = self._departures.settled(plan.load)
-            if made is None:
+            if active is None:
                 continue
             self._step_s = stats.busy_s
             self._since_made_s += stats.busy_s
             self._first.pass_by(stats.busy_s)
-            if not made.trial:
+            if not active.trial:
                 # What a trial takes is paid from the account, and says nothing of plans that last.
-                self._planner.deciding.note(aside_s, stats.busy_s, drafts=made.drafts)
-            if plan is made.plan:
+                self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
+            if plan is active.plan:
                 is_usual = had_drafted == self._has_drafted
-                past = PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
+                past = PastStep(plan, outcomes, stats, active.missing, aside_s, is_usual, settled)
                 self._waiting.append(past)
                 # What was missing was read in this step.
-                made.missing = Counter()
+                active.missing = Counter()
             elif plan is self._unplanned:
                 # Nothing was planned for this step: all that it tells is what it took.
                 self._unplanned_s += stats.busy_s
@@ -225,46 +225,46 @@ class AdaptiveControl:
                     self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
         self._seen.clear()
 
-    def _is_due(self, made: MadePlan) -> bool:
+    def _is_due(self, active: ActivePlan) -> bool:
         """Whether to learn now: not from each step where steps are short, since code that runs
         once in a while is slower than what it works on."""
-        if made.trial:
+        if active.trial:
             return bool(self._waiting)
         return len(self._waiting) * self._step_s >= _LEARNS_EVERY_S
 
-    def _catch_up(self, made: MadePlan) -> None:
+    def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
         for plan, outcomes, stats, missing, aside_s, is_usual, settled in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
-            drafted, accepted = self._learn_acceptance(made, outcomes)
+            drafted, accepted = self._learn_acceptance(active, outcomes)
             # Where nothing was drafted or read nobody gained or lost, however wrong the forecast.
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
             if drafted or missing.total():
                 told = settled and not stats.num_prefilled and not forecast.prompt_s
-                made.book(forecast, stats.busy_s - aside_s if told else None, aside_s)
+                active.book(forecast, stats.busy_s - aside_s if told else None, aside_s)
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
-            if made.trial:
-                self._charge(made, forecast, min(stats.busy_s, forecast.seconds), accepted)
+            if active.trial:
+                self._charge(active, forecast, min(stats.busy_s, forecast.seconds), accepted)
             self._times.add(plan.load, stats, missing, aside_s, settled=settled, is_usual=is_usual)
         self._waiting.clear()
-        if made.is_spent or made.below_floor != self._planner.below_floor:
-            self._steps_left, self._is_broken = 0, made.is_spent
+        if active.is_spent or active.below_floor != self._planner.below_floor:
+            self._steps_left, self._is_broken = 0, active.is_spent
         if self._times.count >= _TOGETHER:
-            self._learn_times(made)
+            self._learn_times(active)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
         self._look_back()
-        self._repeated, made = None, self._made
-        if made is not None and request_id in made.blocking:
-            made.blocking.discard(request_id)
-            if not made.blocking and self._step_s:
+        self._repeated, active = None, self._active
+        if active is not None and request_id in active.blocking:
+            active.blocking.discard(request_id)
+            if not active.blocking and self._step_s:
                 # All whom the others were held back for are gone.
-                share = _DECIDING_OF_GAIN * made.held_back
+                share = _DECIDING_OF_GAIN * active.held_back
                 share = min(max(share, _DECIDING_AGAIN), _DECIDING_MOST)
                 left = math.ceil(self._unearned_s(share) / self._step_s)
                 self._steps_left = min(self._steps_left, left)
@@ -280,8 +280,10 @@ class AdaptiveControl:
         """What trials may still cost and cost so far, in seconds, tokens that were not written so
         that nobody is made slower, seconds that a plan takes, how far predictions are off, and what
         a pass of each drafter takes in the batch of the last plan. From any thread."""
-        planner, made = self._planner, self._made
-        sequences, context = (1, 0.0) if made is None else (len(made.plan.drafts), made.context)
+        planner, active = self._planner, self._active
+        sequences, context = (
+            (1, 0.0) if active is None else (len(active.plan.budgets), active.context)
+        )
         return {
             "prediction_error": prediction_error(planner),
             "pass_s": pass_seconds(planner, sequences, context),
@@ -297,7 +299,7 @@ class AdaptiveControl:
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
-        context = 0.0 if self._made is None else self._made.context
+        context = 0.0 if self._active is None else self._active.context
         shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
         return [
             {"rows": shape.rows, "seconds": self._planner.target.seconds(shape).seconds}
@@ -306,7 +308,7 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._made, self._told, self._is_broken = None, None, False
+        self._active, self._told, self._is_broken = None, None, False
         self._first.forget()
         self._waiting.clear()
         self._times.clear()
@@ -317,7 +319,7 @@ class AdaptiveControl:
         resting, wanted = frozenset(self._planner.drafters), True
         if self._planner.operator.enabled:
             wanted = self._planner.may_draft(sequences)
-            resting = frozenset() if self._made is None else self._made.plan.resting
+            resting = frozenset() if self._active is None else self._active.plan.resting
         last = self._unplanned
         if (
             last is not None
@@ -328,11 +330,11 @@ class AdaptiveControl:
             return last
         return plan_no_drafts(sequences, load, resting, wanted=wanted)
 
-    def _is_kept(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
+    def _is_kept(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan goes on for this batch."""
         if self._steps_left <= 0 or self._planner.operator is not self._operator:
             return False
-        if made.trial:
+        if active.trial:
             # It was priced for these sequences.
             return self._sequences == sequences
         count = len(sequences)
@@ -341,16 +343,16 @@ class AdaptiveControl:
             return False
         return times < _MUCH or self._unearned_s(_DECIDING_AGAIN) > 0.0
 
-    def _is_unsure(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
+    def _is_unsure(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan has no good answer for the newest sequence, and a new one pays."""
         request = sequences[-1].request
-        if request.request_id in made.held:
+        if request.request_id in active.held:
             return False
-        if len(sequences) <= _FEW or (request.brings_drafts and not made.has_free):
+        if len(sequences) <= _FEW or (request.brings_drafts and not active.has_free):
             return True
         if self._unearned_s(_DECIDING_AGAIN) > 0.0:
             return False
-        return class_of(request) not in made.class_of.values()
+        return class_of(request) not in active.class_of.values()
 
     def _unearned_s(self, share: float) -> float:
         """Seconds of steps until one more plan will have taken no more than `share` of the time
@@ -358,77 +360,77 @@ class AdaptiveControl:
         return max(self._deciding_s / share - self._since_made_s, 0.0)
 
     def _still_holds(
-        self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
+        self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> bool:
         """Whether the plan of the last step is that of this one."""
-        prompts = (made.plan.load.num_prompt_tokens > 0) == (load.num_prompt_tokens > 0)
-        reads = made.plan.feeds or made.reading
+        prompts = (active.plan.load.num_prompt_tokens > 0) == (load.num_prompt_tokens > 0)
+        reads = active.plan.feeds or active.reading
         return prompts and not reads and self._sequences == sequences
 
-    def _steps_to_keep(self, made: MadePlan) -> int:
+    def _steps_to_keep(self, active: ActivePlan) -> int:
         """Steps after which a new plan has cost its share of the time, or a trial is due."""
-        if made.lasts:
-            return made.lasts - 1
+        if active.lasts:
+            return active.lasts - 1
         if not self._step_s:
             return _KEPT_LEAST
-        share, most = max(_DECIDING / math.sqrt(len(made.held)), _DECIDING_LEAST), _KEPT_MOST
-        if not made.drafts:
+        share, most = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST), _KEPT_MOST
+        if not active.drafts:
             share, most = _AT_REST * share, _KEPT_AT_REST
         steps = math.ceil(self._deciding_s / (share * self._step_s))
         drafters = self._planner.drafters.values()
-        unused = [d for d in drafters if d.facts.name not in made.plan.drafters]
+        unused = [d for d in drafters if d.facts.name not in active.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         # A trial that is due and cannot be paid yet is no reason to plan more often.
         least = min(steps // 2, _TRIALS_AGAIN)
         steps = min((max(each, least) for each in due if each < steps), default=steps)
         return min(max(steps, _KEPT_LEAST), most) - 1
 
-    def _learn_acceptance(self, made: MadePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
+    def _learn_acceptance(self, active: ActivePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
         """How many drafts were checked, and how many accepted."""
         planner = self._planner
         drafted = kept = 0
         for request_id, drafter, num_drafted, num_accepted, _ in outcomes:
             drafted += num_drafted
             kept += num_accepted
-            made.note(request_id, num_drafted, num_accepted)
+            active.note(request_id, num_drafted, num_accepted)
             if drafter not in planner.drafters:
                 continue
-            if drafter == made.trial:
+            if drafter == active.trial:
                 planner.acceptance.observe_trial(request_id, drafter, num_drafted, num_accepted)
             else:
                 planner.acceptance.observe(request_id, drafter, num_drafted, num_accepted)
         if drafted:
             # A run without any accepted draft that was not to be expected.
-            self._in_vain = 1.0 if kept else self._in_vain * made.chance_of_none
+            self._in_vain = 1.0 if kept else self._in_vain * active.chance_of_none
             if self._in_vain < _SURPRISING:
                 self._steps_left = 0
         return drafted, kept
 
-    def _learn_times(self, made: MadePlan) -> None:
-        planner, context = self._planner, made.context
+    def _learn_times(self, active: ActivePlan) -> None:
+        planner, context = self._planner, active.context
         # At first every step counts: so much depends on what the first ones take.
         apart = planner.target.steps < _APART
         self._times.teach(planner.target, planner.drafters, context, apart=apart)
         if self._unplanned_s:
-            planner.account.earn(self._unplanned_s, made.forecast.token_s)
+            planner.account.earn(self._unplanned_s, active.forecast.token_s)
             planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
 
     def _charge(
-        self, made: MadePlan, forecast: StepForecast, seconds: float, accepted: int
+        self, active: ActivePlan, forecast: StepForecast, seconds: float, accepted: int
     ) -> None:
         """What a step of a trial cost beyond the plain steps that its tokens would have taken."""
         plain_s, account = forecast.plain_s, self._planner.account
-        if made.trial == PLAIN:
+        if active.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return
-        lost_s = seconds - plain_s - forecast.token_s * accepted / len(made.held)
+        lost_s = seconds - plain_s - forecast.token_s * accepted / len(active.held)
         account.charge(lost_s)
-        made.trial_lost_s += lost_s
+        active.trial_lost_s += lost_s
 
-    def _end_trial(self, made: MadePlan) -> None:
+    def _end_trial(self, active: ActivePlan) -> None:
         """What a drafter's trial cost, deciding on it included, says when the next is due."""
-        if made.trial and made.trial != PLAIN:
+        if active.trial and active.trial != PLAIN:
             deciding_s = 2.0 * self._deciding_s
             self._planner.account.charge(deciding_s)
-            lost_s = made.trial_lost_s + deciding_s
-            self._planner.learn_trial(made, lost_s / made.forecast.plain_s)
+            lost_s = active.trial_lost_s + deciding_s
+            self._planner.learn_trial(active, lost_s / active.forecast.plain_s)

@@ -36,7 +36,7 @@ class DrafterFacts:
     """What control has to know of one drafter."""
 
     name: str
-    most: int
+    max_drafts: int
     """Drafts per sequence and step."""
     looks_up: bool = False
     """Whether it finds drafts in text, without a pass."""

@@ -14,8 +14,8 @@ from typing import final
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, Counts, DraftOption
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView
 from foretoken.control.adaptive.drafter import DrafterState
-from foretoken.control.adaptive.scene import DrafterView, Scene
 
 PLAIN = "plain"
 """The trial in which nobody drafts."""
@@ -106,7 +106,7 @@ class Trial:
 
 
 def pick_trial(
-    scene: Scene,
+    inputs: AllocationInputs,
     found: Allocation,
     options: list[DraftOption],
     views: list[DrafterView],
@@ -117,12 +117,12 @@ def pick_trial(
     balance_s = account.balance_s
     # Where some are held back for others it is not for what drafts are believed to cost.
     is_held = found.unguarded > found.rate
-    if account.steps_since_plain >= _PLAIN_AGAIN and found.drafts_N.any():
-        lost_s = _PLAIN_STEPS * (scene.plain_s - len(scene.ids) / found.rate)
+    if account.steps_since_plain >= _PLAIN_AGAIN and found.lengths_N.any():
+        lost_s = _PLAIN_STEPS * (inputs.plain_s - len(inputs.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
-            return Trial(PLAIN, scene.best([]), [], _PLAIN_STEPS)
-    alone = len(scene.ids) == 1
+            return Trial(PLAIN, inputs.best([]), [], _PLAIN_STEPS)
+    alone = len(inputs.ids) == 1
     used = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
     by_name = {option.name: option for option in options}
     unused = [view for view in views if view.name not in used and view.name in by_name]
@@ -130,23 +130,23 @@ def pick_trial(
         drafter, option = drafters[view.name], by_name[view.name]
         if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
-        saved = balance_s >= _SAVED * scene.plain_s
-        if not saved and not scene.could_pay(option, _HOPE):
+        saved = balance_s >= _SAVED * inputs.plain_s
+        if not saved and not inputs.could_pay(option, _HOPE):
             drafter.put_off()
             continue
         due = not drafter.num_trials % _FULL_EVERY and (saved or not drafter.hopes)
-        full = due and not is_held and scene.pays_if_rows_are_free(option)
-        chosen = _to_try(view, drafter, scene, full=full)
+        full = due and not is_held and inputs.pays_if_rows_are_free(option)
+        chosen = _to_try(view, drafter, inputs, full=full)
         reading_s = [
-            view.cost.feeding(int(missed), scene.context)
+            view.cost.feeding(int(missed), inputs.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
-        most_s = balance_s if alone else _READING * scene.plain_s
+        most_s = balance_s if alone else _READING * inputs.plain_s
         chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
-            tried = scene.trial(option, chosen[:size], 1 if full else _DRAFTS)
-            lost_s = tried.seconds - tried.tokens * scene.plain_s / len(scene.ids)
-            looks = alone and reading_s[size - 1] > scene.plain_s
+            tried = inputs.trial(option, chosen[:size], 1 if full else _DRAFTS)
+            lost_s = tried.seconds - tried.tokens * inputs.plain_s / len(inputs.ids)
+            looks = alone and reading_s[size - 1] > inputs.plain_s
             for steps in (_FULL_STEPS, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
@@ -169,16 +169,16 @@ class Lengths:
         self._steps += steps
 
     def pick(
-        self, scene: Scene, found: Allocation, options: list[DraftOption]
+        self, inputs: AllocationInputs, found: Allocation, options: list[DraftOption]
     ) -> Allocation | None:
         """Other lengths than those of `found`, if they are due; None: they are not, or lose much.
 
         Each time the other way: shorter, then longer.
         """
-        if self._steps < self._due or not found.drafts_N.any():
+        if self._steps < self._due or not found.lengths_N.any():
             return None
         shorter = self._shorter and found.depth > 1
-        other = scene.shorter(found, options) if shorter else scene.longer(found, options)
+        other = inputs.shorter(found, options) if shorter else inputs.longer(found, options)
         self._shorter = not shorter
         self._steps, self._due = 0, min(2 * self._due, _LENGTHS_AGAIN_MOST)
         if other is None or other.rate < (1.0 - _LENGTHS_LOSS) * found.rate:
@@ -186,24 +186,26 @@ class Lengths:
         return other
 
 
-def surprises(scene: Scene, drafter: str) -> bool:
+def surprises(inputs: AllocationInputs, drafter: str) -> bool:
     """Whether trials of this drafter speak for better drafts than were known."""
-    return max(scene.acceptance.rises(scene.classes, drafter)) >= _SURPRISING
+    return max(inputs.acceptance.rises(inputs.classes, drafter)) >= _SURPRISING
 
 
-def is_known(scene: Scene, drafter: str) -> bool:
+def is_known(inputs: AllocationInputs, drafter: str) -> bool:
     """Whether a trial of this drafter can only show what was seen before."""
-    return scene.acceptance.seen(scene.classes, drafter) >= _KNOWN
+    return inputs.acceptance.seen(inputs.classes, drafter) >= _KNOWN
 
 
-def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene, *, full: bool) -> Counts:
+def _to_try(
+    view: DrafterView, drafter: DrafterState, inputs: AllocationInputs, *, full: bool
+) -> Counts:
     """Sequences of the next trial: those whose class surprised, and of which least has to be read,
     in turn."""
-    may = np.flatnonzero(view.most_N)
+    may = np.flatnonzero(view.max_drafts_N)
     may = np.roll(may, -drafter.num_trials % len(may))
-    rises_N = np.array(scene.acceptance.rises(scene.classes, view.name))[may] >= _SURPRISING
+    rises_N = np.array(inputs.acceptance.rises(inputs.classes, view.name))[may] >= _SURPRISING
     found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]
     if full:
         return found
-    several = rises_N.any() or not is_known(scene, view.name)
+    several = rises_N.any() or not is_known(inputs, view.name)
     return found[: _SEVERAL if several else 1]

@@ -9,11 +9,11 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.adaptive.active_plan import ActivePlan, PlannedDrafts
+from foretoken.control.adaptive.allocation_inputs import RETURNS
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.made import MadePlan, PlannedDrafts
-from foretoken.control.adaptive.planning import CATCHING_UP, most_behind
-from foretoken.control.adaptive.scene import RETURNS
+from foretoken.control.adaptive.plan_assembly import CATCHING_UP, most_behind
 from foretoken.control.adaptive.tracked import TrackedRequest
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.lengths import OutputLengths
@@ -36,28 +36,30 @@ class Newcomers:
         self._caps, self._drafters = caps, drafters
         self._ledger, self._lengths = ledger, lengths
 
-    def join(self, made: MadePlan, one: TrackedRequest, *, alone: bool = False) -> None:
+    def join(self, active: ActivePlan, one: TrackedRequest, *, alone: bool = False) -> None:
         """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
         sequence, missing = one.sequence, 0
         request = sequence.request
-        length, name, drafts, surplus, chances = made.usual(one.class_key)
+        length, name, budget, surplus, chances = active.usual(one.class_key)
         if name:
-            allowed = one.may(name, self._caps)
+            allowed = self._caps.budget(request, name)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
             missing = self._missing(one, name)
-            if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
+            if missing >= CATCHING_UP and not self._reading_pays(
+                active, one, length, missing, name
+            ):
                 length = 0
-        if drafts:
-            drafts = min(drafts, self._caps.wanted(request)[0])
+        if budget:
+            budget = min(budget, self._caps.budget(request))
         if not length:
             name = ""
-        held = PlannedDrafts(length, name, max(drafts, length), surplus, chances)
-        gained_s, token_s = self._ledger.gained(request.request_id), made.forecast.token_s
+        held = PlannedDrafts(length, name, max(budget, length), surplus, chances)
+        gained_s, token_s = self._ledger.gained(request.request_id), active.forecast.token_s
         tokens_N = sequence.num_output + self._left_of(one)
-        guard_N = np.array([one.guard(self._caps)])
+        guard_N = np.array([self._caps.guard(request)])
         left_s = self._ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
         may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
-        made.join(
+        active.join(
             request.request_id, held, missing,
             gained_s=gained_s, may_lose_s=may_lose_s, alone=alone,
         )  # fmt: skip
@@ -76,13 +78,13 @@ class Newcomers:
         return max(one.sequence.num_tokens - one.has_read(self._drafters[name].facts), 0)
 
     def _reading_pays(
-        self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str
+        self, active: ActivePlan, one: TrackedRequest, length: int, missing: int, name: str
     ) -> bool:
         """Whether so many drafts a step bring back what it takes to read a newcomer first."""
-        token_s = made.forecast.token_s / len(made.plan.drafts)
-        gain_s = length * (made.row_brings * token_s - made.row_takes_s)
-        feeding_s = self._drafters[name].cost.feeding(missing, made.context)
-        steps = float(self._left_of(one)[0]) / (1.0 + min(made.row_brings, 1.0))
+        token_s = active.forecast.token_s / len(active.plan.budgets)
+        gain_s = length * (active.row_brings * token_s - active.row_takes_s)
+        feeding_s = self._drafters[name].cost.feeding(missing, active.context)
+        steps = float(self._left_of(one)[0]) / (1.0 + min(active.row_brings, 1.0))
         return gain_s * steps >= RETURNS * feeding_s
 
     def _left_of(self, one: TrackedRequest) -> Floats:

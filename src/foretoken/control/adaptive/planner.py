@@ -10,8 +10,9 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
 from foretoken.control.adaptive.allocation import Search, allocate
-from foretoken.control.adaptive.chosen import Chosen, held_by
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
@@ -24,8 +25,7 @@ from foretoken.control.adaptive.exploring import (
 )
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.joining import Newcomers
-from foretoken.control.adaptive.made import MadePlan, PlainTimes
-from foretoken.control.adaptive.planning import (
+from foretoken.control.adaptive.plan_assembly import (
     budgets,
     chance_of_none,
     chunk_rows,
@@ -34,15 +34,15 @@ from foretoken.control.adaptive.planning import (
     step_shape,
     surplus,
 )
-from foretoken.control.adaptive.scene import DrafterView, OutputTokens, Scene
+from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.learned.regression import Floats
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
 from foretoken.types import FinishReason, Speculation
 
@@ -60,7 +60,7 @@ class Planner:
         self,
         caps: RequestBudget,
         drafters: Seq[DrafterFacts],
-        target: LearnedCost,
+        target: TargetStepTimeModel,
         costs: Mapping[str, DrafterCost],
         acceptance: LearnedAcceptance,
         search: Search = allocate,
@@ -99,9 +99,9 @@ class Planner:
 
     def may_draft(self, sequences: Seq[DecodingSequence]) -> bool:
         """Whether any of them may have drafts, load and length aside."""
-        return any(self._caps.wanted(sequence.request)[0] for sequence in sequences)
+        return any(self._caps.budget(sequence.request) for sequence in sequences)
 
-    def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
+    def make(self, sequences: list[DecodingSequence], load: StepLoad) -> ActivePlan:
         """The best plan for these sequences, of which there is at least one, or a trial that is
         due."""
         ids = [sequence.request.request_id for sequence in sequences]
@@ -119,179 +119,191 @@ class Planner:
         able = [one for name, one in self.drafters.items() if name not in below_floor]
         views = [view_of(one, tracked, counted, self._caps, worth_s) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
-        guard_N = np.array([one.guard(self._caps) for one in tracked])
+        guard_N = np.array([self._caps.guard(one.request) for one in sequences])
         tokens_N = counted.outputs_N + left_N
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
         outputs = OutputTokens(left_N, tokens_N)
-        scene = self._scene(tracked, shape, times, outputs, left_s, views)
+        inputs = self._inputs(tracked, shape, times, outputs, left_s, views)
         alone = count == 1 and not load.num_prompt_tokens
-        chosen = self._choose(scene, passing, views, alone=alone)
+        decision = self._choose(inputs, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
-        plan = self._plan(sequences, load, scene, chosen, views, has_free=has_free)
-        reading, wanted = chosen.reading, chosen.wanted
-        rows = int(wanted.drafts_N.sum())
-        held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(scene.allowed_s < _POOR * times.plain_s) if held_back else ()
-        made = MadePlan(
+        plan = self._plan(sequences, load, inputs, decision, views, has_free=has_free)
+        reading, wanted = decision.reading, decision.wanted
+        rows = int(wanted.lengths_N.sum())
+        held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
+        poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
+        active = ActivePlan(
             plan=plan,
-            held=held_by(ids, plan, chosen),
+            held=held_by(ids, plan, decision),
             class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
             gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
             context=context,
-            row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
+            row_takes_s=(wanted.seconds - inputs.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
-            trial="" if chosen.trial is None else chosen.trial.of,
-            lasts=chosen.lasts,
-            may_lose_s=may_lose(ids, chosen.found, chosen.options, scene.plain_s, left_s),
+            trial="" if decision.trial is None else decision.trial.of,
+            lasts=decision.lasts,
+            may_lose_s=may_lose(ids, decision.found, decision.options, inputs.plain_s, left_s),
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
             invested_s=reading_s(self.drafters, reading.missing, context),
-            chance_of_none=chance_of_none(chosen.found, chosen.options),
+            chance_of_none=chance_of_none(decision.found, decision.options),
             has_free=has_free,
             below_floor=below_floor,
             num_changes=self.acceptance.num_changes,
-            unguarded=chosen.found.unguarded,
+            unguarded=decision.found.unguarded,
             held_back=held_back,
             blocking={ids[place] for place in poor_N},
-            weighed=(scene, chosen.weighed),
+            weighed=(inputs, decision.weighed),
         )
         for feed in reading.feeds:
             if feed.place in reading.waiting:
                 note_read(self._requests, ids[feed.place], feed.drafter, feed.rows)
-        return made
+        return active
 
     def _plan(
         self,
         sequences: Seq[DecodingSequence],
         load: StepLoad,
-        scene: Scene,
-        chosen: Chosen,
+        inputs: AllocationInputs,
+        decision: PlanDecision,
         views: Seq[DrafterView],
         *,
         has_free: bool,
     ) -> DraftPlan:
         """What was chosen, as whoever drafts is told."""
-        found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
-        lengths: list[int] = found.drafts_N.tolist()
+        found, options, reading = decision.found, decision.options, decision.reading
+        lengths: list[int] = found.lengths_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         forecast = StepForecast(
-            seconds=found.seconds + scene.prompt_s,
-            plain_s=scene.plain_s + scene.prompt_s,
-            prompt_s=scene.prompt_s,
+            seconds=found.seconds + inputs.prompt_s,
+            plain_s=inputs.plain_s + inputs.prompt_s,
+            prompt_s=inputs.prompt_s,
             tokens=found.tokens,
-            row_s=scene.row_s(sum(lengths)),
-            free_rows=scene.free_rows(found) if has_free and trial is None else 0,
+            row_s=inputs.row_s(sum(lengths)),
+            free_rows=inputs.free_rows(found) if has_free and decision.trial is None else 0,
         )
-        drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         return DraftPlan(
             load=load,
-            drafts=drafts,
+            budgets=budgets(sequences, lengths, lookups, self._caps, forecast.free_rows),
             lengths=tuple(lengths),
             drafters=tuple(names),
             surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
-            resting=self._resting({*names, *reading.missing, *chosen.waking}),
+            resting=self._resting({*names, *reading.missing, *decision.waking}),
             forecast=forecast,
-            wanted=len(views) < len(self.drafters) or any(view.most_N.any() for view in views),
+            wanted=len(views) < len(self.drafters)
+            or any(view.max_drafts_N.any() for view in views),
         )
 
     def carry_over(
-        self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
+        self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> DraftPlan:
-        """The plan `made` for a batch that is a little different: whoever is new does what others
+        """The plan `active` for a batch that is a little different: whoever is new does what others
         of its class do, after its drafter has read it in chunks.
 
         Where requests come and go in every step, planning each anew takes longer than it saves.
         """
         for sequence in sequences:
-            if sequence.request.request_id not in made.held:
-                self._newcomers.join(made, self._track(sequence))
-        feeds = made.read_on(sequences, self._chunk(made)) if made.reading else []
+            if sequence.request.request_id not in active.held:
+                self._newcomers.join(active, self._track(sequence))
+        feeds = active.read_on(sequences, self._chunk(active)) if active.reading else []
         for feed in feeds:
             note_read(
                 self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
             )
         count = len(sequences)
-        times = self._plain_times(step_shape(count, load, made.context), count)
-        plan = made.carried(sequences, load, times, feeds)
-        made.invested_s += reading_s(self.drafters, made.missing, made.context)
+        times = self._plain_times(step_shape(count, load, active.context), count)
+        plan = active.carried(sequences, load, times, feeds)
+        active.invested_s += reading_s(self.drafters, active.missing, active.context)
         return plan
 
     def make_again(
-        self, made: MadePlan, sequence: DecodingSequence, load: StepLoad
-    ) -> MadePlan | None:
-        """The plan `made` for another sequence that was alone and had just begun, for this one,
+        self, active: ActivePlan, sequence: DecodingSequence, load: StepLoad
+    ) -> ActivePlan | None:
+        """The plan `active` for another sequence that was alone and had just begun, for this one,
         which is and has. None: it does not hold for it.
 
         A tenth of what a plan takes, and where answers are short there is one for each of them.
         """
         one = self._track(sequence)
-        if made.trial or made.lasts or made.reading or one.class_key not in made.class_of.values():
+        if (
+            active.trial
+            or active.lasts
+            or active.reading
+            or one.class_key not in active.class_of.values()
+        ):
             return None
-        changed = made.num_changes != self.acceptance.num_changes
-        if changed or made.below_floor != self.below_floor:
+        changed = active.num_changes != self.acceptance.num_changes
+        if changed or active.below_floor != self.below_floor:
             return None
-        name = made.usual(one.class_key).drafter
-        if sequence.request.brings_drafts and not made.has_free:
+        name = active.usual(one.class_key).drafter
+        if sequence.request.brings_drafts and not active.has_free:
             return None
         if not self._newcomers.drafts_at_once(one, name):
             return None
-        again = made.emptied(one.class_key, self._resting({name}) & made.plan.resting)
+        again = active.emptied(one.class_key, self._resting({name}) & active.plan.resting)
         self._newcomers.join(again, one, alone=True)
-        times = self._plain_times(step_shape(1, load, made.context), 1)
+        times = self._plain_times(step_shape(1, load, active.context), 1)
         again.carried([sequence], load, times, ())
-        again.invested_s += reading_s(self.drafters, again.missing, made.context)
+        again.invested_s += reading_s(self.drafters, again.missing, active.context)
         return again
 
-    def _chunk(self, made: MadePlan) -> int:
+    def _chunk(self, active: ActivePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
-        plain_s = made.forecast.token_s
-        names = {drafter for drafter, _ in made.reading.values()}
-        return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
+        plain_s = active.forecast.token_s
+        names = {drafter for drafter, _ in active.reading.values()}
+        return min(chunk_rows(self.drafters[i].cost, active.context, plain_s) for i in names)
 
     def _choose(
-        self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
-    ) -> Chosen:
+        self,
+        inputs: AllocationInputs,
+        passing: list[DrafterView],
+        views: list[DrafterView],
+        *,
+        alone: bool,
+    ) -> PlanDecision:
         """The best allocation that can be carried out now, or a trial."""
-        options = weighed = scene.options(passing)
-        found = scene.best(options)
+        options = weighed = inputs.options(passing)
+        found = inputs.best(options)
         waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
         waking = {name for name in waking if not self.drafters[name].is_ready}
         if waking:
             # What they read of the target is kept from now on; they draft once there is enough.
             options = [option for option in options if self.drafters[option.name].is_ready]
-            found = scene.best(options)
-        trial = pick_trial(scene, found, options, passing, self.drafters, self.account)
+            found = inputs.best(options)
+        trial = pick_trial(inputs, found, options, passing, self.drafters, self.account)
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
-        other = None if trial else self._other_lengths.pick(scene, found, options)
+        other = None if trial else self._other_lengths.pick(inputs, found, options)
         lasts = trial.steps if trial else OTHER_LENGTHS_STEPS if other else 0
         found = other or found
-        reading, wanted = read_first(found, options, views, scene, alone=alone), found
+        reading, wanted = read_first(found, options, views, inputs, alone=alone), found
         if reading.waiting:
-            options = scene.without(options, {i: one.drafter for i, one in reading.waiting.items()})
-            found = scene.best(options)
-        return Chosen(found, options, weighed, reading, wanted, trial, waking, lasts)
+            options = inputs.without(
+                options, {i: one.drafter for i, one in reading.waiting.items()}
+            )
+            found = inputs.best(options)
+        return PlanDecision(found, options, weighed, reading, wanted, trial, waking, lasts)
 
-    def put_away(self, made: MadePlan, steps: int) -> None:
+    def put_away(self, active: ActivePlan, steps: int) -> None:
         """A plan has held for so many steps."""
-        forecast = made.forecast
-        lost = 0.0 if made.trial else max(made.unguarded - forecast.price, 0.0)
+        forecast = active.forecast
+        lost = 0.0 if active.trial else max(active.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
-        if made.drafts and not made.trial:
+        if active.drafts and not active.trial:
             self._other_lengths.pass_by(steps)
-        alive = [request_id for request_id in made.held if request_id in self._requests]
-        if not made.trial:
+        alive = [request_id for request_id in active.held if request_id in self._requests]
+        if not active.trial:
             # A trial is paid by the account, not by those who wait for it.
-            self.ledger.keep({request_id: made.gained(request_id) for request_id in alive})
-        used = {drafter for drafter, _ in made.reading.values()}
+            self.ledger.keep({request_id: active.gained(request_id) for request_id in alive})
+        used = {drafter for drafter, _ in active.reading.values()}
         drafted_by = {}
         for request_id in alive:
-            if request_id not in made.reading:
-                drafted_by[request_id] = name = made.held[request_id].drafter
+            if request_id not in active.reading:
+                drafted_by[request_id] = name = active.held[request_id].drafter
                 if name:
                     used.add(name)
                     note_read(self._requests, request_id, name, None)
@@ -301,14 +313,14 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            rested = name in made.plan.resting
-            drafter.pass_by(steps, used=name in used, tried=name == made.trial, rested=rested)
+            rested = name in active.plan.resting
+            drafter.pass_by(steps, used=name in used, tried=name == active.trial, rested=rested)
 
-    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+    def learn_trial(self, active: ActivePlan, lost_steps: float) -> None:
         """A trial took so many plain steps more than it brought."""
-        assert made.weighed is not None, "a trial was planned"
-        scene, name = made.weighed[0], made.trial
-        surprising, known = surprises(scene, name), is_known(scene, name)
+        assert active.weighed is not None, "a trial was planned"
+        inputs, name = active.weighed[0], active.trial
+        surprising, known = surprises(inputs, name), is_known(inputs, name)
         self.drafters[name].learn_trial(lost_steps, surprising=surprising, known=known)
 
     def release(self, request_id: str) -> None:
@@ -338,7 +350,7 @@ class Planner:
             return PlainTimes(plain_s, 0.0)
         return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
 
-    def _scene(
+    def _inputs(
         self,
         tracked: list[TrackedRequest],
         shape: StepShape,
@@ -346,9 +358,9 @@ class Planner:
         outputs: OutputTokens,
         left_s: Floats,
         views: list[DrafterView],
-    ) -> Scene:
+    ) -> AllocationInputs:
         ids = [one.sequence.request.request_id for one in tracked]
-        most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
+        most = PREDICTED_DRAFTS * len(ids) + sum(int(view.max_drafts_N.sum()) for view in views)
         plain_s, prompt_s = times
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
@@ -358,7 +370,7 @@ class Planner:
             # Beside many rows some more may be cheap, and what is begun now goes on without them.
             alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
             more_s = np.maximum(more_s, alone_s - alone_s[0])
-        return Scene(
+        return AllocationInputs(
             ids=ids,
             classes=[one.class_key for one in tracked],
             context=shape.context,

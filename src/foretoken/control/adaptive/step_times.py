@@ -10,8 +10,8 @@ from typing import NamedTuple, final
 
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DraftShape
+from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
 from foretoken.types import StepStats
 
@@ -139,7 +139,7 @@ class RecentTimes:
 
     def teach(
         self,
-        target: LearnedCost,
+        target: TargetStepTimeModel,
         drafters: Mapping[str, DrafterState],
         context: float,
         *,

@@ -9,12 +9,12 @@ import numpy as np
 
 from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.adaptive.allocation import Counts
+from foretoken.control.adaptive.allocation_inputs import DrafterView
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.scene import DrafterView
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence
-from foretoken.types import Request, Speculation
+from foretoken.types import Request
 
 
 @final
@@ -27,10 +27,6 @@ class TrackedRequest:
     num_preemptions: int
     read: dict[str, int] = field(default_factory=dict)
     """Tokens that each drafter has read of it."""
-    allowed: dict[str, int] = field(default_factory=dict)
-    """Most drafts of each drafter, by what `operator` and the request want."""
-    operator: Speculation | None = None
-    _guard: float = 0.0
 
     @classmethod
     def of(cls, sequence: DecodingSequence) -> Self:
@@ -50,26 +46,6 @@ class TrackedRequest:
             sequence = self.sequence
             read = self.read[facts.name] = sequence.num_tokens - facts.missing(sequence)
         return read
-
-    def may(self, drafter: str, caps: RequestBudget) -> int:
-        """Most drafts of the drafter, whatever is left to be written."""
-        self._ask_again(caps)
-        most = self.allowed.get(drafter)
-        if most is None:
-            most = self.allowed[drafter] = caps.allowed(self.sequence.request, drafter)
-        return most
-
-    def guard(self, caps: RequestBudget) -> float:
-        """Share of its time without speculation that drafts may cost it."""
-        self._ask_again(caps)
-        return self._guard
-
-    def _ask_again(self, caps: RequestBudget) -> None:
-        """Forget what the operator has changed since."""
-        if self.operator is not caps.operator:
-            self.operator = caps.operator
-            self.allowed.clear()
-            self._guard = caps.guard(self.sequence.request)
 
 
 @final
@@ -113,7 +89,7 @@ def view_of(
             latest tokens have to do.
     """
     facts = drafter.facts
-    allowed_N = np.array([one.may(facts.name, caps) for one in tracked])
+    budget_N = np.array([caps.budget(one.sequence.request, facts.name) for one in tracked])
     missing_N = np.zeros(len(tracked), np.int64)
     windowed_N = np.zeros(len(tracked), np.bool_)
     if not facts.looks_up:
@@ -126,10 +102,10 @@ def view_of(
             missing_N = np.where(windowed_N, window, missing_N)
     return DrafterView(
         name=facts.name,
-        most=facts.most,
+        max_drafts=facts.max_drafts,
         cost=drafter.cost,
         # A step yields one token more than it has drafts.
-        most_N=np.minimum(allowed_N, counted.left_N - 1),
+        max_drafts_N=np.minimum(budget_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,
         lasts=drafter.lasts,

@@ -103,11 +103,13 @@ class LearnedAcceptance:
                 own.spread.add(cells[track.row], cells[track.row + BUCKETS], chance)
                 self._rows.give_back(track.row)
 
-    def chances(self, request_ids: Sequence[str], drafter: str, most: int) -> NDArray[np.float64]:
-        """[N, most]: the chance of draft j of request i, given that all before it are accepted."""
-        assert most <= len(BUCKET_OF_DEPTH), (most, len(BUCKET_OF_DEPTH))
+    def chances(
+        self, request_ids: Sequence[str], drafter: str, max_drafts: int
+    ) -> NDArray[np.float64]:
+        """[N, max_drafts]: the chance of draft j of request i, if all before it are accepted."""
+        assert max_drafts <= len(BUCKET_OF_DEPTH), (max_drafts, len(BUCKET_OF_DEPTH))
         owner = self._owner(drafter)
-        buckets = BUCKET_OF_DEPTH[:most]
+        buckets = BUCKET_OF_DEPTH[:max_drafts]
         if len(request_ids) <= _FEW:
             few = [self._few(owner, request_id) for request_id in request_ids]
             return np.array(few, np.float64).reshape(-1, BUCKETS)[:, buckets]

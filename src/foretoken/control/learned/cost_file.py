@@ -55,7 +55,7 @@ class SavedCosts:
     """What a file holds."""
 
     target: Mapping[str, Any]
-    """`LearnedCost.to_dict`."""
+    """`TargetStepTimeModel.to_dict`."""
     drafters: Mapping[str, Mapping[str, Any]]
     """`DrafterCost.to_dict` by name."""
     timed: tuple[tuple[StepShape, float], ...]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.learned.cost import FILE_SD, THOUSAND, LearnedCost
 from foretoken.control.learned.regression import Floats, Learner
+from foretoken.control.learned.target_step_time import FILE_SD, THOUSAND, TargetStepTimeModel
 
 READ_TOGETHER = 64
 """Tokens that are read in one call at the least, where there are more."""
@@ -57,7 +57,7 @@ class DrafterCost:
         *,
         sd: float,
         one_pass: bool = False,
-        machine: LearnedCost | None = None,
+        machine: TargetStepTimeModel | None = None,
     ) -> None:
         """Begin with the seconds of `prior`, each known up to the share `sd`.
 
@@ -101,18 +101,20 @@ class DrafterCost:
         """Median and ninth decile of |log(measured / predicted)|; NaN before any draft."""
         return self._learner.error
 
-    def drafting(self, sequences: int, most: int, context: float) -> Floats:
-        """Seconds of drafts of 0 to `most` tokens for caught-up sequences, float64 [most + 1]."""
-        if most >= len(self._ramp):
-            self._ramp = np.arange(2 * most, dtype=np.float64)
+    def drafting(self, sequences: int, max_drafts: int, context: float) -> Floats:
+        """Seconds of 0 to `max_drafts` drafts of caught-up sequences, float64 [max_drafts + 1]."""
+        if max_drafts >= len(self._ramp):
+            self._ramp = np.arange(2 * max_drafts, dtype=np.float64)
         first = self._expected(DraftShape(sequences, 1, sequences, context))
         level = self.level
         if self._one_pass:
-            shapes = (DraftShape(sequences, 1, sequences * k, context) for k in range(most + 1))
+            shapes = (
+                DraftShape(sequences, 1, sequences * k, context) for k in range(max_drafts + 1)
+            )
             found = np.array([level * self._expected(shape) for shape in shapes])
         else:
             second = self._expected(DraftShape(sequences, 2, 2 * sequences, context))
-            found = self._ramp[: most + 1] * (level * (second - first))
+            found = self._ramp[: max_drafts + 1] * (level * (second - first))
             found += level * (2.0 * first - second)
         found[0] = 0.0
         return found
@@ -175,7 +177,7 @@ class DrafterCost:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], machine: LearnedCost | None = None) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], machine: TargetStepTimeModel | None = None) -> Self:
         """What an earlier process learnt, believed a little less than what is timed now."""
         points = [
             (DraftShape(int(n), int(passes), int(rows), float(context), int(fed)), float(seconds))

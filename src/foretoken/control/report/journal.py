@@ -44,8 +44,8 @@ _LOG_EVERY_S = 1.0
 class _DrafterRecord:
     """What one drafter did of late."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
         self.rests = True
         self.said = 0
         """Usual length that the last change told."""
@@ -61,8 +61,8 @@ class _DrafterRecord:
         """Time that had gone by when this rest, or this drafting, began."""
         self.steps = self.drafts = self.accepted = 0
         self.checks = 0.0
-        self.drafted_K = [0.0] * (most + 1)
-        self.accepted_K = [0.0] * (most + 1)
+        self.drafted_K = [0.0] * (max_drafts + 1)
+        self.accepted_K = [0.0] * (max_drafts + 1)
         """Recent verifications with 0, 1, ... drafts, and that accepted so many."""
         self.usual = 0.0
         """Faded mean of its draft lengths."""
@@ -72,7 +72,7 @@ class _DrafterRecord:
         """A verification of one of its drafts."""
         self.drafts += drafted
         self.accepted += accepted
-        drafted = min(drafted, self.most)
+        drafted = min(drafted, self.max_drafts)
         self.drafted_K[drafted] += 1.0
         self.accepted_K[min(accepted, drafted)] += 1.0
         self.usual += (drafted - self.usual) * (_LEARNS if self.checks > 1 / _LEARNS else 0.5)
@@ -121,7 +121,7 @@ class ControlJournal:
         self.mode = mode
         self.facts, self.step_by_rows = facts, step_by_rows
         self._why = why
-        self._drafters = {name: _DrafterRecord(most) for name, most in drafters.items()}
+        self._drafters = {name: _DrafterRecord(max_drafts) for name, max_drafts in drafters.items()}
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._waiting: list[tuple[DraftPlan, Seq[DraftOutcome], StepStats]] = []
@@ -224,7 +224,7 @@ class ControlJournal:
             "state": "resting" if drafter.rests else "drafting",
             "why": self._explained(name, drafter),
             "draft_length": round(drafter.length, 2),
-            "most": drafter.most,
+            "most": drafter.max_drafts,
             "chances": drafter.chances(),
             "share_of_steps": drafter.steps / max(self._num_wanted, 1),
             "resting_s": drafter.rested_s

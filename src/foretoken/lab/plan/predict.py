@@ -255,7 +255,7 @@ def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) ->
     draft = [steps.draft(requests, n) for n in ks]
     verify = [steps.verify(requests, n + 1) if n else 1.0 for n in ks]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in ks)
-    best = best_k(lambda n: own.length(own.middle, n) / costs[n], setup.most_drafts)
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n], setup.max_drafts)
     if best and here is not None:
         best = next_step(here).k  # which stays where another gains hardly more
     spread = COST_SPREAD if here is None else 0.0

@@ -295,7 +295,7 @@ class Setup:
         return self.drafting is not None and self.drafting.in_one_pass
 
     @property
-    def most_drafts(self) -> int:
+    def max_drafts(self) -> int:
         """Most drafts per step that are looked at: no more than a usual block, unless asked for."""
         block = self.method_plan.block if self.method_plan else 0
         return min(MOST_K, max(self.k, block)) if block else MOST_K

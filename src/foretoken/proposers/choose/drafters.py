@@ -48,9 +48,9 @@ class Drafters(Proposer):
         self.members = dict(members)
         self._all_names = self._names = tuple(members)
         self._policy = policy
-        own = {PREDICTION: Member(proposer=PredictionProposer(), most=MOST_PREDICTED)}
+        own = {PREDICTION: Member(proposer=PredictionProposer(), max_drafts=MOST_PREDICTED)}
         if grammars is not None:
-            own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
+            own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), max_drafts=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
         floors = {name: member.floor for name, member in members.items()}
         self._floors = {name: floor for name, floor in floors.items() if floor is not None}
@@ -139,11 +139,12 @@ class Drafters(Proposer):
         self._policy.release(request_id)
 
     def _ask_only(self, name: str, context: Context) -> Draft:
-        """The usual case: one drafter, nothing to choose or to put together."""
+        """The usual case: one drafter, whose max_drafts no budget exceeds; nothing to choose or to
+        put together."""
         member = self.members[name]
         if member.floor is not None and member.floor.rests:
             return Draft.empty(len(context.spans))
-        if member.least or any(span.draft_budget > member.most for span in context.spans):
+        if member.least:
             step = StepOffers(self._everyone, context)
             step.take(step.ask(name, step.open))
             self.times = tuple(step.times.values())

@@ -1,7 +1,7 @@
 """One step's drafts from several drafters: asking them, setting offers aside, putting it together.
 
 Knows neither policies nor costs beyond seconds. Invariants: a drafter is asked only for spans
-whose request allows it and never for more than its own number of drafts; nothing is cut from an
+whose request allows it and never for more than its max_drafts; nothing is cut from an
 offer, it is taken whole or not at all; what is put together has one drafter per span.
 """
 
@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from foretoken.control.floor import AcceptanceFloor
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.custom import DraftCheck, read_only, shown
-from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import DraftingTime
@@ -37,7 +36,7 @@ class Member:
     """A drafter and its lengths."""
 
     proposer: Proposer
-    most: int
+    max_drafts: int
     """Most drafts per span."""
     least: int = 0
     """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
@@ -127,14 +126,14 @@ class StepOffers:
         Args:
             name: of the drafter.
             indices: of the spans.
-            lengths: most drafts of each span of the step; None: as many as its budget has.
+            lengths: planned drafts of each span of the step, by this drafter where it serves the
+                span; None: as many as its budget has and the drafter may.
         """
         member = self.members[name]
-        kept = [i for i in indices if self.allowed(name, i)]
-        most = member.most
         spans = {
-            i: _within(self.spans[i], most if lengths is None else min(most, lengths[i]))
-            for i in kept
+            i: self.spans[i].clipped(member.max_drafts if lengths is None else lengths[i])
+            for i in indices
+            if self.allowed(name, i)
         }
         asked = {i: s for i, s in spans.items() if s.draft_budget >= max(member.least, 1)}
         if not asked:
@@ -188,10 +187,6 @@ def timed_draft(name: str, sequences: int, draft: Draft, seconds: float) -> Draf
         shapes = zip(counts, draft.parents, strict=True)
         depths = [num if shape is None else tree_of(shape).depth for num, shape in shapes]
     return DraftingTime(name, sequences, max(depths, default=0), sum(counts), seconds)
-
-
-def _within(span: Span, most: int) -> Span:
-    return span if span.draft_budget <= most else replace(span, draft_budget=most)
 
 
 def _offers(name: str, draft: Draft) -> list[Offer]:

@@ -121,7 +121,7 @@ class Medusa(StatelessHead):
         return tuple(block for head in heads for block in head)
 
     @property
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         """One draft a head."""
         return self.shape.medusa_num_heads
 
@@ -252,7 +252,7 @@ class _Depths(ChainSteps):
 
     def __init__(self, net: Medusa, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
         """Run as many heads as the longest budget, or all of them."""
-        count = min(max(span.draft_budget for span in spans), net.most)
+        count = min(max(span.draft_budget for span in spans), net.max_drafts)
         states_BKD = net.states(hidden_BD, count)
         if net.shape.share_head:
             assert net.shared_logits is not None, "set by `serve`"

@@ -116,7 +116,7 @@ class MLPSpeculator(StatelessHead):
         return logits
 
     @property
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         """One draft a stage."""
         return self.shape.n_predict
 

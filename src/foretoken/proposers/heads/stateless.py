@@ -33,7 +33,7 @@ class StatelessHead(DraftHead, ABC):
 
     @property
     @abstractmethod
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         """Most drafts on a branch."""
 
     @abstractmethod
@@ -63,8 +63,8 @@ class StatelessHead(DraftHead, ABC):
         """
         self.serve(site)
         trees = site.trees
-        if trees is not None and trees.depth > self.most:
-            allowed = f"at most {self.most}: the head drafts no further"
+        if trees is not None and trees.depth > self.max_drafts:
+            allowed = f"at most {self.max_drafts}: the head drafts no further"
             field = f"speculative_config.{trees.setting}"
             raise ConfigError(field, f"a depth of {trees.depth}", allowed)
         rows_SF = site.view.rows_SF
@@ -99,7 +99,7 @@ class StatelessProposer(Proposer):
             steps = self.head.tree_steps(self.newest_states(spans), spans)
             found = draft_trees(steps, site.sampler, trees)
             return draft_of_trees(found, wanted, count, self.name)
-        spans = [span.clipped(self.head.most) for span in spans]
+        spans = [span.clipped(self.head.max_drafts) for span in spans]
         drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
         return drafted.as_draft(wanted, count, self.name)
 

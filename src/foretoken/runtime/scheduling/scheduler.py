@@ -402,8 +402,8 @@ class Scheduler:
         spans = []
         # Pages for drafts are taken only where they do not keep the next request out.
         kept_free = self._queues.pages_for_next
-        for sequence, wanted in zip(decoding, plan.drafts, strict=True):
-            budget = self._clip(sequence, wanted, allowance, kept_free)
+        for sequence, planned in zip(decoding, plan.budgets, strict=True):
+            budget = self._lowered(planned, sequence, allowance, kept_free)
             if budget:
                 self._pages.reserve(sequence, budget)
                 allowance -= budget
@@ -419,17 +419,18 @@ class Scheduler:
             )
         return spans
 
-    def _clip(self, sequence: Sequence, wanted: int, allowance: int, kept_free: int) -> int:
-        """The draft budget that request, context, step and pages allow."""
-        assert wanted >= 0, wanted
-        if wanted == 0:
+    def _lowered(self, budget: int, sequence: Sequence, allowance: int, kept_free: int) -> int:
+        """What is left of a planned budget by output, context, step and pages: a plan may be kept
+        for several steps."""
+        assert budget >= 0, budget
+        if budget == 0:
             return 0
         # A step yields one token more than it has drafts, hence the - 1.
         output_left = sequence.request.max_tokens - sequence.num_output - 1
         context_left = self.max_len - sequence.num_tokens - 1
         room = self._pages.draft_room(sequence, kept_free)
         limits = (output_left, context_left, allowance, room)
-        return max(0, min(wanted, *limits))
+        return max(0, min(budget, *limits))
 
     def _add_chunk(self, spans: list[Span], sequence: Sequence, tokens_left: int) -> int:
         """Append as much of the sequence's uncomputed tokens as fits; return what is left."""

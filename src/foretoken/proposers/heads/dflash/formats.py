@@ -154,7 +154,7 @@ def _check(
         if "d2t" not in tensors:
             raise CheckpointError("missing tensors", "d2t", f"the target's ids of {drafts} outputs")
         check_ids(tensors["d2t"] + torch.arange(drafts), target)
-    if shape.most < 1:
+    if shape.max_drafts < 1:
         allowed = f"more than {shape.first_row}"
         raise CheckpointError("config.json block_size", shape.block_size, allowed)
 

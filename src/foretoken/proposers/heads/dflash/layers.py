@@ -56,7 +56,7 @@ class BlockShape:
     """Of its own head: logits become c * tanh(logits / c)."""
 
     @property
-    def most(self) -> int:
+    def max_drafts(self) -> int:
         """Drafts of a whole block."""
         return self.block_size - self.first_row
 

@@ -35,9 +35,9 @@ def build_blocks(head: BlockHead, site: HeadServingContext) -> KVProposer:
         ConfigError: trees that are deeper than its blocks.
         UnsupportedModelError: the head wants other logits than the target's own head makes.
     """
-    config, engine, trees, most = site.config, site.engine, site.trees, head.shape.most
-    if trees is not None and trees.depth > most:
-        allowed = f"at most {most}: its blocks have no more drafts"
+    config, engine, trees, max_drafts = site.config, site.engine, site.trees, head.shape.max_drafts
+    if trees is not None and trees.depth > max_drafts:
+        allowed = f"at most {max_drafts}: its blocks have no more drafts"
         raise ConfigError(
             f"speculative_config.{trees.setting}", f"a depth of {trees.depth}", allowed
         )
@@ -73,10 +73,10 @@ def build_blocks(head: BlockHead, site: HeadServingContext) -> KVProposer:
         max_positions=runner.max_positions,
         enters=shape.rope.counts_distances,
     )
-    most = most if trees is None else trees.depth
+    max_drafts = max_drafts if trees is None else trees.depth
     return KVProposer(
         head.method,
-        BlockNetwork(runner, most),
+        BlockNetwork(runner, max_drafts),
         site.sampler,
         progress,
         trees=trees,
@@ -90,9 +90,9 @@ class BlockNetwork(DraftNetwork):
 
     drafts_blocks = True
 
-    def __init__(self, runner: BlockRunner, most: int) -> None:
-        """Draft at most `most` tokens one after the other."""
-        self._runner, self._rows, self.most = runner, most, most
+    def __init__(self, runner: BlockRunner, max_drafts: int) -> None:
+        """Draft at most `max_drafts` tokens one after the other."""
+        self._runner, self._rows, self.max_drafts = runner, max_drafts, max_drafts
 
     def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
         """One pass over a block of each span."""
@@ -117,18 +117,20 @@ class BlockSteps(KVSteps):
 
     all_or_none = True
 
-    def __init__(self, runner: BlockRunner, spans: list[Span], fed: Stretches, most: int) -> None:
+    def __init__(
+        self, runner: BlockRunner, spans: list[Span], fed: Stretches, max_drafts: int
+    ) -> None:
         """Nothing is run yet.
 
         Args:
             runner: of the head.
             spans: what drafts are wanted of.
             fed: the places of each that are to be fed first.
-            most: drafts one after the other.
+            max_drafts: drafts one after the other.
         """
         self.runner, self._fed = runner, fed
         self._sequences = [span.sequence for span in spans]
-        self._counts = [min(span.draft_budget, most) for span in spans]
+        self._counts = [min(span.draft_budget, max_drafts) for span in spans]
         self._starts = [sum(self._counts[:i]) for i in range(len(spans))]
         self._outputs_KD: Tensor
         self._logits_KV: Tensor

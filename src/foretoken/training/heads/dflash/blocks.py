@@ -140,7 +140,7 @@ class BlockGuesser(Guesser, ABC):
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """One pass, then its rows one after the other."""
         shape, tokens_BT = self.net.shape, captured.tokens_BT
-        assert depth <= shape.most, f"{depth} guesses of blocks for {shape.most}"
+        assert depth <= shape.max_drafts, f"{depth} guesses of blocks for {shape.max_drafts}"
         slots_N = self._slots(captured)
         outputs_BNRD = self._outputs(captured, slots_N)
         for step in range(depth):
@@ -153,8 +153,8 @@ class BlockGuesser(Guesser, ABC):
         length, device = captured.tokens_BT.shape[1], captured.tokens_BT.device
         if not self.net.training:
             return torch.arange(length, device=device)
-        whole = length - 1 - self.net.shape.most
-        assert whole > 0, f"rows of {length} for blocks of {self.net.shape.most} drafts"
+        whole = length - 1 - self.net.shape.max_drafts
+        assert whole > 0, f"rows of {length} for blocks of {self.net.shape.max_drafts} drafts"
         dice = torch.Generator().manual_seed(captured.part)
         drawn = torch.randperm(whole, generator=dice)[: max(1, round(self._share * whole))]
         return drawn.sort().values.to(device)

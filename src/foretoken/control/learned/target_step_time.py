@@ -46,7 +46,7 @@ _TABLE_ROWS = 512
 
 
 @final
-class LearnedCost(CostModel):
+class TargetStepTimeModel(CostModel):
     """All of a target step's time but drafting."""
 
     __slots__ = ("_by_rows", "_learner", "_passes_only", "_ramp", "_shapes", "_tail")

@@ -10,10 +10,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
+from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Chances
 from foretoken.control.adaptive.allocation import DraftOption
-from foretoken.control.adaptive.luck import Chances, Luck
-from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
-from foretoken.control.adaptive.scene import Scene
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs
+from foretoken.control.adaptive.plan_assembly import CATCHING_UP, Waiting
 from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,
@@ -30,7 +30,7 @@ class PlannedDrafts(NamedTuple):
     length: int
     """Drafts by `drafter`, whose passes are part of the plan."""
     drafter: str
-    drafts: int
+    budget: int
     """Most drafts, those without a pass included."""
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
@@ -42,7 +42,7 @@ PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
-_NO_LUCK = Luck()
+_NO_DEVIATION = AcceptanceDeviation()
 """Of a request that drafted nothing."""
 _BEGINS = 2
 """Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
@@ -61,7 +61,7 @@ class PlainTimes(NamedTuple):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class MadePlan:
+class ActivePlan:
     """A plan, what it was made of, and what it says of each request."""
 
     plan: DraftPlan
@@ -101,7 +101,7 @@ class MadePlan:
     invested_s: float = 0.0
     """Seconds of that for deciding and for reading before anybody could draft: it comes back, but
     not soon, and another plan would take it again."""
-    luck: dict[str, Luck] = field(default_factory=dict)
+    deviations: dict[str, AcceptanceDeviation] = field(default_factory=dict)
     """What became of each request's drafts."""
     has_free: bool = False
     """Whether there were drafts without a pass to make room for."""
@@ -116,7 +116,7 @@ class MadePlan:
     blocking: set[str] = field(default_factory=set)
     """Requests for which it is forgone, those that have ended left out: they may lose nothing
     more."""
-    weighed: tuple[Scene, list[DraftOption]] | None = None
+    weighed: tuple[AllocationInputs, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None
 
@@ -129,15 +129,15 @@ class MadePlan:
     @property
     def drafts(self) -> bool:
         """Whether anybody may draft."""
-        return any(self.plan.drafts)
+        return any(self.plan.budgets)
 
     def outlook(self, drafter: str) -> Outlook | None:
         """What the best length of a drafter would come to, if all sequences had it; None where
         nobody may have its drafts."""
         if self.weighed is None:
             return None
-        scene, options = self.weighed
-        return next((scene.outlook(one) for one in options if one.name == drafter), None)
+        inputs, options = self.weighed
+        return next((inputs.outlook(one) for one in options if one.name == drafter), None)
 
     def usual(self, class_key: str) -> PlannedDrafts:
         """What most requests of a class do."""
@@ -158,11 +158,11 @@ class MadePlan:
         return any(self._is_lost(one, time_s, most_s) for one, most_s in self.may_lose_s.items())
 
     def _is_lost(self, request_id: str, time_s: float, most_s: float) -> bool:
-        token_s, luck = self.forecast.token_s, self.luck.get(request_id, _NO_LUCK)
-        if time_s + token_s * luck.accepted >= -most_s:
+        token_s, deviation = self.forecast.token_s, self.deviations.get(request_id, _NO_DEVIATION)
+        if time_s + token_s * deviation.accepted >= -most_s:
             return False
         # What steps take is nobody's luck.
-        return not luck.is_bad or time_s + token_s * luck.mean < -most_s
+        return not deviation.is_chance or time_s + token_s * deviation.mean < -most_s
 
     def book(self, forecast: StepForecast, took_s: float | None, deciding_s: float) -> None:
         """A step of this forecast with drafts is over. It took so long, deciding aside; None: what
@@ -174,21 +174,21 @@ class MadePlan:
 
     def note(self, request_id: str, drafted: int, accepted: int) -> None:
         """So many drafts of a request were checked in a step, and so many accepted."""
-        luck = self.luck.setdefault(request_id, Luck())
-        luck.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
+        deviation = self.deviations.setdefault(request_id, AcceptanceDeviation())
+        deviation.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
 
     def gained(self, request_id: str) -> float:
         """What a request had gained before and has in the steps of this plan, in seconds."""
-        luck = self.luck.get(request_id, _NO_LUCK)
-        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * luck.accepted
+        deviation = self.deviations.get(request_id, _NO_DEVIATION)
+        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * deviation.accepted
 
-    def emptied(self, class_key: str, resting: frozenset[str]) -> "MadePlan":
+    def emptied(self, class_key: str, resting: frozenset[str]) -> "ActivePlan":
         """The same plan for nobody yet, to be joined by one request of this class, which is alone.
         These drafters rest now."""
         return replace(
             self, plan=replace(self.plan, resting=resting), held={}, gained_s={}, may_lose_s={},
-            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0, luck={},
-            blocking=set(), _classes={class_key: self.usual(class_key)},
+            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0,
+            deviations={}, blocking=set(), _classes={class_key: self.usual(class_key)},
         )  # fmt: skip
 
     def join(
@@ -259,12 +259,12 @@ class MadePlan:
         waiting = self._waiting(ids) if self.reading else ()
         for place, request_id in enumerate(ids):
             if request_id in waiting:
-                done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
-        lengths, drafters, drafts, surplus, _ = zip(*done, strict=True)
+                done[place] = PlannedDrafts(0, "", done[place].budget - done[place].length, 0.0)
+        lengths, drafters, budgets, surplus, _ = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,
-            drafts=drafts,
+            budgets=budgets,
             lengths=lengths,
             drafters=drafters,
             surplus=surplus,
@@ -296,32 +296,32 @@ class FirstPlan:
     the next. Where answers are short, a plan for each would take longer than it brings.
     """
 
-    __slots__ = ("_made", "_since_s")
+    __slots__ = ("_active", "_since_s")
 
     def __init__(self) -> None:
         """None yet."""
-        self._made: MadePlan | None = None
+        self._active: ActivePlan | None = None
         self._since_s = 0.0
 
-    def keep(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> None:
+    def keep(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> None:
         """A plan was made for these sequences."""
         if _is_first(sequences):
-            self._made, self._since_s = made, 0.0
+            self._active, self._since_s = active, 0.0
 
     def pass_by(self, seconds: float) -> None:
         """Steps took so long."""
         self._since_s += seconds
 
-    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> MadePlan | None:
+    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> ActivePlan | None:
         """The plan to be made again for these sequences, where one takes `deciding_s`; None: they
         are no such ones, or it has had its share of the time."""
         if not _is_first(sequences) or self._since_s * _DECIDING_FIRST > deciding_s:
             return None
-        return self._made
+        return self._active
 
     def forget(self) -> None:
         """What it was made of is no more."""
-        self._made = None
+        self._active = None
 
 
 def _is_first(sequences: Seq[DecodingSequence]) -> bool:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+from foretoken.control.adaptive.acceptance_deviation import chances
+from foretoken.control.adaptive.active_plan import PlannedDrafts
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
-from foretoken.control.adaptive.luck import chances
-from foretoken.control.adaptive.made import PlannedDrafts
-from foretoken.control.adaptive.planning import FirstReading
+from foretoken.control.adaptive.plan_assembly import FirstReading
 from foretoken.control.plan import DraftPlan
 
 
-class Chosen(NamedTuple):
+class PlanDecision(NamedTuple):
     """What a step does, and why."""
 
     found: Allocation
@@ -29,16 +29,16 @@ class Chosen(NamedTuple):
     """Steps of what is there to find something out; 0: it is not."""
 
 
-def held_by(ids: Seq[str], plan: DraftPlan, chosen: Chosen) -> dict[str, PlannedDrafts]:
+def held_by(ids: Seq[str], plan: DraftPlan, decision: PlanDecision) -> dict[str, PlannedDrafts]:
     """What each request does from now on; those that have to be read first, as soon as they are."""
-    count, wanted = len(ids), chosen.wanted
+    count, wanted = len(ids), decision.wanted
     surplus_N = plan.surplus or (0.0,) * count
-    luck_N = chances(chosen.found, chosen.options)
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, luck_N)
+    chances_N = chances(decision.found, decision.options)
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.budgets, surplus_N, chances_N)
     held = dict(zip(ids, each, strict=True))
-    for place, (name, left) in chosen.reading.waiting.items():
+    for place, (name, left) in decision.reading.waiting.items():
         if left:
-            length = int(wanted.drafts_N[place])
-            most = max(length, plan.drafts[place])
-            held[ids[place]] = PlannedDrafts(length, name, most, 0.0)
+            length = int(wanted.lengths_N[place])
+            budget = max(length, plan.budgets[place])
+            held[ids[place]] = PlannedDrafts(length, name, budget, 0.0)
     return held

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption, accepted_drafts
-from foretoken.control.adaptive.scene import DrafterView, Scene
+from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost
@@ -46,7 +46,7 @@ def read_first(
     found: Allocation,
     options: Seq[DraftOption],
     views: Seq[DrafterView],
-    scene: Scene,
+    inputs: AllocationInputs,
     *,
     alone: bool,
 ) -> FirstReading:
@@ -64,7 +64,7 @@ def read_first(
             reading.missing[view.name] += missed
             continue
         if left == _ALL and not alone:
-            left = chunk_rows(view.cost, scene.context, scene.plain_s)
+            left = chunk_rows(view.cost, inputs.context, inputs.plain_s)
         # A window is read whole or not at all: the next would be another one.
         windowed = bool(view.windowed_N[place])
         rows = (missed if left else 0) if windowed else min(missed, left)
@@ -94,14 +94,14 @@ def budgets(
     """Most drafts of each sequence, those that are looked up or certain included."""
     if not free_rows:
         return tuple(lengths)
-    most_N = np.array(lengths)
+    budget_N = np.array(lengths)
     for view in lookups:
-        most_N = np.maximum(most_N, np.minimum(view.most_N, free_rows))
-    found: list[int] = most_N.tolist()
+        budget_N = np.maximum(budget_N, np.minimum(view.max_drafts_N, free_rows))
+    found: list[int] = budget_N.tolist()
     for place, sequence in enumerate(sequences):
         request = sequence.request
         if request.brings_drafts:
-            found[place] = max(found[place], min(caps.wanted(request)[0], free_rows))
+            found[place] = max(found[place], min(caps.budget(request), free_rows))
     return tuple(found)
 
 
@@ -114,7 +114,7 @@ def surplus(
     values = []
     for place, (accepted, index) in enumerate(chosen):
         slot_s = options[index].slot_s if index >= 0 else 0.0
-        cost = forecast.price * (forecast.row_s + slot_s) * int(found.drafts_N[place])
+        cost = forecast.price * (forecast.row_s + slot_s) * int(found.lengths_N[place])
         values.append(accepted - cost)
     return tuple(values)
 
@@ -124,7 +124,7 @@ def may_lose(
 ) -> dict[str, float]:
     """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
     drafts. `left_s` [N]: what its guard leaves of each."""
-    if not found.drafts_N.any():
+    if not found.lengths_N.any():
         return {}
     accepted_N = accepted_drafts(found, options)
     each = zip(ids, left_s.tolist(), accepted_N.tolist(), strict=True)

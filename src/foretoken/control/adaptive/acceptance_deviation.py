@@ -14,7 +14,7 @@ import numpy as np
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 
 _DEVIATIONS = 2.0
-"""Standard deviations below the expectation up to which it is luck."""
+"""Standard deviations below the expectation up to which it is chance."""
 
 
 class Expected(NamedTuple):
@@ -29,7 +29,7 @@ Chances = tuple[Expected, ...]
 
 
 @final
-class Luck:
+class AcceptanceDeviation:
     """Of one request, in all steps of a plan."""
 
     __slots__ = ("accepted", "mean", "variance")
@@ -47,9 +47,9 @@ class Luck:
             self.variance += expected.variance
 
     @property
-    def is_bad(self) -> bool:
-        """Whether it may be no more than that: who had so few was not to be expected to have more
-        by far."""
+    def is_chance(self) -> bool:
+        """Whether it may be chance alone: who had so few was not to be expected to have more by
+        far."""
         return self.accepted >= self.mean - _DEVIATIONS * math.sqrt(self.variance)
 
 
@@ -63,7 +63,7 @@ def chances(found: Allocation, options: Seq[DraftOption]) -> list[Chances]:
         means, variances = most_by[index]
         return tuple(map(Expected, means[place][:length], variances[place][:length]))
 
-    each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
+    each = zip(found.drafter_N.tolist(), found.lengths_N.tolist(), strict=True)
     return [of(place, index, length) for place, (index, length) in enumerate(each)]
 
 

@@ -46,9 +46,9 @@ class DrafterView:
     """One drafter and the sequences of one step. N sequences."""
 
     name: str
-    most: int
+    max_drafts: int
     cost: DrafterCost
-    most_N: Counts
+    max_drafts_N: Counts
     """Most drafts of each sequence."""
     missing_N: Counts
     """Tokens of each that the drafter has to read, beyond those of the last step."""
@@ -69,7 +69,7 @@ class OutputTokens(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class AllocationInputs:
     """The sequences of one step. N of them."""
 
     ids: list[str]
@@ -108,8 +108,8 @@ class Scene:
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
-        allowed = [view for view in views if view.most_N.any()]
-        most = max((view.most for view in allowed), default=0)
+        allowed = [view for view in views if view.max_drafts_N.any()]
+        most = max((view.max_drafts for view in allowed), default=0)
         return [self._option(view, most) for view in allowed]
 
     def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
@@ -133,7 +133,7 @@ class Scene:
             margin=self.margin,
         )
         found = self.search(step, options)
-        if len(self.ids) == 1 or not found.drafts_N.any():
+        if len(self.ids) == 1 or not found.lengths_N.any():
             # Whoever is alone waits for its own drafts only.
             return found
         return self._without_bad_luck(step, options, found)
@@ -199,44 +199,44 @@ class Scene:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)
         allowed = (option.survival_NK[indices, :most] > 0.0).sum(axis=1)
-        drafts_N, drafter_N = np.zeros(count, np.int64), np.full(count, -1)
-        drafts_N[indices], drafter_N[indices] = allowed, 0
+        lengths_N, drafter_N = np.zeros(count, np.int64), np.full(count, -1)
+        lengths_N[indices], drafter_N[indices] = allowed, 0
         rows, depth = int(allowed.sum()), int(allowed.max())
         seconds = self.rows_s[rows] + option.depth_s[depth] + option.slot_s * rows
         seconds += option.each_s * len(indices)
         tokens = count + float(option.survival_NK[indices, :most].sum())
         return Allocation(
-            drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
+            lengths_N=lengths_N, drafter_N=drafter_N, seconds=float(seconds),
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
 
     def shorter(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
         """The best plan whose drafts end before those of `found`; None: it has none."""
         other = self.best([option.up_to(found.depth - 1) for option in options])
-        return other if other.drafts_N.any() else None
+        return other if other.lengths_N.any() else None
 
     def longer(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
         """One draft more for all that draft in `found`, as far as they may; None: nobody may, or
         somebody would lose by it."""
         chosen = sorted(set(found.drafter_N.tolist()) - {-1})
-        drafts_N, seconds = found.drafts_N.copy(), 0.0
+        lengths_N, seconds = found.lengths_N.copy(), 0.0
         accepted_N = np.zeros(len(self.ids))
         for index in chosen:
             option = options[index]
             own_N = found.drafter_N == index
             most_N = (option.survival_NK > 0.0).sum(axis=1)
-            drafts_N[own_N] = np.minimum(drafts_N + 1, most_N)[own_N]
-            taken_NK = np.arange(option.survival_NK.shape[1]) < drafts_N[:, None]
+            lengths_N[own_N] = np.minimum(lengths_N + 1, most_N)[own_N]
+            taken_NK = np.arange(option.survival_NK.shape[1]) < lengths_N[:, None]
             accepted_N[own_N] = (option.survival_NK * taken_NK).sum(axis=1)[own_N]
-            rows = int(drafts_N[own_N].sum())
-            seconds += float(option.depth_s[drafts_N[own_N].max()] + option.slot_s * rows)
+            rows = int(lengths_N[own_N].sum())
+            seconds += float(option.depth_s[lengths_N[own_N].max()] + option.slot_s * rows)
             seconds += float(option.start_s[own_N].sum())
-        seconds += float(self.rows_s[min(int(drafts_N.sum()), len(self.rows_s) - 1)])
+        seconds += float(self.rows_s[min(int(lengths_N.sum()), len(self.rows_s) - 1)])
         loses = (self.bound_s + self.token_s * accepted_N < seconds).any()
-        if loses or (drafts_N == found.drafts_N).all():
+        if loses or (lengths_N == found.lengths_N).all():
             return None
         return replace(
-            found, drafts_N=drafts_N, seconds=seconds, depth=int(drafts_N.max()),
+            found, lengths_N=lengths_N, seconds=seconds, depth=int(lengths_N.max()),
             tokens=len(self.ids) + float(accepted_N.sum()),
         )  # fmt: skip
 
@@ -264,7 +264,7 @@ class Scene:
 
     def free_rows(self, found: Allocation) -> int:
         """Rows beside those of the plan that nobody is made slower by beyond what is allowed."""
-        taken = int(found.drafts_N.sum())
+        taken = int(found.lengths_N.sum())
         if len(self.ids) == 1:
             # It waits for nobody's drafts but its own, and those have to pay in any case.
             return len(self.rows_s) - 1 - taken
@@ -276,9 +276,9 @@ class Scene:
         """One drafter's option, as wide as that with the most drafts."""
         count = len(self.ids)
         survival: Floats = np.zeros((count, most))
-        chances = self.acceptance.chances(self.ids, view.name, view.most)
+        chances = self.acceptance.chances(self.ids, view.name, view.max_drafts)
         np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
-        survival[np.arange(most) >= view.most_N[:, None]] = 0.0
+        survival[np.arange(most) >= view.max_drafts_N[:, None]] = 0.0
         # What a slot adds, on average up to those of the whole batch.
         batch, each_s = max(count, 2), view.cost.sequence_s
         one = view.cost.drafting(1, most, self.context)
