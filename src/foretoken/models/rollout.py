@@ -21,7 +21,7 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers
-from foretoken.models.draft_call import StopCall
+from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear
@@ -152,31 +152,22 @@ class CompiledRollout:
         buffers, states = self._buffers, sequences * (1 if masks is None else steps)
         if buffers.lacks(states, rows):
             buffers = self._buffers = buffers.grown(states, rows)
-        tokens = array("q", bytes(8 * sequences * steps))
         logits_KV = buffers.logits_BV  # Not for results: the next call writes it.
         if plan.keeps_logits:
             logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
         self._begin(buffers, stream_TD, best=plan.best)
         call.logits = logits_KV.data_ptr()
         call.spans, call.pages, call.fed = _address(spans), _address(pages), _address(fed)
-        call.tokens, call.draws = _address(tokens), plan.rows
         call.num_spans, call.rows, call.steps = sequences, rows, steps
         call.keeps_logits = plan.keeps_logits
         if store is not self._store:
             self._store = store
             self._model.kv_stride = store.layers[0].stride(0)
         self._model.kv = self._layers.stores_of(store)
-        stop = None if plan.stop is None else StopCall(plan.stop, sequences, steps)
-        call.stop = None if stop is None else stop.address
+        drafts = DraftCall(call, plan, sequences)
         done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
-        made, at = tokens[: sequences * done], done * sequences if plan.keeps_logits else 0
-        found = RolledOut(
-            ids=[made[row::sequences].tolist() for row in range(sequences)],
-            logits_KV=logits_KV[:at] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps else logits_KV[at : at + sequences],
-            stream_BD=buffers.x_TD[:sequences] if self._parts.takes_beside else None,
-        )
-        return found if stop is None else stop.cut(found)
+        stream_BD = buffers.x_TD[:sequences] if self._parts.takes_beside else None
+        return drafts.drafted(done, logits_KV, of_all=plan.keeps_logits, stream_BD=stream_BD)
 
     def _put_masks(self, masks: MaskSlots | None, steps: int) -> None:
         self._call.masks = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall
-from foretoken.models.draft_call import StopCall
+from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
@@ -218,23 +218,15 @@ class StatelessCall:
         if needed > self._values.shape[0]:
             self._values = self._values.new_empty(needed)
         slots_B, fed_B = array("q", slots), array("q", fed)
-        tokens = array("q", bytes(8 * count * steps))
         room = 2 * count * widest * self._values.element_size()
         call.room = self._values.data_ptr()
         call.state = call.room + room
-        call.slots, call.fed, call.tokens = map(_address, (slots_B, fed_B, tokens))
-        call.draws, call.logits = plan.rows, self._logits_KV.data_ptr()
+        call.slots, call.fed = _address(slots_B), _address(fed_B)
+        call.logits = self._logits_KV.data_ptr()
         call.rows, call.steps, call.keeps_logits = count, steps, plan.keeps_logits
-        stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
-        call.stop = None if stop is None else stop.address
+        drafts = DraftCall(call, plan, count)
         done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
-        made, at = tokens[: count * done], count * done if rows > count else 0
-        found = RolledOut(
-            ids=[made[row::count].tolist() for row in range(count)],
-            logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps else self._logits_KV[at : at + count],
-        )
-        return found if stop is None else stop.cut(found)
+        return drafts.drafted(done, self._logits_KV, of_all=rows > count)
 
 
 def _address(values: "array[int]") -> int:

@@ -27,7 +27,7 @@ from foretoken.kernels.structures import (
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.draft_call import StopCall
+from foretoken.models.draft_call import DraftCall
 from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Geometry
@@ -313,19 +313,11 @@ class CompiledBlocks:
         )
         call.before = self._room("before", count * model.rank)
         call.added = self._room("added", count * head.columns, torch.float32)
-        tokens = array("q", bytes(8 * count * steps))
-        call.tokens, call.draws, call.first_row = _address(tokens), plan.rows, first_row
-        stop = None if plan.stop is None else StopCall(plan.stop, count, steps)
-        call.stop = None if stop is None else stop.address
+        call.first_row = first_row
+        drafts = DraftCall(call, plan, count)
         done = self._run(ctypes.addressof(model), ctypes.addressof(call))
         del kept
-        made = tokens[: count * done]
-        found = RolledOut(
-            ids=[made[row::count].tolist() for row in range(count)],
-            logits_KV=logits_KV[: done * count] if plan.keeps_logits else None,
-            undecided_BV=logits_KV[done * count : (done + 1) * count] if done < steps else None,
-        )
-        return found if stop is None else stop.cut(found)
+        return drafts.drafted(done, logits_KV, of_all=True)
 
     def _begin(
         self,
