@@ -457,50 +457,33 @@ def wishes(**speculation: Any) -> dict[str, Any]:
     return {"params": {"speculation": speculation}}
 
 
-def test_the_longest_drafter_decides() -> None:
-    assert budget_of(RequestBudget(DRAFTERS)) == 8
-    assert budget_of(RequestBudget({})) == 0
-
-
-@pytest.mark.parametrize(
-    ("speculation", "expected"),
-    [
-        ({}, 8),
-        ({"enabled": False}, 0),
-        ({"num_speculative_tokens": 2}, 2),
-        ({"num_speculative_tokens": 0}, 0),
-        ({"drafter": "draft_model"}, 3),
-        ({"drafter": "draft_model", "num_speculative_tokens": 5}, 3),
-        ({"drafter": "ngram", "num_speculative_tokens": 1}, 1),
-    ],
-)
-def test_a_request_may_lower_it(speculation: dict[str, Any], expected: int) -> None:
-    assert budget_of(RequestBudget(DRAFTERS), **wishes(**speculation)) == expected
-
-
 @pytest.mark.parametrize(
     ("operator", "own", "budgets"),
     [
         ({}, {}, (8, 8, 3)),
-        ({"drafter": "ngram"}, {}, (8, 8, 0)),
+        ({}, {"enabled": False}, (0, 0, 0)),
+        ({}, {"num_speculative_tokens": 2}, (2, 2, 2)),
+        ({}, {"num_speculative_tokens": 0}, (0, 0, 0)),
         ({}, {"drafter": "draft_model"}, (3, 0, 3)),
+        ({}, {"drafter": "draft_model", "num_speculative_tokens": 5}, (3, 0, 3)),
+        ({}, {"drafter": "ngram", "num_speculative_tokens": 1}, (1, 1, 0)),
         ({"drafter": "ngram"}, {"drafter": "draft_model"}, (0, 0, 0)),
-        ({"num_speculative_tokens": 5}, {"drafter": "draft_model"}, (3, 0, 3)),
         ({"num_speculative_tokens": 2}, {"num_speculative_tokens": 4}, (2, 2, 2)),
         ({"enabled": False}, {"num_speculative_tokens": 4}, (0, 0, 0)),
     ],
 )
-def test_operator_and_request_clip_each_drafter(
+def test_operator_and_request_may_lower_the_longest_drafters(
     operator: dict[str, Any], own: dict[str, Any], budgets: tuple[int, int, int]
 ) -> None:
     live = LivePolicy()
     live.speculation = Speculation(**operator)
     policy, request = RequestBudget(DRAFTERS, live=live), make_sequence([1], [2], **wishes(**own))
-    each = (None, "ngram", "draft_model")
-    assert tuple(policy.budget(request.request, drafter) for drafter in each) == budgets
+    each = tuple(policy.budget(request.request, one) for one in (None, "ngram", "draft_model"))
+    assert (each, budget_of(policy, **wishes(**own))) == (budgets, budgets[0])
 
 
 def test_a_prediction_is_drafted_from_without_any_drafter() -> None:
+    assert budget_of(RequestBudget({})) == 0
     assert budget_of(RequestBudget({}), prediction_ids=(1, 2)) == PREDICTED_DRAFTS
     off = wishes(enabled=False)
     assert budget_of(RequestBudget({}), prediction_ids=(1, 2), **off) == 0

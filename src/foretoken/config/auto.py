@@ -19,19 +19,16 @@ _COSTED_DRAFTS = 4
 """Drafts that costs in the table of methods are stated for."""
 
 
-def auto_drafters(
-    target: str | None, num_speculative_tokens: int | None = None
-) -> tuple[DrafterConfig, ...]:
+def auto_drafters(target: str | None, max_drafts: int | None = None) -> tuple[DrafterConfig, ...]:
     """Who competes for `target`: look-ups first, then what ships for it, the best first.
 
     Args:
         target: the name of the target as the user wrote it.
-        num_speculative_tokens: most draft tokens of any drafter; None: as usual for each method.
+        max_drafts: most draft tokens of any drafter; None: as usual for each method.
 
     Raises:
-        ConfigError: `num_speculative_tokens` is no number of drafts.
+        ConfigError: `max_drafts` is no number of drafts.
     """
-    max_drafts = num_speculative_tokens
     found = [
         DrafterConfig.from_keys(
             {"method": method.name, "num_speculative_tokens": max_drafts or method.max_drafts}

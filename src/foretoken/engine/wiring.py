@@ -241,7 +241,7 @@ class _Assembly:
         return Intake(
             config=self.config,
             tokenizer=self.tokenizer,
-            drafters={name: one.max_drafts for name, one in drafters.members.items()},
+            drafters=drafters.max_drafts,
             scheduler=scheduler,
             grammars=grammars,
             vocab_size=self.shape.vocab_size,
@@ -405,22 +405,22 @@ def build_controller(
         found: how its settings describe them, by label.
     """
     user = parts.config.user
-    limits = {name: member.max_drafts for name, member in drafters.members.items()}
+    max_drafts = drafters.max_drafts
     live = LivePolicy()
-    way = user.control if limits else "fixed"
-    budget = RequestBudget(limits, _load_limit(user.speculative_config), live)
+    way = user.control if max_drafts else "fixed"
+    budget = RequestBudget(max_drafts, _load_limit(user.speculative_config), live)
     costs = control = keeper = None
     if way == "adaptive":
         costs = find_costs(parts, most_seconds=seconds_for_timing())
         control, keeper = _control(parts, found, budget, costs), costs.keeper()
-    journal = _journal(way, drafters, control) if limits else None
+    journal = _journal(way, drafters, control) if max_drafts else None
     if keeper is not None:
         # Nobody closes an engine; it is collected, or the process ends.
         weakref.finalize(control, keeper.close)
     learn = _learner(drafters, control, journal, keeper)
     failsafe = Failsafe(
         budget.plan if control is None else control.plan,
-        tuple(limits),
+        tuple(max_drafts),
         say=_nobody if journal is None else journal.fail,
     )
     return SpeculationController(
@@ -499,8 +499,8 @@ def _learner(
 
 def _journal(mode: str, drafters: Drafters, control: AdaptiveControl | None) -> ControlJournal:
     """Writes down what control does, and can say why."""
-    limits = {name: member.max_drafts for name, member in drafters.members.items()}
-    why = by_settings(limits)
+    max_drafts = drafters.max_drafts
+    why = by_settings(max_drafts)
     if control is not None:
         looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}
         why = by_plan(control.outlook, looks_up)
@@ -508,5 +508,7 @@ def _journal(mode: str, drafters: Drafters, control: AdaptiveControl | None) -> 
     there = {name: floor for name, floor in floors.items() if floor is not None}
     why = with_floors(why, there)
     if control is None:
-        return ControlJournal(mode, limits, why)
-    return ControlJournal(mode, limits, why, facts=control.facts, step_by_rows=control.step_by_rows)
+        return ControlJournal(mode, max_drafts, why)
+    return ControlJournal(
+        mode, max_drafts, why, facts=control.facts, step_by_rows=control.step_by_rows
+    )

@@ -105,6 +105,11 @@ class Drafters(Proposer):
         return tuple(name for name in self._names if name not in resting)
 
     @property
+    def max_drafts(self) -> dict[str, int]:
+        """Most drafts of each drafter per sequence and step, by name."""
+        return {name: member.max_drafts for name, member in self.members.items()}
+
+    @property
     def block_drafters(self) -> frozenset[str]:
         """Names of those that draft blocks."""
         each = self.members.items()

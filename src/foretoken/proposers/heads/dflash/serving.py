@@ -130,8 +130,8 @@ class BlockSteps(KVSteps):
         """
         self.runner, self._fed = runner, fed
         self._sequences = [span.sequence for span in spans]
-        self._counts = [min(span.draft_budget, max_drafts) for span in spans]
-        self._starts = [sum(self._counts[:i]) for i in range(len(spans))]
+        self._budgets = [min(span.draft_budget, max_drafts) for span in spans]
+        self._starts = [sum(self._budgets[:i]) for i in range(len(spans))]
         self._outputs_KD: Tensor
         self._logits_KV: Tensor
         self.rolls_out = runner.drafts_at_once
@@ -150,7 +150,7 @@ class BlockSteps(KVSteps):
     def first(self) -> Tensor:
         """Run the pass; logits after the newest tokens."""
         self._run()
-        return self.at(list(range(len(self._counts))), 0, self._newest())
+        return self.at(list(range(len(self._budgets))), 0, self._newest())
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Logits of the next rows."""
@@ -185,7 +185,7 @@ class BlockSteps(KVSteps):
     def _blocks(self) -> tuple[list[SpanLayout], list[int]]:
         """Where the blocks lie, and their tokens."""
         mask, layouts, tokens = self.runner.net.shape.mask_token_id, [], list[int]()
-        every = zip(self._sequences, self._counts, strict=True)
+        every = zip(self._sequences, self._budgets, strict=True)
         for index, (sequence, count) in enumerate(every):
             start, table = sequence.num_tokens - 1, sequence.page_table
             layout = self.runner.block(index, start, count, table)
@@ -197,7 +197,7 @@ class BlockSteps(KVSteps):
         """Feed what is new of the context, fill the blocks, and keep the rows of drafts."""
         blocks, tokens = self._blocks()
         rows, row, unused = list[int](), 0, self.runner.net.shape.first_row
-        for layout, count in zip(blocks, self._counts, strict=True):
+        for layout, count in zip(blocks, self._budgets, strict=True):
             rows.extend(range(row + unused, row + unused + count))
             row += layout.num_tokens
         self._outputs_KD = self.runner.run(self._context(), blocks, tokens)[rows]

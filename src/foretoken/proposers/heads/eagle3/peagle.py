@@ -36,10 +36,10 @@ class MaskedDrafts:
 
     def __call__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> "ParallelSteps":
         """The steps of one draft."""
-        most = self._depth
-        counts = [s.draft_budget if most is None else min(s.draft_budget, most) for s in spans]
+        depth = self._depth
+        budgets = [s.draft_budget if depth is None else min(s.draft_budget, depth) for s in spans]
         known = SlotFeed.of([span.sequence for span in spans], fed)
-        return ParallelSteps(runner, self, known, counts)
+        return ParallelSteps(runner, self, known, budgets)
 
     def rows(self, runner: HeadRunner, count: int) -> Tensor:
         """What stands for the mixed features of the first `count` mask slots, [count, D]."""
@@ -60,7 +60,7 @@ class ParallelSteps(KVSteps):
     all_or_none = True
 
     def __init__(
-        self, runner: HeadRunner, masks: MaskedDrafts, known: SlotFeed, counts: list[int]
+        self, runner: HeadRunner, masks: MaskedDrafts, known: SlotFeed, budgets: list[int]
     ) -> None:
         """Nothing is run yet.
 
@@ -68,12 +68,12 @@ class ParallelSteps(KVSteps):
             runner: of a network that has a mask.
             masks: what stands in the slots whose features are not known.
             known: the slots that are to be fed first.
-            counts: the drafts wanted of each span.
+            budgets: the drafts wanted of each span.
         """
         self.runner, self._masks = runner, masks
-        self._known, self._counts = known, counts
-        self._fed = _with_masks(known, [count - 1 for count in counts], masks.mask_token_id)
-        self._starts = [sum(counts[:i]) for i in range(len(counts))]
+        self._known, self._budgets = known, budgets
+        self._fed = _with_masks(known, [count - 1 for count in budgets], masks.mask_token_id)
+        self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
         self._logits_KV: Tensor | None = None
 
     @property
@@ -83,7 +83,7 @@ class ParallelSteps(KVSteps):
 
     def trees(self) -> TreeSteps:
         """The nodes of a level have the same logits."""
-        return DepthSteps(self.at, len(self._counts))
+        return DepthSteps(self.at, len(self._budgets))
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
@@ -97,7 +97,7 @@ class ParallelSteps(KVSteps):
 
     def first(self) -> Tensor:
         """Logits after the newest tokens."""
-        return self.at(list(range(len(self._counts))), 0)
+        return self.at(list(range(len(self._budgets))), 0)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Logits of the next mask slot, whatever was drafted before."""
@@ -115,12 +115,12 @@ class ParallelSteps(KVSteps):
         return self._logits_KV
 
     def _run(self) -> Tensor:
-        counts, runner = self._counts, self.runner
+        budgets, runner = self._budgets, self.runner
         sizes = [layout.num_tokens for layout in self._known.layouts]
-        masks_KD = self._masks.rows(runner, max(counts) - 1)
+        masks_KD = self._masks.rows(runner, max(budgets) - 1)
         parts, wanted, row = [], list[int](), 0
         for hidden_TD, drafts in zip(
-            runner.mixed_features(self._known.layouts).split(sizes), counts, strict=True
+            runner.mixed_features(self._known.layouts).split(sizes), budgets, strict=True
         ):
             extra_KD = masks_KD[: drafts - 1]
             # Anchored masks are added to the newest features, others stand alone.
