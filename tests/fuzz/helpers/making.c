@@ -181,8 +181,13 @@ void check_drafted(int64_t done, int64_t steps, int64_t spans, const int64_t *to
     wanted(done >= 0 && done <= steps, "as many steps as were asked for, or fewer");
     for (int64_t i = 0; i < done * spans; i++)
         wanted(tokens[i] >= 0 && tokens[i] < vocabulary, "tokens of the vocabulary");
-    for (int64_t r = 0; stop && r < spans; r++)
+    if (!stop) return;
+    int64_t longest = 0;
+    for (int64_t r = 0; r < spans; r++) {
         wanted(stop->lengths[r] >= 0 && stop->lengths[r] <= done, "drafts of steps that were done");
+        if (stop->lengths[r] > longest) longest = stop->lengths[r];
+    }
+    wanted(longest >= done - 1, "no step once all have ended");
 }
 
 int at_every_level(const char *name, int count, char **arguments, void (*one)(void)) {
