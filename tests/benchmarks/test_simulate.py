@@ -31,6 +31,8 @@ from benchmarks.simulate.traffic import (
     Traffic,
     recorded_requests,
 )
+from benchmarks.simulate.tune_answers import SimulatedAnswers
+from benchmarks.simulate.tune_rehearsal import Rehearsed, play, rehearsed_cases, summarize
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import LineCost, StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
@@ -308,3 +310,20 @@ def test_what_does_not_load_is_not_simulated() -> None:
     call = ["llama-3.1-70b", "--clients", "1", "--output", "4"]
     result = CliRunner().invoke(command, call)
     assert isinstance(result.exception, ConfigError) and "does not load" in str(result.exception)
+
+
+SEEDS = 20
+
+
+@pytest.mark.slow
+def test_the_search_is_as_good_as_is_promised() -> None:
+    found: list[Rehearsed] = []
+    for case in rehearsed_cases():
+        answers = SimulatedAnswers(case.case)
+        found += [play(case, answers, seed) for seed in range(SEEDS)]
+    said = summarize(found)
+    assert said.median_share >= 0.97
+    assert said.near >= 0.95
+    assert said.slower <= 0.01
+    assert said.most_minutes <= 60.0
+    assert said.as_asked(60.0)

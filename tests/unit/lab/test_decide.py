@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from foretoken.errors import ConfigError
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.rules import RULES
 from foretoken.lab.decide.ship_policy import default_text, load_policy
+from foretoken.lab.lint.checks import OWN_CHECKS
+from foretoken.lab.plan.checks import CHECKS
 from foretoken.lab.records.results import AbSummary, Equality
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.stats.intervals import Interval
@@ -230,3 +234,16 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     assert "MEASURE MORE" in shown.stdout and "more blocks" in shown.stdout
     assert runner.invoke(app, ["lab", "decide", str(tmp_path)]).exit_code == 2
     assert runner.invoke(app, ["lab", "decide", "--show-policy"]).stdout == default_text()
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"
+
+
+def test_the_document_lists_every_check_once() -> None:
+    table = DOCUMENT.read_text("utf-8").split("## Every check by its name")[1]
+    rows = re.findall(r"^\| ((?:plan|lint|policy): .+?) \|", table, re.MULTILINE)
+    written = Counter(name for row in rows for name in row.split(", "))
+    names = [f"plan: {check.__name__[1:]}" for check in CHECKS]
+    names += [f"lint: {name}" for name in OWN_CHECKS]
+    names += [f"policy: {name}" for name in RULES]
+    assert written == Counter(names)

@@ -1,6 +1,7 @@
 """The recording proxy never breaks what it passes, and writes down all of it that it may."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -8,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from foretoken.lab.http.read_answer import parse_events
@@ -363,3 +368,28 @@ def test_the_command_says_what_it_recorded_when_it_is_stopped(tmp_path: Path) ->
     assert run.returncode == 0, said
     assert json.loads(said[0]) == {"file": str(out), "recorded": 1, "lost": 0}
     assert len(out.read_text().splitlines()) == 1
+
+
+async def _endless(_: Request) -> StreamingResponse:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(65536)
+
+    return StreamingResponse(pieces())
+
+
+@pytest.mark.slow
+def test_the_end_leaves_no_connection_open() -> None:
+    """A client that reads nothing keeps the server from ending its answer in order."""
+    left: list[object] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda found: left.append(found.exc_value)
+    try:
+        with mock_running(Starlette(routes=[Route("/", _endless)])) as url:
+            client = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: mock\r\n\r\n")
+            assert client.recv(1)
+        gc.collect()
+        client.close()
+    finally:
+        sys.unraisablehook = before
+    assert not left, left
