@@ -74,7 +74,7 @@ COMPOSED: dict[str, dict[str, Any]] = {
         "drafters": [
             {"method": "ngram", "num_speculative_tokens": 6, "min_speculative_tokens": 2},
             SHORT_MODEL,
-        ],
+        ]
     },
 }
 METHODS |= COMPOSED

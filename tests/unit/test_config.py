@@ -409,11 +409,7 @@ def test_methods_of_tensorrt_that_are_not_built() -> None:
     [
         ("speculative_model", "[ngram]", 'speculative_config={"model": "[ngram]"}; ' + LINT),
         ("num_speculative_tokens", 4, 'speculative_config={"num_speculative_tokens": 4}'),
-        (
-            "ngram_prompt_lookup_max",
-            6,
-            'speculative_config={"prompt_lookup_max": 6}; ' + LINT,
-        ),
+        ("ngram_prompt_lookup_max", 6, 'speculative_config={"prompt_lookup_max": 6}; ' + LINT),
     ],
 )
 def test_flags_from_before_the_dictionary(flag: str, value: object, instead: str) -> None:

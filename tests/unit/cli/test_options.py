@@ -22,11 +22,7 @@ from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
 @pytest.mark.parametrize(
     ("word", "meaning"),
-    [
-        ("none", None),
-        (" Auto", {"method": "auto"}),
-        ('{"method": "ngram"}', {"method": "ngram"}),
-    ],
+    [("none", None), (" Auto", {"method": "auto"}), ('{"method": "ngram"}', {"method": "ngram"})],
 )
 def test_words_and_json(word: str, meaning: dict[str, str] | None) -> None:
     assert parse_speculation(word) == meaning

@@ -256,10 +256,7 @@ def test_a_missing_extra_is_named_before_a_model_is_looked_for(
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [
-        ("small.gguf", {"speculative_config": {"model": "small.gguf"}}),
-        ("4", {"draft": 4}),
-    ],
+    [("small.gguf", {"speculative_config": {"model": "small.gguf"}}), ("4", {"draft": 4})],
 )
 def test_a_draft_is_a_model_or_as_to_llama_cpp_a_number(given: str, found: dict[str, Any]) -> None:
     words = ["MODEL", "--draft", given, "--port", "1"]

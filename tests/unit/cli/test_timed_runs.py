@@ -10,10 +10,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from foretoken.cli.compare import (
-    _print_result,
-    judge,
-)
+from foretoken.cli.compare import _print_result, judge
 from foretoken.cli.timed_runs import (
     Arm,
     ComparedArm,
@@ -166,11 +163,7 @@ def on_arm(speedups: Sequence[float], tokens: tuple[int, ...] = (1, 2, 3, 4)) ->
     ],
 )
 def test_verdicts(
-    speedups: list[float],
-    tokens: tuple[int, ...],
-    deterministic: bool,
-    word: str,
-    words: str,
+    speedups: list[float], tokens: tuple[int, ...], deterministic: bool, word: str, words: str
 ) -> None:
     verdict = judge(on_arm(speedups, tokens), deterministic=deterministic)
     assert verdict.word == word

@@ -85,11 +85,7 @@ KEYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
         [0.9, 0.5],
         {"rejection_sample_method": "synthetic", "num_speculative_tokens": 2},
     ),
-    "synthetic_acceptance_length": (
-        "draft_model",
-        2.5,
-        {"rejection_sample_method": "synthetic"},
-    ),
+    "synthetic_acceptance_length": ("draft_model", 2.5, {"rejection_sample_method": "synthetic"}),
     "num_speculative_tokens_per_batch_size": ("draft_model", [[1, 8, 5], [9, 64, 2]], {}),
     "disable_by_batch_size": ("draft_model", 16, {}),
 }

@@ -33,12 +33,7 @@ from foretoken.lab.measure.segments import Segment, SegmentEnd
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load, WorkloadConfig, load_items
 from foretoken.lab.records.results import ArmSummary, RequestRecord, ServerInfo
-from foretoken.lab.records.run_files import (
-    REQUESTS,
-    LineWriter,
-    read_requests,
-    read_summary,
-)
+from foretoken.lab.records.run_files import REQUESTS, LineWriter, read_requests, read_summary
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running

@@ -31,9 +31,7 @@ from tests.unit.lab.exported import (
 MODEL = {"model": "org/target"}
 OF_THE_FRONT = {"replicas", "max_replicas", "ray_address"}
 """Options of several servers behind one address, which are no server's own."""
-NOTHING_TO_SAY = {
-    ("vllm", "disable_log_stats"),
-}
+NOTHING_TO_SAY = {("vllm", "disable_log_stats")}
 """What is asked for is what the engine does anyhow."""
 
 

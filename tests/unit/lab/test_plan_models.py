@@ -25,13 +25,7 @@ from foretoken.lab.plan.method_plans import MethodPlan, planned_methods
 from foretoken.lab.plan.page import what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
 from foretoken.lab.plan.predict import StepCosts
-from foretoken.lab.plan.setup import (
-    PlanSettings,
-    Setup,
-    find_device,
-    known_devices,
-    resolve_setup,
-)
+from foretoken.lab.plan.setup import PlanSettings, Setup, find_device, known_devices, resolve_setup
 from foretoken.lab.plan.sizes import (
     find_quantization,
     known_models,

@@ -18,11 +18,7 @@ from foretoken.control.cost import speculative_step
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
-from foretoken.lab.plan.speedup import (
-    MeasuredCost,
-    best_k,
-    next_step,
-)
+from foretoken.lab.plan.speedup import MeasuredCost, best_k, next_step
 from tests.marks import slow, slow_but
 from tests.unit.lab.test_plan_checks import PAIR
 

@@ -9,12 +9,7 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.results import (
-    AbSummary,
-    ArmGain,
-    RequestAcceptance,
-    RequestRecord,
-)
+from foretoken.lab.records.results import AbSummary, ArmGain, RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import (
     LineWriter,
     finished_ab,

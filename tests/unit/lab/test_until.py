@@ -16,12 +16,7 @@ from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
 from foretoken.lab.measure.estimate import Pace, fit_into, seconds_of
-from foretoken.lab.measure.experiment import (
-    AbConfig,
-    ArmConfig,
-    Sizes,
-    load_settings,
-)
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, load_settings
 from foretoken.lab.measure.workload import WorkloadConfig
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
