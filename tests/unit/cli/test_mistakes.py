@@ -149,6 +149,8 @@ def answer(command: str, exit_code: int) -> str:
         ("plan demo --method draft_model", "--draft: got None; .*another method"),
         ("plan demo --device h100-sxn", "--device: .*did you mean 'h100-sxm'"),
         ("plan demo --eager-draft", "--eager-draft: .*--measured V,c,LENGTH"),
+        ("tune demo --workload demo --device h100", "--device: got 'h100'; .*lab plan MODEL"),
+        ("tune demo --workload demo --count=2", "--count: got 2; .*which --drafter to name"),
         ("plan demo --bandwidth-gb-s -3", "--bandwidth-gb-s: got -3.0; allowed: a number >= 0"),
         ("plan demo --measured other.json", "--measured: .*lab decide RUN --fit --json`"),
         ("plan demo --config bad.yaml", "--config bad.yaml: "),

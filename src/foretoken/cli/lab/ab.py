@@ -118,8 +118,6 @@ def ab(
     resume: ResumeOption = False,
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
-    until_decided: Annotated[bool, typer.Option("--until-decided", hidden=True)] = False,
-    most_minutes: Annotated[float | None, typer.Option("--most-minutes", hidden=True)] = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
@@ -136,7 +134,6 @@ def ab(
     from foretoken.cli.lab.ab_run import AbOrder, run
     from foretoken.lab.decide.ship_policy import load_policy
 
-    _refuse_gone(until_decided, most_minutes)
     if minutes is not None and not resume and (grid or force_acceptance or blocks):
         raise ConfigError("--minutes", minutes, "none beside --blocks, or with cells of a grid")
     options = _options({
@@ -153,15 +150,6 @@ def ab(
                     out=out, minutes=minutes, page=page, fixed=blocks is not None,
                     resume=resume, as_json=as_json)  # fmt: skip
     raise typer.Exit(run(order, dry_run=dry_run))
-
-
-def _refuse_gone(until_decided: bool, most_minutes: float | None) -> None:
-    """Say what became of options of earlier versions."""
-    if until_decided:
-        allowed = "nothing: `ab` measures until it knows; --blocks N takes exactly so many"
-        raise ConfigError("--until-decided", "an option of an earlier version", allowed)
-    if most_minutes is not None:
-        raise ConfigError("--most-minutes", most_minutes, "--minutes, the most that all may take")
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

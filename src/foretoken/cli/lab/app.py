@@ -5,6 +5,8 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -27,6 +29,18 @@ GONE = {
     "whatif": "`foretoken lab decide RUN --k 1,2,4`, or measure it: `foretoken lab tune SERVER`",
 }
 """Commands of earlier versions, and what does their work now."""
+_PLAN = "nothing: `foretoken lab plan MODEL --device D` says which --drafter to name"
+GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
+    ("ab", "--until-decided"): (
+        None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
+    ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
+    ("plan", "--eager-draft"): (
+        None, "--measured V,c,LENGTH: what a draft costs there, with graphs or without"),
+    ("tune", "--device"): (str, _PLAN),
+    ("tune", "--count"): (int, _PLAN),
+}  # fmt: skip
+"""Options of earlier versions by command: the type of the value, None for a switch, and what does
+their work now."""
 
 
 class LabGroup(TyperGroup):
@@ -36,10 +50,20 @@ class LabGroup(TyperGroup):
         write_commands(self, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the first word names. Raises ConfigError: it is one of an earlier
-        version."""
+        """Find the command that the first word names. Raises ConfigError: it, or an option, is one
+        of an earlier version."""
         if args[0] in GONE:
             raise ConfigError("COMMAND", f"lab {args[0]}", GONE[args[0]])
+        for place, word in enumerate(args):
+            option, _, value = word.partition("=")
+            if (args[0], option) in GONE_OPTIONS:
+                kind, instead = GONE_OPTIONS[args[0], option]
+                given: Any = "an option of an earlier version"
+                if kind is not None:
+                    given = value or " ".join(args[place + 1 : place + 2])
+                    with suppress(ValueError):
+                        given = kind(given)
+                raise ConfigError(option, given, instead)
         return super().resolve_command(ctx, args)
 
 

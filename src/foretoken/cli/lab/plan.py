@@ -37,7 +37,6 @@ Measured = Annotated[
         "--json` prints: the next step.",
     ),
 ]
-EagerDraft = Annotated[bool, typer.Option("--eager-draft", hidden=True)]
 
 
 def _range(meaning: str) -> Any:
@@ -92,19 +91,15 @@ def plan(
     ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-    eager_draft: EagerDraft = False,
 ) -> None:
     """Whether to speculate, with what, how far, and what fits, before anything is measured."""
-    if eager_draft:
-        allowed = "--measured V,c,LENGTH: what a draft costs there, with graphs or without"
-        raise ConfigError("--eager-draft", "an option of an earlier version", allowed)
     given = {name: value for name, value in locals().items() if name not in _OWN}
     given["num_speculative_tokens"] = given.pop("k")
     given["draft"] = ",".join(draft) if draft else None
     raise typer.Exit(_run(given, measured, config, as_json=as_json, details=details))
 
 
-_OWN = ("measured", "config", "as_json", "details", "eager_draft")
+_OWN = ("measured", "config", "as_json", "details")
 
 
 def _run(

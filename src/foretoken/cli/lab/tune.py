@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.lab.options import JsonOption, parse_whole
-from foretoken.errors import ConfigError
 
 EPILOG = """
 foretoken lab tune "foretoken serve demo" --workload demo --loads 1,4 --minutes 10
@@ -47,8 +46,6 @@ def tune(
         bool, typer.Option("--dry-run", help="Show the commands that would be tried, and stop.")
     ] = False,
     as_json: JsonOption = False,
-    device: Annotated[str | None, typer.Option(hidden=True)] = None,
-    count: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Find the best speculation for a server and your traffic, and prove it, or say: leave it off.
 
@@ -60,9 +57,6 @@ def tune(
     """
     from foretoken.cli.lab.tune_view import TuneOrder, run_tune
 
-    if device or count:
-        allowed = "nothing: `foretoken lab plan MODEL --device D` says which --drafter to name"
-        raise ConfigError("--device" if device else "--count", device or count, allowed)
     order = TuneOrder(
         server=server, workload=workload, loads=parse_whole(loads, "--loads"),
         named=drafter or [], lengths=parse_whole(lengths, "-k"), max_tokens=max_tokens,

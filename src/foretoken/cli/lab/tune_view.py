@@ -17,9 +17,9 @@ from foretoken.cli.lab.options import EXIT_STOPPED, resolve_workload
 from foretoken.cli.lab.run_tables import console
 from foretoken.lab.measure.workload import WorkloadConfig, load_items
 from foretoken.lab.plain import to_plain
-from foretoken.lab.records.run_files import write_json
+from foretoken.lab.records.run_files import ANSWER, write_json
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
-from foretoken.lab.tune.real import ANSWER, Journal, StartedServer
+from foretoken.lab.tune.real import Journal, StartedServer
 from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
 from foretoken.lab.tune.server_command import (
     ServerCommand,
