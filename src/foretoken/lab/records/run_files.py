@@ -25,6 +25,8 @@ from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord
 
 REQUESTS = "requests.jsonl"
 SUMMARY = "summary.json"
+ANSWER = "answer.json"
+"""Of a search by `tune`."""
 GRID = "grid.json"
 _SECRETS = re.compile(
     r"\b(?:sk-[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[abp]-[\w-]{10,})"
@@ -114,7 +116,7 @@ def read_summary(folder: Path, field: str = "RUNS") -> AbSummary:
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
         allowed = f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
-        if (folder / "answer.json").is_file():
+        if (folder / ANSWER).is_file():
             allowed += "; this is of `foretoken lab tune`: --resume says its verdict again"
         elif (folder / REQUESTS).is_file():
             allowed = (

@@ -35,7 +35,6 @@ from foretoken.lab.tune.settings import (
 )
 
 VISITS = "visits.jsonl"
-ANSWER = "answer.json"
 MOST_FAILED = 0.05
 WARM_UP = 4
 LONG = 4.0
