@@ -201,7 +201,8 @@ class AdaptiveControl:
     def _look_back(self) -> None:
         """Go through the steps that are over: all but learning from them."""
         active = self._active
-        for plan, outcomes, stats, aside_s in self._seen:
+        for seen in self._seen:
+            plan, _, stats, aside_s = seen
             had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
             settled = self._departures.settled(plan.load)
             if active is None:
@@ -214,8 +215,7 @@ class AdaptiveControl:
                 self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
             if plan is active.plan:
                 is_usual = had_drafted == self._has_drafted
-                past = PastStep(plan, outcomes, stats, active.missing, aside_s, is_usual, settled)
-                self._waiting.append(past)
+                self._waiting.append(PastStep(seen, active.missing, is_usual, settled))
                 # What was missing was read in this step.
                 active.missing = Counter()
             elif plan is self._unplanned:
@@ -235,7 +235,7 @@ class AdaptiveControl:
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for plan, outcomes, stats, missing, aside_s, is_usual, settled in self._waiting:
+        for (plan, outcomes, stats, aside_s), missing, is_usual, settled in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(active, outcomes)

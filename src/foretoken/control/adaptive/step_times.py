@@ -36,15 +36,11 @@ class SeenStep(NamedTuple):
 
 
 class PastStep(NamedTuple):
-    """A step that is over and not learnt from yet."""
+    """A step by a plan that was made, not learnt from yet."""
 
-    plan: DraftPlan
-    outcomes: Seq[DraftOutcome]
-    stats: StepStats
+    seen: SeenStep
     missing: Counter[str]
     """Tokens that each drafter read in it; 0 for one that had read all before."""
-    deciding_s: float
-    """What deciding took of it."""
     is_usual: bool
     """Whether it is no change from plain steps to drafts or back."""
     is_settled: bool
