@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Kind = Literal["flags", "keys", "methods", "variables"]
 """A flag of a server or keyword of `LLM`, a key of a speculative config, a word for a drafting
-method, the name of a metric, or a variable of the environment."""
+method, or a variable of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

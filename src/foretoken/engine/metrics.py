@@ -1,4 +1,4 @@
-"""Counts of everything the engine did, in the shape of `reader`.
+"""Counts of everything the engine did, in the shape of `v1.metrics.reader`.
 
 Fed with one StepStats per step; knows nothing about how they came about. Names that vLLM has are
 `vllm:...`; ours are `foretoken:...`.

@@ -49,7 +49,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy
+from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
@@ -345,8 +345,11 @@ class _Assembly:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             shared=shared,
         )
-        planned = self.config.user.control == "adaptive"
-        return create_drafters(self.speculative, self.found, context, planned=planned)
+        return create_drafters(self.speculative, self.found, context, self._policy())
+
+    def _policy(self) -> Policy:
+        """Who drafts: as the plans of steps say, or in the order of the settings."""
+        return PlannedPolicy() if self.config.user.control == "adaptive" else FirstPolicy()
 
     def _given(self, proposer: Proposer, grammars: Grammars) -> Drafters:
         """A drafter of the caller's own, under the name that it has."""
@@ -356,8 +359,7 @@ class _Assembly:
         max_drafts = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
         check = DraftCheck(proposer.name, self.shape.vocab_size)
         member = Member(proposer=proposer, max_drafts=max_drafts, check=check)
-        policy = PlannedPolicy() if self.config.user.control == "adaptive" else FirstPolicy()
-        return Drafters({proposer.name: member}, policy, grammars)
+        return Drafters({proposer.name: member}, self._policy(), grammars)
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

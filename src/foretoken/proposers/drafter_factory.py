@@ -9,8 +9,7 @@ from foretoken.control.floor import AcceptanceFloor
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy
+from foretoken.proposers.choose.policy import Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, DrafterSpec, LoadSpec, Target
 
@@ -53,8 +52,7 @@ def create_drafters(
     config: SpeculativeConfig | None,
     found: Mapping[str, DrafterSpec],
     context: BuildContext,
-    *,
-    planned: bool = False,
+    policy: Policy,
 ) -> Drafters:
     """Build everything that was found; with nothing found only what requests bring is drafted from.
 
@@ -62,7 +60,7 @@ def create_drafters(
         config: the settings.
         found: what the drafters of the settings need, by label.
         context: what they are built from.
-        planned: whether the plans of steps say who drafts, instead of the order of the settings.
+        policy: who of them drafts.
 
     Raises:
         ConfigError: settings that a drafter cannot follow, or a user's class that cannot be loaded.
@@ -79,5 +77,4 @@ def create_drafters(
             floor=AcceptanceFloor(least) if least else None,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,
         )
-    policy = PlannedPolicy() if planned else FirstPolicy()
     return Drafters(members, policy, context.verifier.sampler.grammars)

@@ -7,7 +7,6 @@ rows; raw logits are not changed.
 """
 
 from collections.abc import Sequence
-from collections.abc import Sequence as Seq
 from itertools import islice
 
 import torch
@@ -168,7 +167,9 @@ class Sampler:
             self._profiles[request.request_id] = profile
         return profile
 
-    def choose(self, logits_RV: Tensor, rows: Seq[Rows], stream: Stream = Stream.TARGET) -> Tensor:
+    def choose(
+        self, logits_RV: Tensor, rows: Sequence[Rows], stream: Stream = Stream.TARGET
+    ) -> Tensor:
         """The token of every row, int64 [R]: the best for greedy requests, else a keyed draw.
 
         Args:
@@ -203,15 +204,15 @@ class Sampler:
             chosen_R[index_P] = self._choose(edited_RV[index_P], part, stream)
         return chosen_R
 
-    def best(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+    def best(self, logits_RV: Tensor, rows: Sequence[Rows]) -> Tensor:
         """The most probable id of every row, whatever the temperature, int64 [R]."""
         return greedy(self.edited(logits_RV, rows))
 
-    def edited(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+    def edited(self, logits_RV: Tensor, rows: Sequence[Rows]) -> Tensor:
         """Logits before temperature, whatever that is, [R, V]; perhaps the given tensor."""
         return self._edit(logits_RV, self._groups(logits_RV, rows))
 
-    def process(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+    def process(self, logits_RV: Tensor, rows: Sequence[Rows]) -> Tensor:
         """Logits whose softmax is the distribution of each row's token; a new tensor [R, V].
 
         Greedy requests have no such distribution and may not be among the rows.
@@ -228,7 +229,7 @@ class Sampler:
             scaled_RV[index_P] = keep_filtered(scaled_RV[index_P], self._filters(part))
         return scaled_RV
 
-    def distributions(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+    def distributions(self, logits_RV: Tensor, rows: Sequence[Rows]) -> Tensor:
         """The distribution of each row's token, float32 [R, V]; no row may be greedy."""
         kernel = self.backend.reject
         if kernel is not None:
@@ -240,14 +241,14 @@ class Sampler:
                 return probs_RV
         return self.process(logits_RV, rows).softmax(dim=-1)
 
-    def keys(self, rows: Seq[Rows], stream: Stream) -> list[int]:
+    def keys(self, rows: Sequence[Rows], stream: Stream) -> list[int]:
         """Noise keys of the rows."""
         keys: list[int] = []
         for group in rows:
             keys.extend(self.profile(group.sequence.request).keys(group, stream))
         return keys
 
-    def draw(self, processed_RV: Tensor, keys: Seq[int]) -> list[int]:
+    def draw(self, processed_RV: Tensor, keys: Sequence[int]) -> list[int]:
         """One id per row of `process`, by the noise of the rows' keys."""
         ids = [UNDECIDED] * len(keys)
         if self._kernel is not None:
@@ -271,7 +272,7 @@ class Sampler:
             return draw(scaled_PV, keys_P2, self.noise)
         return draw_filtered(scaled_PV, self._filters(part), keys_P2, self.noise)
 
-    def _groups(self, logits_RV: Tensor, rows: Seq[Rows]) -> list[RowGroup]:
+    def _groups(self, logits_RV: Tensor, rows: Sequence[Rows]) -> list[RowGroup]:
         groups, start = [], 0
         for group in rows:
             groups.append(RowGroup(group, self.profile(group.sequence.request), start))

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, final
 
 from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import ConfigError, EngineLostError
-from foretoken.runtime.rules.base import INVALID, LOSSY
+from foretoken.runtime.rules.base import DRAWN, INVALID, LOSSY
 from foretoken.types import FinishReason, Logprob, Output, Request, SamplingParams, Speculation
 
 logger = logging.getLogger("foretoken")
@@ -42,8 +42,6 @@ _BEYOND = 1.0
 _EVERY = 3
 _MOST_DRAWS = 32
 """Places of one answer at which plain decoding draws again."""
-_DRAWN = ("standard", "block", "traversal")
-"""Rules that keep the distribution of seeded requests, not their tokens."""
 _PLAIN = Speculation(enabled=False)
 _MOST_WAITING = 64
 
@@ -125,7 +123,7 @@ class Promise(NamedTuple):
         """Whether the tokens of a request are those of plain decoding, rounding apart."""
         if params.greedy:
             return True
-        return self.exact and params.deterministic and self.rule not in _DRAWN
+        return self.exact and params.deterministic and self.rule not in DRAWN
 
 
 @final

@@ -34,7 +34,7 @@ _HELD = {
     "Q4_0": Held(1.0, 4, 32),
     **{name: Held(1.0, 8, bytes_each=kind.bytes_each) for name, kind in BLOCK_KINDS.items()},
 }
-"""What kernels make of ggml's types; all others are multiplied out (quant/formats/gguf_blocks)."""
+"""What kernels make of ggml's types; all others are multiplied out (quant/formats/gguf)."""
 
 
 def open_gguf(path: Path) -> GgufTable:

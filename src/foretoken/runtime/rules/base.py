@@ -18,6 +18,9 @@ from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import SamplingParams
 
+DRAWN = ("standard", "block", "traversal")
+"""Keep the distribution of the output, not the tokens of seeded requests: they weigh that which a
+draft was drawn from."""
 LOSSY = ("typical",)
 """Change what the model says; never chosen by `auto`."""
 INVALID = ("synthetic",)
@@ -43,7 +46,7 @@ def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:
 
 def wants_distribution(params: SamplingParams, rule: str, one_hot: bool = False) -> bool:
     """Whether the rule for such a request weighs the distribution that a draft was drawn from."""
-    return rule_of(params, rule, one_hot) in ("standard", "block", "traversal")
+    return rule_of(params, rule, one_hot) in DRAWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

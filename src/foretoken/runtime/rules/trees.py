@@ -15,7 +15,7 @@ from foretoken.ops.noise import Stream, row_key, uniform
 from foretoken.ops.rejection import typical
 from foretoken.ops.tree_rejection import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules.base import Branch, RuleSettings, TreeCheck, TreeRule, draw_last
+from foretoken.runtime.rules.base import DRAWN, Branch, RuleSettings, TreeCheck, TreeRule, draw_last
 from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.rules.synthetic import num_kept
 from foretoken.runtime.sampler import Sampler
@@ -68,7 +68,7 @@ class TreeRejection(TreeRule):
 
     def __init__(self, sampler: Sampler, name: str) -> None:
         """`standard` walks down from the root, `block` and `traversal` up from the leaves."""
-        assert name in ("standard", "block", "traversal"), name
+        assert name in DRAWN, name
         self.name = name
         self._sampler = sampler
 

@@ -40,7 +40,7 @@ from foretoken.v1.metrics import reader as engine_metrics
 
 logger = logging.getLogger("foretoken")
 
-LABELS = ("model_name", "engine")
+_LABELS = ("model_name", "engine")
 _FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0,
@@ -60,7 +60,6 @@ _COUNTED_HERE = {
     "vllm:num_requests_waiting",
 }
 """Metrics of the engine that are more exact, or have more labels, here."""
-_LABELS = ("model_name", "engine")
 _OF_DRAFTERS = {
     "draft_length": (
         GaugeMetricFamily,
@@ -146,7 +145,7 @@ class AcceptanceMetrics(Collector):
         """Register in `registry`; `values` are the labels model_name and engine."""
         self._values = values
         self._prefix = prefix
-        labels = ("model_name", "engine", "drafter", "temperature")
+        labels = (*_LABELS, "drafter", "temperature")
         self._lengths = Histogram(
             f"{prefix}:request_acceptance_length",
             "Tokens per verification with a draft, per request.",
@@ -188,7 +187,7 @@ class AcceptanceMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """P10, P50 and P90 per bucket, and from how many requests."""
-        labels = ("model_name", "engine", "temperature")
+        labels = (*_LABELS, "temperature")
         quantiles = GaugeMetricFamily(
             f"{self._prefix}:acceptance_length_quantile",
             f"Of the last {_KEPT} requests in the bucket.",
@@ -384,22 +383,22 @@ class EngineCollector(Collector):
         if isinstance(metric, engine_metrics.Counter):
             return self._counter(name, name, metric.value)
         if isinstance(metric, engine_metrics.Histogram):
-            steps = HistogramMetricFamily(name, "Tokens of a step.", labels=LABELS)
+            steps = HistogramMetricFamily(name, "Tokens of a step.", labels=_LABELS)
             steps.add_metric(self._values, list(metric.buckets.items()), metric.sum)
             return steps
         assert isinstance(metric, engine_metrics.Vector), type(metric)
-        family = CounterMetricFamily(name, name, labels=(*LABELS, "position"))
+        family = CounterMetricFamily(name, name, labels=(*_LABELS, "position"))
         for position, value in enumerate(metric.values):
             family.add_metric((*self._values, str(position)), value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=LABELS)
+        family = CounterMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._values, value)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._values, value)
         return family
 
@@ -446,7 +445,7 @@ class ServerMetrics:
         self._ends = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
-            (*LABELS, "finished_reason"),
+            (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
         self._acceptance = AcceptanceMetrics(self.registry, self._values, prefix)
@@ -532,6 +531,6 @@ class ServerMetrics:
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(
-            f"vllm:{name}", name.replace("_", " "), LABELS, buckets=buckets, registry=self.registry
+            f"vllm:{name}", name.replace("_", " "), _LABELS, buckets=buckets, registry=self.registry
         )
         return family.labels(*self._values)
