@@ -1,9 +1,9 @@
 """The model of step time: how long a step takes, by what it computes.
 
-Every estimate of time in Foretoken is a `CostModel` of this file: learnt from the steps of a
-running engine (`PlainCost`), fitted to a recorded run (`LineCost`), or derived from the data sheet
-of a device (`RooflineCost`). Knows neither tokens nor drafters. What is learnt fades, so that
-estimates follow the machine.
+A `CostModel` of this file is the mean of plain steps of a running engine (`PlainCost`), fitted to a
+recorded run (`LineCost`), or derived from the data sheet of a device (`RooflineCost`); the one that
+plans are made by is `learned.target_step_time`. Knows neither tokens nor drafters. What is learnt
+fades, so that estimates follow the machine.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The search for a step's plan, in one call into C (native/allocate.h).
 
 The reference twin is `foretoken.control.adaptive.allocation.allocate`. Invariant: both find the
-same lengths, and the same numbers to the last bit. Owns the call's buffers; one
-object is for one thread.
+same lengths, and the same numbers to the last bit. Owns the call's buffers; one object is for one
+thread.
 """
 
 import ctypes

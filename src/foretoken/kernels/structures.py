@@ -8,6 +8,7 @@ integers; these have their sizes here too. `library` calls `check_sizes` when it
 
 import ctypes
 import re
+from array import array
 from itertools import takewhile
 from struct import Struct
 from typing import Any, Final
@@ -26,6 +27,11 @@ UNIT_INTS: Final = 5
 """int32 numbers of an ft_attention_unit, which only C writes."""
 MOST_RANKS: Final = 64
 """Processes of an ft_group."""
+
+
+def address_of(values: "array[Any]") -> int:
+    """Where an array has its numbers, for as long as it is there and does not grow."""
+    return values.buffer_info()[0]
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from foretoken.kernels.structures import FtStop
+from foretoken.kernels.structures import FtStop, address_of
 from foretoken.models.tensors import RolledOut, RolloutPlan
 
 
@@ -19,15 +19,15 @@ class DraftCall:
         """Put where tokens of `count` sequences go, and how they are chosen, into `call`."""
         self._plan, self._count = plan, count
         self._tokens = array("q", bytes(8 * count * plan.steps))
-        call.tokens, call.draws, call.stop = _address(self._tokens), plan.rows, None
+        call.tokens, call.draws, call.stop = address_of(self._tokens), plan.rows, None
         if plan.stop is not None:
             self._sure = array("f", bytes(4 * count * plan.steps))
             self._lengths = array("q", bytes(8 * count))
             self._stop = FtStop(
                 least_sure=plan.stop.least_sure,
                 least=plan.stop.least,
-                sure=_address(self._sure),
-                lengths=_address(self._lengths),
+                sure=address_of(self._sure),
+                lengths=address_of(self._lengths),
             )
             call.stop = ctypes.addressof(self._stop)
 
@@ -60,7 +60,3 @@ class DraftCall:
             stream_BD=stream_BD,
             going=going,
         )
-
-
-def _address(values: "array[Any]") -> int:
-    return values.buffer_info()[0]

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
+from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel, address_of
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
@@ -157,7 +157,7 @@ class CompiledRollout:
             logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
         self._begin(buffers, stream_TD, best=plan.best)
         call.logits = logits_KV.data_ptr()
-        call.spans, call.pages, call.fed = _address(spans), _address(pages), _address(fed)
+        call.spans, call.pages, call.fed = address_of(spans), address_of(pages), address_of(fed)
         call.num_spans, call.rows, call.steps = sequences, rows, steps
         call.keeps_logits = plan.keeps_logits
         if store is not self._store:
@@ -259,7 +259,3 @@ def compile_rollout(layers: CompiledLayers | None, parts: RolloutParts) -> Compi
     if not layers.shares_norm(parts.norm) or not embedding.has_address:
         return None
     return CompiledRollout(layers, parts)
-
-
-def _address(values: "array[int]") -> int:
-    return values.buffer_info()[0]

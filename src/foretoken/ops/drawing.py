@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 from torch import Tensor
 
 from foretoken.kernels.library import Library
-from foretoken.kernels.structures import DRAW_ROW
+from foretoken.kernels.structures import DRAW_ROW, address_of
 from foretoken.ops.logits import NEVER, bounded
 
 UNDECIDED = -1
@@ -69,6 +69,5 @@ class DrawKernel:
         assert len(rows) == DRAW_ROW.size * count, (len(rows), count)
         logits_RV = logits_RV.contiguous()
         ids = array("q", bytes(8 * count))
-        address = ids.buffer_info()[0]
-        self._draw(rows, count, logits_RV.data_ptr(), vocabulary, address)
+        self._draw(rows, count, logits_RV.data_ptr(), vocabulary, address_of(ids))
         return ids.tolist()

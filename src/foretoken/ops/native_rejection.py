@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library
-from foretoken.kernels.structures import REJECT_SPAN, FtRejectCall
+from foretoken.kernels.structures import REJECT_SPAN, FtRejectCall, address_of
 from foretoken.ops.drawing import UNDECIDED, Drawing
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
@@ -107,11 +107,11 @@ class RejectKernel:
         probs_KV = None if probs_KV is None else probs_KV.contiguous()
         count, drafts = len(spans), len(ids)
         found = array("q", bytes(8 * (2 * count + len(parents))))
-        start = found.buffer_info()[0]
+        start = address_of(found)
         call = FtRejectCall(
             spans=bytes(packed),
-            ids=ids.buffer_info()[0],
-            parents=parents.buffer_info()[0] if parents else None,
+            ids=address_of(ids),
+            parents=address_of(parents) if parents else None,
             logits=logits_RV.data_ptr(),
             drafted=None if probs_KV is None else probs_KV.data_ptr(),
             kept=start,

@@ -70,20 +70,20 @@ class StaticTree(TreeShape):
         """Nodes from the root's child down to `node`."""
         return _path(self.parents, node)
 
-    def forks(self, nodes: tuple[int, ...]) -> dict[int, list[int]]:
-        """Children of every node (-1: the root) that has some, among these nodes."""
-        return _forks(self.parents, nodes)
+    def forks(self, count: int) -> dict[int, list[int]]:
+        """Children of every node (-1: the root) that has some, among the first `count` nodes."""
+        return _forks(self.parents[:count])
 
     def start(self, budget: int) -> "StaticGrowth":
         """The first `budget` nodes of the shape."""
-        return StaticGrowth(self, tuple(range(min(budget, self.num_nodes))))
+        return StaticGrowth(self, budget)
 
 
 @lru_cache(maxsize=256)
-def _forks(parents: tuple[int, ...], nodes: tuple[int, ...]) -> dict[int, list[int]]:
+def _forks(parents: tuple[int, ...]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for node in sorted(nodes):
-        found.setdefault(parents[node], []).append(node)
+    for node, parent in enumerate(parents):
+        found.setdefault(parent, []).append(node)
     return found
 
 
@@ -96,13 +96,13 @@ def _path(parents: tuple[int, ...], node: int) -> tuple[int, ...]:
 class StaticGrowth(Growth):
     """A tree of a static shape; nodes without a candidate, and what is below, are left out."""
 
-    def __init__(self, shape: StaticTree, nodes: tuple[int, ...]) -> None:
-        """Nothing but the root, for these nodes of `shape`; parents are among them."""
+    def __init__(self, shape: StaticTree, budget: int) -> None:
+        """Nothing but the root, for the first `budget` nodes of `shape`; parents are among them."""
         self.shape = shape
         self.fixed = False
         self.tokens: dict[int, int] = {}
         self.frontier = [-1]
-        self._forks = shape.forks(nodes)
+        self._forks = shape.forks(budget)
         self._probs: dict[int, Tensor] = {}
 
     @property

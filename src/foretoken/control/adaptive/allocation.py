@@ -180,9 +180,8 @@ def _with(
     survival_NK, start_N = _of_owners(options, chosen, owner_N)
     slot_s = sum(options[i].slot_s for i in chosen) / len(chosen)
     count, most = survival_NK.shape
-    best: tuple[float, int, int, float, float] | None = None
+    best: tuple[float, int, Counts, float, float] | None = None
     unguarded = 0.0
-    order_by_depth: dict[int, Counts] = {}
     passes_K = np.sum([options[i].depth_s[: most + 1] for i in chosen], axis=0)
     deepest = _worth_looking_at(step, survival_NK, np.diff(passes_K))
     for depth in range(1, deepest + 1):
@@ -194,7 +193,6 @@ def _with(
         if size == 0:
             break
         order, taken = order[:size], taken[:size]
-        order_by_depth[depth] = order
         sequences = order % count
         starts = np.where(order < count, start_N[sequences], 0.0)
         seconds = step.rows_s[1 : size + 1] + passes_K[depth] + slot_s * np.arange(1, size + 1)
@@ -212,11 +210,11 @@ def _with(
                 continue
             at = int(np.where(allowed, rates, 0.0).argmax())
         if best is None or rates[at] > best[0]:
-            best = (float(rates[at]), depth, at + 1, float(seconds[at]), float(tokens[at]))
+            taking = sequences[: at + 1]
+            best = (float(rates[at]), depth, taking, float(seconds[at]), float(tokens[at]))
     if best is None:
         return replace(_nothing(step, count), unguarded=unguarded)
-    _, depth, size, took_s, brought = best
-    sequences = order_by_depth[depth][:size] % count
+    _, depth, sequences, took_s, brought = best
     lengths_N = np.bincount(sequences, minlength=count).astype(np.int64)
     drafter_N = np.where(lengths_N > 0, np.asarray(chosen, dtype=np.int64)[owner_N], -1)
     return Allocation(

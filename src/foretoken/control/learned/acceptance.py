@@ -145,9 +145,6 @@ class LearnedAcceptance:
 
     def observe(self, request_id: str, drafter: str, num_drafted: int, num_accepted: int) -> None:
         """What became of a chain; nothing is learnt of requests that were not begun."""
-        self._learn(request_id, drafter, trials_of_draft(num_drafted, num_accepted))
-
-    def _learn(self, request_id: str, drafter: str, trials: tuple[BucketTrials, ...]) -> None:
         owner = self._drafters.get(drafter)
         track = owner.tracks.get(request_id) if owner is not None else None
         if track is None:
@@ -158,7 +155,7 @@ class LearnedAcceptance:
         if track.step == self._step:
             self._step += 1
         track.step = self._step
-        self._add(track, trials, request_id)
+        self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
 
     def observe_trial(
         self, request_id: str, drafter: str, num_drafted: int, num_accepted: int

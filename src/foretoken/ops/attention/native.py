@@ -13,7 +13,12 @@ from torch import Tensor
 
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import TYPES
-from foretoken.kernels.structures import UNIT_INTS, FtAttentionCall, FtAttentionShape
+from foretoken.kernels.structures import (
+    UNIT_INTS,
+    FtAttentionCall,
+    FtAttentionShape,
+    address_of,
+)
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
 from foretoken.ops.row_operations import STORED_TYPES
 
@@ -93,17 +98,17 @@ class NativeAttention(Attention):
             most_units += span.num_tokens
         capacity = most_units * self.units_a_row
         units = array("i", bytes(4 * UNIT_INTS * capacity))
-        shape, spans_at = ctypes.addressof(self._shape), _address(rows)
-        count = self._plan(shape, spans_at, len(spans), _address(units), capacity)
+        shape, spans_at = ctypes.addressof(self._shape), address_of(rows)
+        count = self._plan(shape, spans_at, len(spans), address_of(units), capacity)
         assert count <= capacity, (count, capacity)
         call = FtAttentionCall(
             shape=shape,
             spans=spans_at,
-            pages=_address(pages),
-            paths=_address(paths) if paths else None,
+            pages=address_of(pages),
+            paths=address_of(paths) if paths else None,
             num_spans=len(spans),
         )
-        return AttentionPlan(call, _address(units), count, (rows, pages, paths, units))
+        return AttentionPlan(call, address_of(units), count, (rows, pages, paths, units))
 
 
 @final
@@ -116,7 +121,3 @@ class AttentionPlan:
         self, call: FtAttentionCall, units: int, num_units: int, kept: tuple["array[int]", ...]
     ) -> None:
         self.call, self.units, self.num_units, self._kept = call, units, num_units, kept
-
-
-def _address(values: "array[int]") -> int:
-    return values.buffer_info()[0]

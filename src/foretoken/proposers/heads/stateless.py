@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.kernels.structures import FtHeadCall
+from foretoken.kernels.structures import FtHeadCall, address_of
 from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
@@ -221,13 +221,9 @@ class StatelessCall:
         room = 2 * count * widest * self._values.element_size()
         call.room = self._values.data_ptr()
         call.state = call.room + room
-        call.slots, call.fed = _address(slots_B), _address(fed_B)
+        call.slots, call.fed = address_of(slots_B), address_of(fed_B)
         call.logits = self._logits_KV.data_ptr()
         call.rows, call.steps, call.keeps_logits = count, steps, plan.keeps_logits
         drafts = DraftCall(call, plan, count)
         done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
         return drafts.drafted(done, self._logits_KV, of_all=rows > count)
-
-
-def _address(values: "array[int]") -> int:
-    return values.buffer_info()[0]

@@ -23,6 +23,7 @@ from foretoken.kernels.structures import (
     FtBlockKind,
     FtBlockLayer,
     FtBlockModel,
+    address_of,
 )
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
@@ -332,8 +333,8 @@ class CompiledBlocks:
         fed, rows = (sum(layout.num_tokens for layout in one) for one in (context, blocks))
         assert rows == len(token_ids), (rows, len(token_ids))
         tokens = array("q", token_ids)
-        call.context, call.blocks = map(_address, spans)
-        call.pages, call.fed = _address(pages), _address(tokens)
+        call.context, call.blocks = map(address_of, spans)
+        call.pages, call.fed = address_of(pages), address_of(tokens)
         call.num_context, call.num_blocks = len(context), len(blocks)
         call.num_fed, call.rows, call.steps = fed, rows, steps
         ints = 2 * (fed + rows) + -(-rows * self._most_units * UNIT_INTS // 2)
@@ -363,7 +364,3 @@ def _spans(layouts: Sequence[SpanLayout], pages: "array[int]") -> "array[int]":
         pages.extend(chain(layout.page_table))
         row += layout.num_tokens
     return found
-
-
-def _address(values: "array[int]") -> int:
-    return values.buffer_info()[0]
