@@ -15,7 +15,7 @@ from foretoken.control.plan import DraftPlan, StepForecast, StepLoad
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose import planned
-from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy, Policy
@@ -25,7 +25,7 @@ from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
-from foretoken.types import Request, SamplingParams, StepStats
+from foretoken.types import Request, SamplingParams
 from tests.marks import slow
 from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
 from tests.property.verifying import TableModel, sequence_of
@@ -117,21 +117,7 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
         assert result is not None
         span.sequence.token_ids.extend(result.new_ids)
         span.sequence.num_computed = span.sequence.num_tokens - 1
-    stats = StepStats(
-        num_sequences=len(spans),
-        num_tokens=batch.num_tokens,
-        num_drafts=0,
-        num_draft_tokens=batch.num_drafts,
-        num_accepted_tokens=0,
-        num_accepted_tokens_per_pos=(),
-        num_output_tokens=sum(len(result.new_ids) for result in found.spans if result is not None),
-        num_waiting=0,
-        drafting_s=0.0,
-        verifying_s=1.0,
-        total_s=1.0,
-        num_sampled=len(spans),
-    )
-    drafters.observe(batch, found, stats)
+    drafters.observe(draft_outcomes(batch, found))
     return batch
 
 

@@ -484,13 +484,12 @@ def _learner(
 ) -> StepObserver:
     """Whoever learns from a step, one after another: they are given its plan, its outcome and its
     times."""
-    if journal is None:
-        return drafters.observe
 
     def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
-        drafters.observe(batch, verification, stats)
         outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
-        journal.observe(batch.plan, outcomes, stats)
+        drafters.observe(outcomes)
+        if journal is not None:
+            journal.observe(batch.plan, outcomes, stats)
         if control is not None:
             control.observe(batch.plan, outcomes, stats)
         if keeper is not None:

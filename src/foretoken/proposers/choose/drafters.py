@@ -6,6 +6,7 @@ any drafter come the tokens that a grammar forces, then the prediction, which th
 
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import final
 
@@ -26,7 +27,7 @@ from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.verifier import Verification
-from foretoken.types import DraftingTime, StepStats
+from foretoken.types import DraftingTime
 
 MOST_PREDICTED = 128
 
@@ -126,13 +127,9 @@ class Drafters(Proposer):
         each = [member.proposer.prefix_tokens for member in self.members.values()]
         return sum(queried for queried, _ in each), sum(hit for _, hit in each)
 
-    def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
-        """Tell all that learn what became of a step."""
-        several = len(self._names) > 1
-        if not several and not self._floors:
-            return
-        outcomes = draft_outcomes(batch, verification)
-        if several:
+    def observe(self, outcomes: Seq[DraftOutcome]) -> None:
+        """Tell all that learn what became of a step's drafts."""
+        if len(self._names) > 1:
             self._policy.observe(outcomes)
         for name, floor in self._floors.items():
             floor.observe(name, outcomes)
