@@ -313,6 +313,9 @@ def test_a_killed_search_goes_on_from_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="as the run had it"):
         Journal(cut, other, resume=True)
     Journal(cut, replace(search, budget_s=9.0), resume=True).close()
+    (cut / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="what a run wrote"):
+        Journal(cut, search, resume=True)
 
 
 def answer_of(

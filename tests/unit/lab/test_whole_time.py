@@ -116,9 +116,7 @@ def none_drafted(records: list[RequestRecord]) -> list[RequestRecord]:
 
 def tile_of(summary: AbSummary) -> Tile:
     """The report's tile of the acceptance rate."""
-    run = ReportRun(
-        name="run", summary=summary, decision=decide(summary, load_policy(None)), requests=()
-    )
+    run = ReportRun(name="run", summary=summary, decision=decide(summary, load_policy(None)))
     return next(tile for tile in tiles(run) if tile.label == "acceptance rate")
 
 

@@ -17,7 +17,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from foretoken.cli.lab.options import EXIT_STOPPED
-from foretoken.cli.lab.run_tables import cells_table, console, print_ab, print_arms, show_number
+from foretoken.cli.lab.run_tables import (
+    cells_table,
+    console,
+    print_ab,
+    print_arms,
+    say,
+    show_number,
+)
 from foretoken.errors import EndpointError
 from foretoken.extras import EXTRA_OF
 from foretoken.lab.analysis.crossover import crossings_of
@@ -115,17 +122,13 @@ def _show_plan(order: AbOrder) -> None:
             text = announce(settings, probe(settings, items, order.out / "logs"))
         except EndpointError as error:
             text += f" ({error})"
-    _say(text)
-
-
-def _say(text: str, style: str = "") -> None:
-    console().print(text, style=style, soft_wrap=True, markup=False)
+    say(text)
 
 
 def _say_cells(order: AbOrder) -> None:
     for values in cells_of(order.axes):
         said = announce_unasked(apply(order.settings, values), sized=True)
-        _say(f"{_named(values)}: {said}")
+        say(f"{_named(values)}: {said}")
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -147,7 +150,7 @@ def _measure(order: AbOrder) -> int:
         paces = probe(settings, load_items(settings.workload)[0], order.out / "logs")
         if order.minutes is not None:
             settings = fit_into(settings, paces, 60 * order.minutes)
-        _say(announce(settings, paces))
+        say(announce(settings, paces))
         order = replace(order, settings=settings)
     return _measure_two(order) if settings.compared else _measure_one(order)
 
@@ -161,7 +164,7 @@ def _measure_one(order: AbOrder) -> int:
     if order.as_json:
         print(json.dumps(to_plain(found)))
     other = "--candidate" if order.settings.candidate is None else "--baseline"
-    _say(f"one server was measured; with {other} it is compared with another", "dim")
+    say(f"one server was measured; with {other} it is compared with another", "dim")
     return EXIT_NOTHING if arm.num_errors == arm.num_requests else 0
 
 
@@ -196,7 +199,7 @@ def _measure_grid(order: AbOrder) -> int:
         return _say_break_evens(cells, order)
     crossings = crossings_of(summaries)
     for crossing in crossings:
-        _say(crossing.says)
+        say(crossing.says)
     folders = [order.out / folder_of(cell.values) for cell in cells]
     rows = [cell.row() for cell in cells]
     return _conclude(folders, order, {"cells": rows, "crossings": to_plain(crossings)})
@@ -207,9 +210,9 @@ def _say_break_evens(cells: Sequence[Cell], order: AbOrder) -> int:
     found = break_evens(cells)
     for row in found:
         where = _named(row.values) or row.load
-        _say(f"{where}: breaks even at a draft acceptance rate of {show_number(row.rate)}")
+        say(f"{where}: breaks even at a draft acceptance rate of {show_number(row.rate)}")
         for rate, gain in row.points:
-            _say(f"  at {rate:.2f}: {row.metric} {show_number(gain)}", "dim")
+            say(f"  at {rate:.2f}: {row.metric} {show_number(gain)}", "dim")
     if order.as_json:
         rows = [cell.row() for cell in cells]
         print(json.dumps({"cells": rows, "break_even": to_plain(found)}))
@@ -232,7 +235,7 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
         verdict = {"verdict": said.word, "sentence": best.sentence,
                    "decision": to_plain(best.best), "exit_code": said.exit_code}  # fmt: skip
         print(json.dumps({**told, **verdict}))
-    _say(said.sentence, said.style)
+    say(said.sentence, said.style)
     return said.exit_code
 
 

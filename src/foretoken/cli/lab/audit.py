@@ -120,14 +120,13 @@ def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
 
 
 def _show_check(result: "CheckResult") -> None:
-    from foretoken.cli.lab.run_tables import console
+    from foretoken.cli.lab.run_tables import say
 
-    show, (word, style) = console(), _WORDS[result.status]
-    line = f"{word:>18}  {result.name}: {result.sentence}"
-    show.print(line, style=style, soft_wrap=True, markup=False)
+    word, style = _WORDS[result.status]
+    say(f"{word:>18}  {result.name}: {result.sentence}", style)
     found = [result.why] if result.status == "unasked" else _lines_of(result)
     for more in found:
-        show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
+        say(f"{'':>20}{more}")
 
 
 def _lines_of(result: "CheckResult") -> list[str]:

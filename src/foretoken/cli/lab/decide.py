@@ -121,9 +121,8 @@ def _fit(runs: "Sequence[ReportRun]") -> "Fit":
 def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
     """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
     from foretoken.lab.analysis.summary import counted
-    from foretoken.lab.records.run_files import read_requests
 
-    requests = run.requests or read_requests(Path(run.decision.run))
+    requests = run.read_requests()
     return [counted(requests, arm.arm) for arm in run.arms]
 
 

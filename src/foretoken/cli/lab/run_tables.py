@@ -19,6 +19,11 @@ def console() -> Console:
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 110)
 
 
+def say(text: str, style: str = "") -> None:
+    """One line there, however long, as it is."""
+    console().print(text, style=style, soft_wrap=True, markup=False)
+
+
 def _show(value: Interval | None, form: str, unit: str = "", scale: float = 1.0) -> str:
     if value is None or math.isnan(value.estimate):
         return "-"

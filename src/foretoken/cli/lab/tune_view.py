@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from foretoken.cli.lab.options import EXIT_STOPPED, resolve_workload
-from foretoken.cli.lab.run_tables import console
+from foretoken.cli.lab.run_tables import console, say
 from foretoken.lab.measure.workload import WorkloadConfig, load_items
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.run_files import ANSWER, write_json
@@ -60,18 +60,18 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     question = Question(loads=loads, settings=settings, schedule=command.schedule)
     search = Search(question=question, budget_s=60.0 * order.minutes)
     for name, why in refused.items():
-        _print(f"not started with {name}: {why}")
+        say(f"not started with {name}: {why}")
     at = ", ".join(map(str, loads))
-    _print(
+    say(
         f"{len(settings)} settings against no speculation, with {at} requests in flight. "
         f"At most {order.minutes:g} minutes; sooner where the answer is clear."
     )
     for setting in (OFF, *settings):
-        _print(f"  {setting.name}: {line(setting)}", "dim")
+        say(f"  {setting.name}: {line(setting)}", "dim")
     for package in packages_of(command.engine, drafters):
-        _print(f"{command.engine} imports {package}: pip install it first")
+        say(f"{command.engine} imports {package}: pip install it first")
     if not order.named and drafters and not any(one.model for one in drafters.values()):
-        _print(
+        say(
             "only look-up is tried: name a draft model or a head that you have with "
             "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
         )
@@ -89,7 +89,7 @@ def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer
     file = resolve_workload(order.workload, order.out)
     items, notes = load_items(WorkloadConfig(file=file, max_tokens=order.max_tokens))
     for note in notes:
-        _print(note)
+        say(note)
     asked = {"server": order.server, "workload": order.workload, "max_tokens": order.max_tokens}
     journal = Journal(order.out, {**asked, **to_plain(search)}, resume=order.resume)
     try:
@@ -101,7 +101,7 @@ def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer
             most_tokens=journal.visits[0].most_tokens if journal.visits else None,
         ))  # fmt: skip
     except KeyboardInterrupt as error:
-        _print(f"stopped; what is measured is in {order.out}, --resume goes on")
+        say(f"stopped; what is measured is in {order.out}, --resume goes on")
         raise typer.Exit(EXIT_STOPPED) from error
     finally:
         journal.close()
@@ -112,7 +112,7 @@ def _measure(search: Search, journal: Journal, server: StartedServer) -> None:
     """Visit until the search has ended; what is in the journal is not measured again."""
     visits, of_all = journal.visits, f"of {search.budget_s / 60:g} min"
     if visits:
-        _print(f"goes on after {len(visits)} visits, {spent_s(visits) / 60:.1f} minutes")
+        say(f"goes on after {len(visits)} visits, {spent_s(visits) / 60:.1f} minutes")
     show = console()
     with show.status("") as status:
         while (wanted := next_visit(search, visits)) is not None:
@@ -158,16 +158,12 @@ def _show_answer(answer: TunedAnswer, search: Search, out: Path) -> None:
     console().print(table)
     if answer.pairs:
         by_load = ", ".join(f"{one.gain:.2f}x at {one.load}" for one in answer.loads)
-        _print(f"final A/B of {answer.candidate}: {by_load} in flight")
+        say(f"final A/B of {answer.candidate}: {by_load} in flight")
     for advice in answer.advice:
-        _print(advice, "yellow")
-    _print(
+        say(advice, "yellow")
+    say(
         f"{answer.visits} starts, {answer.minutes:.0f} minutes; one start differs from the next by "
         f"{answer.start_spread:.1%}; all of it is in {out}",
         "dim",
     )
-    _print(answer.sentence, WORD_STYLES[answer.verdict])
-
-
-def _print(text: str, style: str = "") -> None:
-    console().print(text, style=style, soft_wrap=True, markup=False)
+    say(answer.sentence, WORD_STYLES[answer.verdict])

@@ -219,7 +219,7 @@ def range_of(tokens: int, edges: Sequence[int]) -> str:
 
 
 def temperature_key(records: Sequence[RequestRecord]) -> Key:
-    """Each temperature by itself if there are few, as in a sweep; else the server's buckets."""
+    """Each temperature by itself if there are few, as in a grid; else the server's buckets."""
     several = len({record.temperature for record in records}) > len(TEMPERATURE_EDGES) + 1
 
     def key(record: RequestRecord) -> str:

@@ -190,7 +190,7 @@ def show_part(share: float) -> str:
 
 
 def show_share(interval: Interval) -> str:
-    """`52 % [48 %, 56 %]`."""
+    """`52% [48%, 56%]`."""
     if not interval.known:
         return f"{interval.estimate:.0%} (interval unknown)"
     return f"{interval.estimate:.0%} [{interval.low:.0%}, {interval.high:.0%}]"

@@ -288,7 +288,7 @@ def _tell_vllm(drafting: DraftingSetup) -> Told:
     drafts = [count for _, _, count in drafting.ranges]
     falls = drafts == sorted(drafts, reverse=True)
     if drafts and falls:
-        found["num_speculative_tokens_per_batch_size"] = [list(one) for one in drafting.ranges]
+        found[BY_LOAD] = [list(one) for one in drafting.ranges]
     yield LaunchPart.flag("--speculative-config", found)
     yield from (one for one in told if isinstance(one, Unsaid))
     if not falls:

@@ -145,7 +145,7 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
     gone = gone_value("vllm", key, given)
     given = given if gone is None else gone.now
     if row.kind == "keys":
-        return f"{json_text({key: given})[1:-1]}"
+        return json_text({key: given})[1:-1]
     if key == "model" and isinstance(given, str) and given.strip("[]") in _LOOK_UPS:
         key, given = "method", given.strip("[]")
     return _as_config(launch, {key: given})

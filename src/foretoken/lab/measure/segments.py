@@ -6,10 +6,9 @@ segments.jsonl; records of one that was cut short are dropped when the run is re
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.http.client import KV_USAGE, grown, scrape
@@ -92,13 +91,7 @@ class RunFolder:
         if not resume:
             require_new(folder)
         if _is_taken(folder):
-            path = folder / CONFIG
-            try:
-                before = dict(json.loads(path.read_text("utf-8")))
-            except (OSError, ValueError, TypeError) as error:
-                allowed = f"what a run wrote ({error}); name another --out"
-                raise ConfigError("--resume", str(path), allowed) from error
-            require_same_settings(before, to_plain(settings), but=("sizes",))
+            require_same_settings(folder, settings, but="sizes")
             self.finished = read_segments(folder)
             _drop_unfinished(folder, {(end.arm, end.block) for end in self.finished})
         write_json(folder / CONFIG, settings)
@@ -132,12 +125,18 @@ class RunFolder:
         self._segments.close()
 
 
-def require_same_settings(
-    before: Mapping[str, Any], after: Mapping[str, Any], but: tuple[str, ...] = ()
-) -> None:
-    """Raise a ConfigError if a run is gone on with, and settings `but` these differ."""
+def require_same_settings(folder: Path, settings: object, *, but: str) -> None:
+    """Raise a ConfigError if the run in `folder` is gone on with, and settings `but` this one are
+    not its own, or cannot be read."""
+    path = folder / CONFIG
+    try:
+        before = dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        allowed = f"what a run wrote ({error}); name another --out"
+        raise ConfigError("--resume", str(path), allowed) from error
+    after = to_plain(settings)
     for name in sorted(before.keys() | after.keys()):
-        if name not in but and before.get(name) != after.get(name):
+        if name != but and before.get(name) != after.get(name):
             allowed = f"{before.get(name)!r}, as the run had it; or another --out, without --resume"
             raise ConfigError(f"--resume: {name}", after.get(name), allowed)
 

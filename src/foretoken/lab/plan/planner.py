@@ -275,9 +275,7 @@ def _drafting(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSet
         model = "HEAD-TRAINED-FOR-THIS-TARGET"
     ranges: Ranges = ()
     count = setup.k
-    # A length of its own, such as a depth of suffixes, has no schedule.
-    listed = engine == "vllm" and method.default_drafts_key is None
-    if listed and len(schedule.steps) > 1 and schedule.falls:
+    if len(schedule.steps) > 1 and schedule.listed(engine, method):
         drafts = [k for k, _ in schedule.steps]
         lasts = [last or MOST_RUNNING for _, last in schedule.steps]
         ranges = tuple(zip([1, *(last + 1 for last in lasts)], lasts, drafts, strict=False))

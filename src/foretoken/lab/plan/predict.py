@@ -357,6 +357,11 @@ class DraftSchedule:
         ks = [k for k, _ in self.steps]
         return ks == sorted(ks, reverse=True)
 
+    def listed(self, engine: str, method: DraftingMethod) -> bool:
+        """Whether the command of an engine has the steps. A length of its own, such as a depth of
+        suffixes, has no list."""
+        return engine == "vllm" and self.falls and method.default_drafts_key is None
+
     def at(self, requests: int) -> int:
         return next(k for k, last in self.steps if last == 0 or requests <= last)
 
@@ -398,9 +403,7 @@ def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
     engine, drafting = setup.settings.engine, setup.drafting
     if len(steps) == 1 or drafting is None or engine == "foretoken":
         return found
-    # A length of its own, such as a depth of suffixes, has no list.
-    listed = engine == "vllm" and found.falls and drafting.default_drafts_key is None
-    return replace(found, follows=listed)
+    return replace(found, follows=found.listed(engine, drafting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

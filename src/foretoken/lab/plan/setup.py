@@ -345,7 +345,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
     weights = find_quantization(own, "plan.quantization")
     draft_weights = find_quantization(drafts, "plan.draft_quantization")
     device = find_device(settings.device)
-    tp, draft_tp = _ranks(settings, device, drafting)
+    tp, draft_tp = _ranks(settings, device)
     return Setup(
         settings=settings,
         target=target,
@@ -367,9 +367,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
     )
 
 
-def _ranks(
-    settings: PlanSettings, device: Device, drafting: DraftingMethod | None
-) -> tuple[int, int]:
+def _ranks(settings: PlanSettings, device: Device) -> tuple[int, int]:
     """Those of the target and of the draft. Raises ConfigError where there are more than can be, or
     with Foretoken several for the draft."""
     count, draft = settings.count, settings.draft_tensor_parallel_size

@@ -17,7 +17,7 @@ class RequestAcceptance:
     """What one request's drafts came to, and where that is known from."""
 
     source: str
-    """body, timings, timing_chunks, chunks, spec_details, aiperf or metrics."""
+    """body, timings, timing_chunks, chunks or spec_details."""
     num_drafted: int
     num_accepted: int
     num_steps: int | None = None

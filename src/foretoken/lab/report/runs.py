@@ -22,9 +22,6 @@ class ReportRun:
     name: str
     summary: AbSummary
     decision: Decision
-    requests: tuple[RequestRecord, ...]
-    """Those of a slow start are marked as warm-up, as in the summary; empty if only that is there.
-    """
 
     @property
     def arms(self) -> tuple[ArmSummary, ArmSummary]:
@@ -35,22 +32,28 @@ class ReportRun:
     def drafts(self) -> AcceptanceBucket | None:
         return self.arms[1].all_drafts
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.decision.run)
+
+    def read_requests(self) -> list[RequestRecord]:
+        """Its requests, those of a slow start marked as warm-up, as in the summary. Raises
+        ConfigError: only that is there, or a line is broken."""
+        return without_start(read_requests(self.folder)).records
+
 
 def read_runs(
     folders: Sequence[Path], policy: ShipPolicy, reference: ArmSummary | None = None
 ) -> tuple[ReportRun, ...]:
-    """Read and judge every run; of a sweep, every cell. `reference` is for `decide`. Raises
-    ConfigError: a folder holds no A/B."""
+    """Read the summary of every run, of a grid of every cell, and judge it; `reference` is for
+    `decide`. Raises ConfigError: a folder holds no A/B."""
     folders = ab_folders(folders)
     names = names_of([f if f.is_dir() else f.parent for f in folders])
     found = []
     for folder, name in zip(folders, names, strict=True):
         summary = read_ab(folder)
         decision = decide(summary, policy, run=str(folder), reference=reference)
-        there = folder.is_dir() and (folder / REQUESTS).is_file()
-        records = without_start(read_requests(folder)).records if there else ()
-        own = ReportRun(name=name, summary=summary, decision=decision, requests=tuple(records))
-        found.append(own)
+        found.append(ReportRun(name=name, summary=summary, decision=decision))
     return tuple(found)
 
 
@@ -65,7 +68,8 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def write_tables(folder: Path, runs: Sequence[ReportRun]) -> None:
-    """gains.csv, rules.csv and requests.csv. Raises ConfigError: `folder` cannot be written to."""
+    """gains.csv, rules.csv and requests.csv, which has none of a run that is but a summary. Raises
+    ConfigError: `folder` cannot be written to, or a line of a run is broken."""
     gains = [
         (run.name, g.metric, g.ratio.estimate, g.ratio.low, g.ratio.high, g.num_blocks, g.enough)
         for run in runs
@@ -81,7 +85,8 @@ def write_tables(folder: Path, runs: Sequence[ReportRun]) -> None:
          r.tpot_s, r.e2e_s, r.output_tokens, r.acceptance.rate if r.acceptance else "",
          r.error or "")
         for run in runs
-        for r in run.requests
+        if (run.folder / REQUESTS).is_file()
+        for r in run.read_requests()
     ]  # fmt: skip
     _csv(folder / "gains.csv", "run metric ratio low high blocks enough", gains)
     _csv(folder / "rules.csv", "run rule weight outcome says", rules)

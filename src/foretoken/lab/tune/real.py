@@ -7,7 +7,6 @@ not start, or fails requests, is told as a problem; plain decoding has to work. 
 `visits.jsonl`, written whole when it has ended: a search that was killed goes on after the last.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.segments import CONFIG, TAKEN, require_same_settings
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load, take
-from foretoken.lab.plain import from_plain, to_plain
+from foretoken.lab.plain import from_plain
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.records.run_files import REQUESTS, LineWriter, read_lines, write_json
 from foretoken.lab.tune.settings import (
@@ -180,9 +179,8 @@ class Journal:
         if self.visits and not resume:
             raise ConfigError("--out", str(folder), TAKEN)
         if self.visits:
-            before = json.loads((folder / CONFIG).read_text("utf-8"))
             # More time is a reason to go on; everything else would change what was measured.
-            require_same_settings(before, to_plain(settings), but=("budget_s",))
+            require_same_settings(folder, settings, but="budget_s")
         write_json(folder / CONFIG, settings)
         try:
             self._file = LineWriter(path)

@@ -16,7 +16,7 @@ from foretoken.config.auto import auto_drafters
 from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.engines import ENGINES, DraftingSetup, Schedule, given, tell
-from foretoken.lab.launch.launch import LaunchPart
+from foretoken.lab.launch.launch import ASSIGNED, LaunchPart
 from foretoken.lab.launch.read import Word, engine_of_image, read_source, read_words
 from foretoken.lab.launch.write import words_of
 from foretoken.lab.lint.fit import Machine, why_not_loaded
@@ -55,7 +55,7 @@ class ServerCommand:
             words = shlex.split(text.replace("\\\n", " "))
         except ValueError as error:
             raise ConfigError("SERVER", text, f"{EXAMPLE} ({error})") from error
-        if words and re.match(r"[A-Za-z_]\w*=", words[0]):
+        if words and ASSIGNED.match(words[0]):
             words.insert(0, "env")  # which sets variables without a shell
         if "{k}" in text:
             return cls(engine="template", words=tuple(words))
