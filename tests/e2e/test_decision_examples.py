@@ -133,6 +133,19 @@ ASKS_FOR_A_FILE = "read_load_generator"
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem != ASKS_FOR_A_FILE)
 
 
+@pytest.mark.parametrize(
+    "shown",
+    ["", "\n", "#\n" * 4, "import threading\n" * 17, "acceptance length: 2.5555555555555554",
+     "the form of the form", "abstract abstract abstract abstract"],
+)  # fmt: skip
+def test_what_a_stranger_stumbles_over_is_found(shown: str) -> None:
+    assert bool(complaints(shown)) == (shown != "the form of the form")
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path: Path) -> None:
