@@ -153,15 +153,12 @@ def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_special_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("x").ids[0] == tokenizer.token_to_id("<s>") == 0
-    assert tokenizer.token_to_id("</s>") == 1
-
-
 def test_transformers_reads_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, 64)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (loaded.bos_token, loaded.eos_token) == ("<s>", "</s>")
+    assert tokenizer.encode("x").ids[0] == tokenizer.token_to_id("<s>") == 0
+    assert tokenizer.token_to_id("</s>") == 1
     assert loaded(TEXTS[0])["input_ids"] == tokenizer.encode(TEXTS[0]).ids
     chat = loaded.apply_chat_template(
         [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
