@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +55,14 @@ def test_a_start_is_the_same_each_time_and_control_is_one_of_its_arms(bench: Mod
     assert start.of_best == pytest.approx(start.control / start.best)
 
 
+def test_clients_are_busy_to_the_end(bench: ModuleType) -> None:
+    """There are more requests than the tokens that are counted."""
+    for case in bench.CASES:
+        lengths = [one.output for one in case.traffic(0).recorded]
+        assert sum(lengths) > case.steps * case.in_flight + case.in_flight * bench.LONGEST
+        assert min(lengths) >= bench.SHORTEST and max(lengths) <= bench.LONGEST
+
+
 def test_the_documents_rows_are_the_benchmarks(bench: ModuleType) -> None:
     written = (BENCHMARKS / "LOG.md").read_text("utf-8")
     lost = [case for case in bench.CASES if bench.named(case) not in written]
@@ -81,6 +90,25 @@ def test_a_conversation_finds_its_pages_again(routing: ModuleType) -> None:
     # The last token of an answer is never computed.
     assert hit == (known - 1) // routing.PAGE * routing.PAGE
     assert replica.view(now).queue_s == 0.0
+
+
+def test_users_say_the_same_whatever_happens(routing: ModuleType) -> None:
+    talk = routing.Talk(tenants=3, turns=3.0)
+    turns, same, other = (
+        [user.turn() for _ in range(12)]
+        for user in (routing.User(talk, number, seed=1) for number in (4, 4, 5))
+    )
+    assert turns == same != other
+    later = [(a, b) for a, b in pairwise(turns) if b.prompt[: len(a.prompt)] == a.prompt]
+    assert 0 < len(later) < 11
+    for before, after in later:
+        assert after.prompt[len(before.prompt) :][: len(before.answer)] == before.answer
+    assert len({turn.prompt[:200] for turn in turns}) == 1  # the tenant's instructions
+
+
+def test_one_replica_is_the_same_by_any_policy(routing: ModuleType) -> None:
+    case = routing.Case(replicas=1, users=6, seconds=15.0)
+    assert len({routing.play(case, policy, 1) for policy in routing.POLICIES}) == 1
 
 
 def test_known_prefixes_are_found_and_nobody_waits_for_ever(routing: ModuleType) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks.simulate import __main__
 from benchmarks.simulate.arms import ControlArm, FixedArm
-from benchmarks.simulate.compare import compare
+from benchmarks.simulate.compare import compare, window_ratios
 from benchmarks.simulate.machine import (
     MachineNoise,
     ServerCost,
@@ -68,8 +68,8 @@ def test_plain_decoding_takes_what_the_costs_say() -> None:
 @pytest.mark.parametrize(
     ("law", "length"),
     [
-        (DraftChance(chance=0.7), ConstantAcceptance(0.7).length(3)),
-        (DraftChance(chance=0.5, by_depth=(0.5, 0.8, 0.9)), 1 + 0.5 + 0.4 + 0.36),
+        (DraftChance(chance=0.7), ConstantAcceptance(0.7).length(4)),
+        (DraftChance(chance=0.5, by_depth=(0.5, 0.8, 0.9)), 1 + 0.5 + 0.4 + 0.36 + 0.324),
     ],
 )
 def test_fixed_drafts_give_the_acceptance_length_of_their_chance(
@@ -78,7 +78,7 @@ def test_fixed_drafts_give_the_acceptance_length_of_their_chance(
     free = replace(MACHINE, target=LineCost(0.01), drafters=(SimulatedDrafter(name="draft"),))
     kind = chat(output=4000, varied=False, chances={"draft": law})
     traffic = Traffic(classes=(kind,), requests=3)
-    off, drafted = (simulate(free, FixedArm(k), traffic, QUIET) for k in (0, 3))
+    off, drafted = (simulate(free, FixedArm(k), traffic, QUIET) for k in (0, 4))
     assert compare(drafted, off).tpot_p50 == pytest.approx(length, rel=0.05)
 
 
@@ -91,6 +91,29 @@ def test_all_arms_write_the_same_answers(arm: FixedArm | ControlArm) -> None:
     assert sum(step.tokens for step in run.steps) == sum(wanted.values())
     assert sum(one.kind == "b" for one in run.requests) == 10
     assert simulate(MACHINE, arm, traffic).steps == run.steps
+
+
+def test_clients_come_and_go() -> None:
+    def clients(now: float) -> int:
+        return 8 if 5.0 < now < 15.0 else 1
+
+    traffic = Traffic(classes=(chat(),), requests=80, clients=clients)
+    steps = simulate(MACHINE, FixedArm(0), traffic).steps
+    assert max(step.sequences for step in steps if step.at < 5.0) == 1
+    assert max(step.sequences for step in steps if 6.0 < step.at < 15.0) == 8
+
+
+def test_forced_tokens_are_drafted_for_nothing() -> None:
+    traffic = Traffic(classes=(chat(0.0, forced=0.5, chances={}),), requests=12)
+    off, run = (simulate(MACHINE, FixedArm(k), traffic) for k in (0, 1))
+    assert compare(run, off).throughput > 1.2
+
+
+def test_windows_compare_equal_stretches() -> None:
+    traffic = Traffic(classes=(chat(varied=False),), requests=10)
+    off, fast = (simulate(MACHINE, FixedArm(k), traffic, QUIET) for k in (0, 4))
+    ratios = window_ratios(fast, off, 200)
+    assert len(ratios) == 4 and min(ratios) > 1.3
 
 
 def test_a_drafter_reads_a_prompt_once() -> None:

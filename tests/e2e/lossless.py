@@ -153,6 +153,19 @@ def counted(llm: LLM, name: str) -> float:
     return found.value
 
 
+def is_idle(llm: LLM) -> bool:
+    llm._engine.parts.scheduler.check_integrity()
+    return not llm._engine.has_unfinished and not llm._shared._readers
+
+
+def follower_of(llm: LLM) -> int:
+    """The process beside this one."""
+    followers = llm._engine.parts.followers
+    assert followers is not None
+    [found] = followers.process_ids
+    return found
+
+
 def drawn(llm: LLM, tokens: int, samples: int = 1200) -> Counter[tuple[int, ...]]:
     """What comes of one prompt without a seed, where two tokens may follow each."""
     params = SamplingParams(

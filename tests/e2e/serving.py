@@ -67,6 +67,11 @@ def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Res
     return httpx.post(serving.url + path, json=body, headers=headers, timeout=60)
 
 
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
 def start_server(
     *arguments: str,
     folder: Path | None = None,

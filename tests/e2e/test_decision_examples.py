@@ -68,6 +68,7 @@ def test_every_example_is_tested_and_listed() -> None:
         r"`python examples/decisions/(\w+)\.py`", (FOLDER / "README.md").read_text()
     )
     assert sorted(listed) == sorted(names)
+    assert len(EXAMPLES) >= 3, "those that are run below"
 
 
 @pytest.mark.slow
@@ -131,6 +132,15 @@ def test_a_gain_without_an_interval_proves_nothing(monkeypatch: pytest.MonkeyPat
 ASKS_FOR_A_FILE = "read_load_generator"
 """Has a test of its own, tests/unit/lab/test_read_load_generator.py."""
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem != ASKS_FOR_A_FILE)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["", "\n", "#\n" * 4, "import threading\n" * 17, "acceptance length: 2.5555555555555554",
+     "the form of the form", "abstract abstract abstract abstract"],
+)  # fmt: skip
+def test_what_a_stranger_stumbles_over_is_found(shown: str) -> None:
+    assert bool(complaints(shown)) == (shown != "the form of the form")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEA
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.testing import write_tiny_llama
 from tests.e2e.fronting import KEY, Fronting, Streamed, fronting, stream
-from tests.e2e.serving import Serving, serving
+from tests.e2e.serving import Serving, connect, serving
 
 ROOM = 32
 """Connections: more than are accepted in one go, before it is known who asks for something."""
@@ -63,11 +63,6 @@ def at_work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fronting
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fronting, list[Serving]]]:
     with at_work(tmp_path_factory) as found:
         yield found
-
-
-def connect(url: str) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
 
 
 def asking(body: dict[str, Any], key: str = "mine", length: int | None = None) -> bytes:

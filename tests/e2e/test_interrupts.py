@@ -15,6 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.testing import JunkProposer
+from tests.e2e.lossless import is_idle
 from tests.guards.sources import ROOT
 
 SOURCE = str(ROOT / "src" / "foretoken")
@@ -107,11 +108,6 @@ def interrupted(function: Callable[[], object], place: Place, time: int) -> bool
     except KeyboardInterrupt:
         return True
     return False
-
-
-def is_idle(llm: LLM) -> bool:
-    llm._engine.parts.scheduler.check_integrity()
-    return not llm._engine.has_unfinished and not llm._shared._readers
 
 
 def check_interrupts(llm: LLM, call: Callable[[], object], step: int) -> None:

@@ -22,6 +22,7 @@ from foretoken.engine.thread import AsyncEngine, OutputStream
 from foretoken.errors import RankLostError
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output
+from tests.e2e.lossless import follower_of
 from tests.e2e.serving import start_server
 from tests.marks import needs_kernels
 
@@ -44,13 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("lost") / "model", max_position_embeddings=4096)
 
 
-def _follower(llm: LLM) -> int:
-    followers = llm._engine.parts.followers
-    assert followers is not None
-    [found] = followers.process_ids
-    return found
-
-
 async def _ends(stream: OutputStream) -> list[Output]:
     return [one async for outputs in stream.batches() for one in outputs if one.finish_reason]
 
@@ -66,7 +60,7 @@ async def _harm(llm: LLM, how: str, streams: int, after_s: float) -> None:
     reading = [asyncio.create_task(_ends(stream)) for stream in opened]
     await asyncio.sleep(after_s)
     began = time.monotonic()
-    os.kill(_follower(llm), HARMS[how])
+    os.kill(follower_of(llm), HARMS[how])
     async with asyncio.timeout(ENDS_S + BUSY_S):
         ends = [one for task in reading for one in await task]
         while running.lost is None:
@@ -81,7 +75,7 @@ async def _harm(llm: LLM, how: str, streams: int, after_s: float) -> None:
 def _lose(folder: Path, how: str, streams: int, after_s: float, kind: str) -> None:
     settings: dict[str, Any] = {kind: 2, "kv_cache_memory_bytes": 8 << 20}
     with LLM(str(folder), **settings) as llm:
-        process = _follower(llm)
+        process = follower_of(llm)
         asyncio.run(_harm(llm, how, streams, after_s))
     assert not Path(f"/proc/{process}").exists()
 

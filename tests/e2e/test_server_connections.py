@@ -23,7 +23,7 @@ from foretoken.lab.measure.servers import free_port
 from foretoken.server.settings import Limits, ServerConfig
 from foretoken.server.transport.connection import MOST_HEAD_BYTES, MOST_HEADERS
 from foretoken.types import FinishReason, Output
-from tests.e2e.serving import Serving, serving, start_server
+from tests.e2e.serving import Serving, connect, serving, start_server
 
 PATIENCE_S = 1.0
 ROOM = 8
@@ -46,9 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-def connect(server: Serving) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)), timeout=30)
+def prompt_client(server: Serving) -> socket.socket:
+    client = connect(server.url)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
 
@@ -89,17 +88,17 @@ def wait_alone(server: Serving, seconds: float = 20) -> None:
 @pytest.mark.parametrize("size", [2 * MOST_HEAD_BYTES, 20 << 20])
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nhost: ", b"GET /"])
 def test_a_large_head_is_not_kept(server: Serving, start: bytes, size: int) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(start + b"a" * size)
         status, error = error_of(read_all(client))
         assert status == 431 and str(MOST_HEAD_BYTES) in error["message"]
 
 
 def test_many_headers_are_too_many(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * (MOST_HEADERS + 1) + b"\r\n")
         assert error_of(read_all(client))[0] == 431
-    with connect(server) as client:
+    with prompt_client(server) as client:
         some = b"a: b\r\n" * (MOST_HEADERS - 1)
         client.sendall(b"GET /health HTTP/1.1\r\nconnection: close\r\n" + some + b"\r\n")
         assert read_all(client).startswith(b"HTTP/1.1 200")
@@ -121,7 +120,7 @@ def test_many_headers_are_too_many(server: Serving) -> None:
 def test_who_sends_too_slowly_is_not_waited_for(
     server: Serving, sent: bytes, status: int | None
 ) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(sent)
         answer = read_all(client).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert (int(answer.split()[1]) if answer else None) == status
@@ -135,7 +134,7 @@ def test_dripping_does_not_buy_time(server: Serving) -> None:
     """Whatever is dripped: blank lines, a head, a body, a body that was refused."""
     starts = [b"\r\n", b"GET / HTTP/1.1\r\na: ", head(10_000), head(10_000, key="wrong")]
     with ExitStack() as stack:
-        clients = [stack.enter_context(connect(server)) for _ in starts]
+        clients = [stack.enter_context(prompt_client(server)) for _ in starts]
         for client, start in zip(clients, starts, strict=True):
             client.sendall(start)
         until = time.monotonic() + 20 * PATIENCE_S
@@ -153,7 +152,7 @@ def test_dripping_does_not_buy_time(server: Serving) -> None:
 def test_half_open_connections_do_not_lock_others_out(server: Serving) -> None:
     with ExitStack() as stack:
         for number in range(10 * ROOM):
-            client = stack.enter_context(connect(server))
+            client = stack.enter_context(prompt_client(server))
             client.sendall([b"GET /health HT", head(100) + b"{", b""][number % 3])
             if number % ROOM == 0:
                 assert httpx.get(server.url + "/health", timeout=30).status_code == 200
@@ -163,11 +162,11 @@ def test_half_open_connections_do_not_lock_others_out(server: Serving) -> None:
 
 def test_who_is_being_answered_keeps_the_room(server: Serving) -> None:
     with ExitStack() as stack:
-        busy = [stack.enter_context(connect(server)) for _ in range(ROOM)]
+        busy = [stack.enter_context(prompt_client(server)) for _ in range(ROOM)]
         for client in busy:
             client.sendall(asking({**LONG, "stream": True}))
             assert client.recv(100)
-        late = stack.enter_context(connect(server))
+        late = stack.enter_context(prompt_client(server))
         late.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         status, error = error_of(read_all(late))
         assert status == 503 and "connections" in error["message"]
@@ -187,7 +186,7 @@ def test_a_body_that_is_refused_is_not_reset(
     if how == "chunked":
         start = start.replace(f"content-length: {size}".encode(), b"transfer-encoding: chunked")
         body = f"{size:x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(start + body)  # all of it before anything is read, as many clients do
         assert error_of(read_all(client))[0] == status
     wait_alone(server)
@@ -196,7 +195,7 @@ def test_a_body_that_is_refused_is_not_reset(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_sends_no_more_is_answered(server: Serving, stream: bool) -> None:
     body = {**SHORT, "max_tokens": 400, "stream": stream}
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(asking(body))
         client.shutdown(socket.SHUT_WR)
         answer = read_all(client)
@@ -210,7 +209,7 @@ def test_a_client_that_has_gone_is_not(server: Serving, stream: bool) -> None:
     ends: list[Output] = []
     engine = server.state.engine
     engine.observers.append(lambda outputs: ends.extend(o for o in outputs if o.finish_reason))
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(asking({**LONG, "max_tokens": 4000, "stream": stream}))
         while not engine.engine.parts.scheduler.num_running:
             time.sleep(0.001)
@@ -221,7 +220,7 @@ def test_a_client_that_has_gone_is_not(server: Serving, stream: bool) -> None:
 
 @pytest.mark.slow
 def test_answers_that_nobody_takes_are_dropped(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         wait_alone(server, 100)
@@ -229,7 +228,7 @@ def test_answers_that_nobody_takes_are_dropped(server: Serving) -> None:
 
 @pytest.mark.slow
 def test_a_stream_that_nobody_takes_is_dropped(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         body = {**LONG, "max_tokens": 1500, "logprobs": 20, "n": 8, "stream": True}
         client.sendall(asking(body))
@@ -238,14 +237,14 @@ def test_a_stream_that_nobody_takes_is_dropped(server: Serving) -> None:
 
 
 def test_what_is_no_request_is_named(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
         status, error = error_of(read_all(client))
         assert status == 400 and error["type"] == "invalid_request_error"
 
 
 def test_what_follows_a_request_does_not_spoil_its_answer(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         client.sendall(asking({**SHORT, "max_tokens": 300}) + b"no request\r\n\r\n")
         answer = read_all(client)
         assert answer.startswith(b"HTTP/1.1 200") and b'"finish_reason":"length"' in answer
@@ -253,7 +252,7 @@ def test_what_follows_a_request_does_not_spoil_its_answer(server: Serving) -> No
 
 
 def test_pipelined_requests_are_answered_in_order(server: Serving) -> None:
-    with connect(server) as client:
+    with prompt_client(server) as client:
         one, two = (asking({**SHORT, "max_tokens": count}) for count in (7, 5))
         client.sendall(one + two + asking({**SHORT, "max_tokens": 3}, "connection: close"))
         answer = read_all(client)
@@ -296,11 +295,6 @@ def events(lines: Iterator[str]) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
-def ending_connect(url: str) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
-
-
 @pytest.mark.slow
 def test_sigterm_drains_and_exits_with_0() -> None:
     with process_of() as (process, url):
@@ -323,7 +317,7 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
     def ask(url: str) -> None:
         plain.append(httpx.post(url + TEXT, json=ENDLESS, timeout=60))
 
-    with process_of("--drain-s", "2") as (process, url), ending_connect(url) as slow:
+    with process_of("--drain-s", "2") as (process, url), connect(url) as slow:
         slow.sendall(UNFINISHED)
         asking = threading.Thread(target=ask, args=(url,))
         streamed = {**ENDLESS, "stream": True, "stream_options": {"include_usage": True}}
@@ -360,7 +354,7 @@ def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing(
     """Nor does a third one matter, while the process is being torn down."""
     (tmp_path / "sitecustomize.py").write_text(LATE)
     options = ("--drain-s", "600")
-    with process_of(*options, customize=tmp_path) as (process, url), ending_connect(url) as slow:
+    with process_of(*options, customize=tmp_path) as (process, url), connect(url) as slow:
         slow.sendall(UNFINISHED)
         with httpx.stream("POST", url + TEXT, json={**ENDLESS, "stream": True}) as answer:
             lines = answer.iter_lines()
@@ -373,7 +367,7 @@ def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing(
             assert found[-1] == "[DONE]"
             assert json.loads(found[-2])["error"]["code"] == "draining"
         assert process.wait(30) == 0
-    with process_of("--drain-s", "600") as (process, url), ending_connect(url) as slow:
+    with process_of("--drain-s", "600") as (process, url), connect(url) as slow:
         slow.sendall(UNFINISHED)
         assert httpx.get(url + "/health").status_code == 200
         process.terminate()
@@ -385,7 +379,7 @@ def test_half_open_connections_are_not_let_use_all_descriptors(tmp_path: Path) -
     log = tmp_path / "log"
     with process_of(log=log, descriptors=64) as (_, url), ExitStack() as stack:
         for number in range(100):
-            client = stack.enter_context(ending_connect(url))
+            client = stack.enter_context(connect(url))
             client.sendall(b"GET /health HTTP/1.1\r\nhos" if number % 2 else b"")
         for _ in range(5):
             assert httpx.get(url + "/health", timeout=30).status_code == 200
@@ -402,7 +396,7 @@ def test_without_descriptors_the_server_waits_and_says_so_once(tmp_path: Path) -
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 5, hard))
         with ExitStack() as stack:
             for _ in range(60):
-                stack.enter_context(ending_connect(url))
+                stack.enter_context(connect(url))
             time.sleep(3)
         assert httpx.get(url + "/health", timeout=30).status_code == 200
     lines = log.read_text().splitlines()

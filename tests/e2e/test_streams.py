@@ -13,6 +13,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.testing import JunkProposer
 from foretoken.types import FinishReason, Output
+from tests.e2e.lossless import is_idle
 
 PROMPTS = [{"prompt_token_ids": [7 * i + 1, 3, 5 + i]} for i in range(4)]
 
@@ -58,11 +59,6 @@ def ids(outputs: list[Output]) -> tuple[int, ...]:
     return tuple(token for output in outputs for token in output.new_token_ids)
 
 
-def idle(llm: LLM) -> bool:
-    llm._engine.parts.scheduler.check_integrity()
-    return not llm._engine.has_unfinished and not llm._shared._readers
-
-
 def test_streams_in_turns(llm: LLM, alone: list[tuple[int, ...]]) -> None:
     found: list[list[Output]] = [[] for _ in PROMPTS]
     for row in zip_longest(*(llm.stream(prompt, params()) for prompt in PROMPTS)):
@@ -71,7 +67,7 @@ def test_streams_in_turns(llm: LLM, alone: list[tuple[int, ...]]) -> None:
                 outputs.append(output)
     assert [ids(outputs) for outputs in found] == alone
     assert all(outputs[-1].finish_reason is FinishReason.LENGTH for outputs in found)
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 def test_one_stream_read_to_its_end_while_another_is_open(
@@ -83,7 +79,7 @@ def test_one_stream_read_to_its_end_while_another_is_open(
     rest_of_first = list(first)
     assert ids([begun[0], begun[2], *rest_of_first]) == alone[0]
     assert ids([begun[1], *rest_of_second]) == alone[1]
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 def test_generate_while_streams_are_open(llm: LLM, alone: list[tuple[int, ...]]) -> None:
@@ -98,7 +94,7 @@ def test_generate_while_streams_are_open(llm: LLM, alone: list[tuple[int, ...]])
             assert [one.outputs[0].token_ids for one in inner] == alone[1:3]
     assert ids(outputs) == alone[0]
     assert ids([begun, *waiting]) == alone[3]
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 def test_streams_inside_streams(llm: LLM, alone: list[tuple[int, ...]]) -> None:
@@ -107,7 +103,7 @@ def test_streams_inside_streams(llm: LLM, alone: list[tuple[int, ...]]) -> None:
         outer.append(output)
         assert ids(list(llm.stream(PROMPTS[1], params(5)))) == alone[1][:5]
     assert ids(outer) == alone[0]
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "raise", "break"])
@@ -127,14 +123,14 @@ def test_a_stream_that_is_left_ends_alone(llm: LLM, alone: list[tuple[int, ...]]
     del left
     assert llm._engine.parts.scheduler.num_running == 1
     assert ids([begun, *kept]) == alone[0]
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 def test_a_stream_that_was_never_read_starts_nothing(llm: LLM) -> None:
     unread = llm.stream(PROMPTS[0], params())
-    assert idle(llm)
+    assert is_idle(llm)
     del unread
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 def test_a_wrong_prompt_disturbs_no_open_stream(llm: LLM, alone: list[tuple[int, ...]]) -> None:
@@ -145,7 +141,7 @@ def test_a_wrong_prompt_disturbs_no_open_stream(llm: LLM, alone: list[tuple[int,
     with pytest.raises(PromptError):
         llm.generate([PROMPTS[1], {"prompt_token_ids": [-1]}], params(), use_tqdm=False)
     assert ids([begun, *stream]) == alone[0]
-    assert idle(llm)
+    assert is_idle(llm)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
@@ -164,7 +160,7 @@ def test_a_step_that_fails_ends_only_its_readers_request(
         assert ids([begun[0], *first]) == alone[0]
         [after] = llm.generate(PROMPTS[2], params(), use_tqdm=False)
         assert after.outputs[0].token_ids == alone[2]
-        assert idle(llm)
+        assert is_idle(llm)
 
 
 def test_a_step_that_breaks_off_after_committing_is_said_to_all(
@@ -212,4 +208,4 @@ def test_a_stream_collected_in_the_middle_of_a_step(model: Path) -> None:
         del other
         assert ids(list(stream))
         assert not left
-        assert idle(llm)
+        assert is_idle(llm)

@@ -11,7 +11,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, EngineLostError, RankLostError
 from foretoken.testing import write_tiny_llama
-from tests.e2e.lossless import PARAMETERS
+from tests.e2e.lossless import PARAMETERS, follower_of
 from tests.marks import needs_kernels, slow_but
 
 PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in (8, 13, 38)]
@@ -103,19 +103,12 @@ def shared(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def _process(llm: LLM) -> int:
-    followers = llm._engine.parts.followers
-    assert followers is not None
-    [found] = followers.process_ids
-    return found
-
-
 @pytest.mark.slow
 def test_a_killed_process_ends_the_engine_with_its_name(shared: LLM) -> None:
     params = SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.0)
     reading = shared.stream(PROMPTS[0], params)
     next(reading)
-    process = _process(shared)
+    process = follower_of(shared)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RankLostError, match="rank 1 has died"):
         list(reading)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
@@ -25,10 +24,11 @@ from foretoken.runtime.sequence import Sequence
 from foretoken.testing import write_tiny_llama
 from foretoken.types import Request, SamplingParams
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
+from tests.marks import needs_kernels
 from tests.unit.proposing import draft_model, make_sequence, make_span
 
 PAGE, PAGES, STEPS, BEFORE = 8, 20, 12, 4
-pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
+pytestmark = needs_kernels
 
 
 def _runner(folder: Path, dtype: torch.dtype, quantization: str | None) -> Runner:

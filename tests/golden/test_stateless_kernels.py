@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from foretoken.config import DrafterConfig
-from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context
@@ -24,6 +23,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
+from tests.marks import needs_kernels
 
 VOCAB, HIDDEN, PAGE, SLOTS = 211, 48, 8, 64
 MLP = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=32, n_predict=4)
@@ -39,7 +39,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "seeded": {"seed": 5, "top_p": 0.9},
     "unseeded": {},
 }
-pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
+pytestmark = needs_kernels
 
 
 def make_head(shape: MLPShape | MedusaShape, dtype: torch.dtype) -> StatelessHead:

@@ -24,7 +24,7 @@ from tools.demo_models.batches import (
     bytes_per_token,
     held_out_rows,
 )
-from tools.demo_models.card import CardInput, draft_card, head_card, target_card
+from tools.demo_models.card import CardInput, draft_card, head_card, target_card, thin
 from tools.demo_models.packages import Package
 from tools.demo_models.tokenizer import BEGIN_ID, save_tokenizer, train_tokenizer
 from tools.python_text.stdlib import Corpus, SourceFile
@@ -157,6 +157,8 @@ def test_transformers_reads_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, 64)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (loaded.bos_token, loaded.eos_token) == ("<s>", "</s>")
+    assert tokenizer.encode("x").ids[0] == tokenizer.token_to_id("<s>") == 0
+    assert tokenizer.token_to_id("</s>") == 1
     assert loaded(TEXTS[0])["input_ids"] == tokenizer.encode(TEXTS[0]).ids
     chat = loaded.apply_chat_template(
         [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
@@ -241,6 +243,13 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
         "0.01 M parameters",
     ):
         assert piece in card, piece
+
+
+def test_a_thin_history_keeps_its_end() -> None:
+    records = [{"step": float(i)} for i in range(50)]
+    kept = thin(records)
+    assert len(kept) <= 12 and kept[-1] == records[-1]
+    assert thin(records[:3]) == records[:3]
 
 
 def test_a_card_needs_a_run_of_a_head(tmp_path: Path) -> None:

@@ -130,6 +130,12 @@ CASES = [
 ]
 
 
+def test_a_line_is_of_one_policy_at_one_load(script: ModuleType) -> None:
+    assert script.points_of(CASES, "random", 32, "found") == [(1, 0.9), (4, 0.6)]
+    assert script.points_of(CASES, "prefix", 32, "found") == [(1, 0.9), (4, 0.85)]
+    assert script.points_of(CASES, "turns", 32, "found") == []
+
+
 def test_the_picture_names_policies_and_loads(script: ModuleType, tmp_path: Path) -> None:
     printed = tmp_path / "routed.txt"
     printed.write_text("| rows |\n" + json.dumps({"results": {"cases": CASES}}) + "\n")

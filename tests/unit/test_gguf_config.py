@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.checkpoint import _choose, _hub_id, _HubId, find_model
+from foretoken.checkpoint import _choose, _hub_id, _HubId, _type_of, find_model
 from foretoken.cli.app import app
 from foretoken.errors import (
     CheckpointError,
@@ -319,6 +319,12 @@ def test_the_file_that_is_meant(files: list[str], wanted: str | None, found: str
 def test_none_or_several(files: list[str], wanted: str | None, said: str) -> None:
     with pytest.raises(ModelNotFoundError, match=f"(?i){said}"):
         _choose(_HubId("org/repo", wanted), files)
+
+
+def test_types_that_names_say() -> None:
+    named = {"m-UD-IQ2_XXS.gguf": "UD-IQ2_XXS", "m_f16.gguf": "f16", "x/BF16/m.gguf": "BF16"}
+    assert {name: _type_of(name) for name in named} == named
+    assert _type_of("qwen3-8b.gguf") is None
 
 
 def test_what_a_name_asks_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

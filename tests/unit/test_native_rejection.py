@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from foretoken.backend import backend_for
-from foretoken.kernels.library import find_library
 from foretoken.ops.drawing import BEST, UNDECIDED, Drawing, DrawKernel, pack_rows
 from foretoken.ops.logits import Filters, keep_filtered, scale
 from foretoken.ops.native_rejection import RejectKernel
@@ -25,11 +24,12 @@ from foretoken.runtime.rules.trees import TreeRejection
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
+from tests.marks import needs_kernels
 from tests.unit.filters import FILTERS
 from tests.unit.proposing import make_sequence
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
+pytestmark = needs_kernels
 PARAMS: list[dict[str, Any]] = [
     {},
     {"top_p": 0.9},
