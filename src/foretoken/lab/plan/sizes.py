@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from foretoken.checkpoint import PACKAGED, find_model
+from foretoken.checkpoint import PACKAGED, find_model, hub_errors, hub_trouble
 from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import (
     CheckpointError,
@@ -302,14 +302,22 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _from_hub(name: str, field: str) -> PlanModel:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
 
-    short = one_of(name.lower(), (row["short"] for row in known_models().values()))
-    allowed = f"a config.json, its folder, a hub id that can be reached, or one of: {short}"
     try:
+        if try_to_load_from_cache(name, "config.json") is None:
+            # Asks once. A download would go on asking for a minute where there is no network.
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
         file = hf_hub_download(name, "config.json")
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except hub_errors() as error:
+        short = one_of(name.lower(), (row["short"] for row in known_models().values()))
+        why = hub_trouble(name, error)
+        allowed = f"a config.json, its folder, a hub id ({why}), or one of: {short}"
         raise ModelNotFoundError(field, name, allowed) from error
     return _from_file(name, Path(file))
 
