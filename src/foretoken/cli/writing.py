@@ -25,6 +25,7 @@ from foretoken.cli.options import (
 )
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.types import FinishReason, Output, RequestMetrics, SamplingParams, TokenSource
+from foretoken.types.accepted import acceptance_length
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -177,7 +178,7 @@ def describe_acceptance(answers: Sequence[TimedText]) -> str | None:
     if not accepted:
         return None
     drafted = sum(sum(metrics.drafted_per_step) for metrics in done)
-    length = 1 + sum(accepted) / len(accepted)
+    length = acceptance_length(sum(accepted), len(accepted))
     return f"acceptance length {length:.2f}, {sum(accepted)} of {drafted} drafts accepted"
 
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from foretoken.control.cost import PlainCost, StepShape
 from foretoken.types import StepStats
+from foretoken.types.accepted import acceptance_length, acceptance_rate
 from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 
 logger = logging.getLogger("foretoken")
@@ -59,12 +60,12 @@ class _Totals:
     @property
     def acceptance_length(self) -> float:
         """Tokens per verification with a draft, the recovered or bonus token included."""
-        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+        return acceptance_length(self.num_accepted_tokens, self.num_drafts)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted draft tokens per drafted one."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        return acceptance_rate(self.num_accepted_tokens, self.num_draft_tokens)
 
 
 class PlainEstimate:

@@ -173,7 +173,7 @@ def test_speedups_follow_from_acceptance_and_cost() -> None:
         for k, s in enumerate((2.0, 2.5, 4.0))
     ]
     acceptance = Accepted(by_position=(0.5, 0.5), lengths=(1.5, 2.0), num_verifications=9)
-    assert expected_speedups(acceptance, costs) == pytest.approx((1.2, 1.0))
+    assert expected_speedups(acceptance, costs) == pytest.approx({1: 1.2, 2: 1.0})
 
 
 @pytest.mark.parametrize("name", ["draft", "mlp"])

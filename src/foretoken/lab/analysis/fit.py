@@ -192,7 +192,7 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     return Fit(
         k=counts.k,
         draft_share=counts.draft_share,
-        acceptance_rate=counts.num_accepted / counts.num_drafted,
+        acceptance_rate=counts.acceptance_rate,
         points=tuple(p for p in points if p is not None),
         draft_cost=lines.draft_cost,
         verify_cost=lines.verify_cost,

@@ -15,6 +15,7 @@ import numpy as np
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.whole_time import StepCounts, counts_of
 from foretoken.lab.records.results import AbSummary, RequestRecord
+from foretoken.types.accepted import acceptance_rate
 
 MATCH, MISS, OPEN = 1, 0, -1
 
@@ -81,8 +82,7 @@ def replay(streams: Sequence[Sequence[int]], k: int, *, open_chance: float) -> R
             drafted, accepted = drafted + budget, accepted + good
             position += good + 1
         tokens += len(known)
-    rate = accepted / drafted if drafted else 0.0
-    return ReplayedSteps(tokens / steps, drafted / steps, rate)
+    return ReplayedSteps(tokens / steps, drafted / steps, acceptance_rate(accepted, drafted))
 
 
 def other_lengths(

@@ -43,6 +43,7 @@ from foretoken.lab.report.canvas import (
 from foretoken.lab.report.runs import ReportRun, write_text
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
+from foretoken.types.accepted import accepted_by_position
 
 
 class Tile(NamedTuple):
@@ -181,15 +182,15 @@ def latencies(run: ReportRun) -> Figure | None:
 def by_position(run: ReportRun) -> Figure | None:
     """Share of verifications that accepted position i, and the same given all before it were. Entry
     j of a histogram counts the steps that accepted j drafts."""
-    steps_j = np.asarray(run.drafts.histogram if run.drafts else (), dtype=float)
-    if steps_j.size < 2 or not steps_j.sum():
+    steps_j = run.drafts.histogram if run.drafts else ()
+    if len(steps_j) < 2 or not sum(steps_j):
         return None
-    reached = steps_j[::-1].cumsum()[::-1] / steps_j.sum()
-    given = np.divide(reached[1:], reached[:-1], out=np.zeros_like(reached[1:]),
-                      where=reached[:-1] > 0)  # fmt: skip
+    shares = np.array(accepted_by_position(steps_j, steps_j, of_all=True))
+    before = np.array([1.0, *shares[:-1]])
+    given = np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)
     figure, axes = new_figure(3.0)
-    positions = np.arange(1, steps_j.size)
-    axes.bar(positions, 100 * reached[1:], color=CANDIDATE, width=0.62, label="accepted")
+    positions = np.arange(1, len(steps_j))
+    axes.bar(positions, 100 * shares, color=CANDIDATE, width=0.62, label="accepted")
     label = "given all before were"
     axes.plot(positions, 100 * given, "o-", color=WARN, markersize=5, label=label)
     axes.set_xticks(positions)

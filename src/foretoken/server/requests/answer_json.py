@@ -14,6 +14,7 @@ from foretoken.server.requests.generation import Event, Generation
 from foretoken.server.transport.events import LateList
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
+from foretoken.types.accepted import acceptance_rate
 
 TokenText = Callable[[int], str]
 
@@ -126,7 +127,7 @@ def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -
     histogram = enumerate(metrics.acceptance_histogram)
     found: dict[str, Any] = {
         "mean_acceptance_length": metrics.acceptance_length,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
+        "draft_acceptance_rate": acceptance_rate(sum(accepted), sum(drafted)),
         "acceptance_histogram": {str(length): count for length, count in histogram if count},
         "num_spec_steps": len(drafted),
         "num_accepted_draft_tokens": sum(accepted),

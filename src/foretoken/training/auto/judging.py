@@ -20,7 +20,7 @@ from foretoken.config.speculative import SpeculativeConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.wiring import build_engine
 from foretoken.training.data.answers import answer_all
-from foretoken.training.evaluation import MOST_DRAFTS, accepted, step_costs
+from foretoken.training.evaluation import MOST_DRAFTS, accepted, expected_speedups, step_costs
 from foretoken.types import SamplingParams, Speculation
 
 OFF = "off"
@@ -156,13 +156,8 @@ def _length(
     """How far this drafter should draft here, and the tokens a verification that it gets then."""
     asked = _params(0.0, tokens, Speculation(drafter=name, num_speculative_tokens=most))
     kept = accepted(answer_all(engine, prompts, asked))
-    costs = {
-        cost.drafts: cost.total_s
-        for cost in step_costs(engine, prompts[0], len(kept.by_position), 2, name)
-    }
-    promised = {
-        k: length / costs[k] for k, length in enumerate(kept.lengths, start=1) if k in costs
-    }
+    costs = step_costs(engine, prompts[0], len(kept.by_position), 2, name)
+    promised = expected_speedups(kept, costs)
     best = max(promised, key=lambda k: promised[k]) if promised else most
     return best, kept.lengths[min(best, len(kept.lengths)) - 1]
 
