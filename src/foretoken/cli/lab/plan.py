@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli.lab.options import OptionHelp, parameters_of
+from foretoken.cli.options import with_parameters
 from foretoken.errors import ConfigError, ModelNotFoundError
 from foretoken.lab.verdict import EXITS
 
@@ -17,99 +19,56 @@ EPILOG = (
     f"{EXITS}; 0 too where no speculation was asked for; 2 and 3: wrong settings or an unknown "
     "model."
 )
-Name = str | None
-Whole = int | None
-Number = float | None
-Ranks = Annotated[
-    Whole, typer.Option(help="Ranks: one on each device; of Foretoken processes, several on a CPU.")
-]
-DraftRanks = Annotated[
-    Whole, typer.Option(help="Ranks of the draft: as the target, with Foretoken 1.")
-]
-Workload = Annotated[
-    Name, typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed.")
-]
-Measured = Annotated[
-    Name,
-    typer.Option(
-        metavar="V,c,LENGTH|FILE",
-        help="Costs and acceptance length as measured, or a file of what `lab decide --fit "
-        "--json` prints: the next step.",
+_METHODS = "draft_model, ngram, suffix, eagle3, eagle, dflash, dspark, mtp, mlp, medusa, none"
+_WORKLOADS = "chat, code, math, summarize, rag, edit, json, creative, mixed."
+_RANKS = "Ranks: one on each device; of Foretoken processes, several on a CPU."
+_MEASURED = (
+    "Costs and acceptance length as measured, or a file of what `lab decide --fit --json` prints: "
+    "the next step."
+)
+_CHANCE = "Chance that a draft is accepted if all before it were; see --rate."
+_RANGE = "LOW:HIGH"
+_ROWS = {
+    "draft": OptionHelp("The draft model; several times: the best is taken.", list[str]),
+    "method": OptionHelp(_METHODS),
+    "engine": OptionHelp("vllm, llama.cpp or foretoken."),
+    "quantization": OptionHelp("Of the target: bf16, fp8, int8, int4, q4_k_m ..."),
+    "draft_quantization": OptionHelp("Of the draft."),
+    "kv_cache_dtype": OptionHelp("auto, fp8, q8_0 ..."),
+    "device": OptionHelp("A device of the table, or `this`; a wrong one lists them."),
+    "count": OptionHelp("How many devices.", int),
+    "tensor_parallel_size": OptionHelp(_RANKS, int),
+    "draft_tensor_parallel_size": OptionHelp(
+        "Ranks of the draft: as the target, with Foretoken 1.", int
     ),
-]
+    "utilization": OptionHelp("Share of the memory to be used.", float),
+    "overhead_gb": OptionHelp("Per device, for activations.", float),
+    "k": OptionHelp("Drafts per verification.", int, flag="-k"),
+    "context": OptionHelp("Tokens of a typical request.", int),
+    "output_tokens": OptionHelp("Of them written.", int),
+    "concurrency": OptionHelp("Requests in flight, usually.", int),
+    "peak_concurrency": OptionHelp("The same at the peak.", int),
+    "workload": OptionHelp(_WORKLOADS),
+    "temperature": OptionHelp("Of production traffic.", float),
+    "acceptance": OptionHelp(_CHANCE, metavar=_RANGE),
+    "rate": OptionHelp("Or accepted over drafted tokens at -k, as servers count.", metavar=_RANGE),
+    "slo": OptionHelp("tpot, ttft or throughput."),
+    "bandwidth_gb_s": OptionHelp("Of a device, as measured.", float),
+    "measured": OptionHelp(_MEASURED, metavar="V,c,LENGTH|FILE"),
+    "details": OptionHelp("Every check, cost and assumption after the page.", bool),
+    "config": OptionHelp("YAML; options override it.", Path),
+    "as_json": OptionHelp("One JSON document.", bool, flag="--json"),
+}
 
 
-def _range(meaning: str) -> Any:
-    return typer.Option(metavar="LOW:HIGH", help=meaning)
-
-
+@with_parameters(parameters_of(_ROWS))
 def plan(
     target: Annotated[
-        Name, typer.Argument(help="Hub id, short name, config.json or its folder.")
+        str | None, typer.Argument(help="Hub id, short name, config.json or its folder.")
     ] = None,
-    draft: Annotated[
-        list[str] | None, typer.Option(help="The draft model; several times: the best is taken.")
-    ] = None,
-    method: Annotated[
-        Name,
-        typer.Option(
-            help="draft_model, ngram, suffix, eagle3, eagle, dflash, dspark, mtp, mlp, medusa, none"
-        ),
-    ] = None,
-    engine: Annotated[Name, typer.Option(help="vllm, llama.cpp or foretoken.")] = None,
-    quantization: Annotated[
-        Name, typer.Option(help="Of the target: bf16, fp8, int8, int4, q4_k_m ...")
-    ] = None,
-    draft_quantization: Annotated[Name, typer.Option(help="Of the draft.")] = None,
-    kv_cache_dtype: Annotated[Name, typer.Option(help="auto, fp8, q8_0 ...")] = None,
-    device: Annotated[
-        Name, typer.Option(help="A device of the table, or `this`; a wrong one lists them.")
-    ] = None,
-    count: Annotated[Whole, typer.Option(help="How many devices.")] = None,
-    tensor_parallel_size: Ranks = None,
-    draft_tensor_parallel_size: DraftRanks = None,
-    utilization: Annotated[Number, typer.Option(help="Share of the memory to be used.")] = None,
-    overhead_gb: Annotated[Number, typer.Option(help="Per device, for activations.")] = None,
-    k: Annotated[Whole, typer.Option("-k", help="Drafts per verification.")] = None,
-    context: Annotated[Whole, typer.Option(help="Tokens of a typical request.")] = None,
-    output_tokens: Annotated[Whole, typer.Option(help="Of them written.")] = None,
-    concurrency: Annotated[Whole, typer.Option(help="Requests in flight, usually.")] = None,
-    peak_concurrency: Annotated[Whole, typer.Option(help="The same at the peak.")] = None,
-    workload: Workload = None,
-    temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
-    acceptance: Annotated[
-        Name, _range("Chance that a draft is accepted if all before it were; see --rate.")
-    ] = None,
-    rate: Annotated[
-        Name, _range("Or accepted over drafted tokens at -k, as servers count.")
-    ] = None,
-    slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
-    bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
-    measured: Measured = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Every check, cost and assumption after the page.")
-    ] = False,
-    config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    **given: Any,
 ) -> None:
     """Whether to speculate, with what, how far, and what fits, before anything is measured."""
-    given = {name: value for name, value in locals().items() if name not in _OWN}
-    given["num_speculative_tokens"] = given.pop("k")
-    given["draft"] = ",".join(draft) if draft else None
-    raise typer.Exit(_run(given, measured, config, as_json=as_json, details=details))
-
-
-_OWN = ("measured", "config", "as_json", "details")
-
-
-def _run(
-    given: dict[str, Any],
-    measured: str | None,
-    config: Path | None,
-    *,
-    as_json: bool,
-    details: bool,
-) -> int:
     from rich.console import Console
 
     from foretoken.lab.measure.experiment import read_yaml
@@ -118,6 +77,11 @@ def _run(
     from foretoken.lab.plan.setup import PlanSettings, first_drafts
     from foretoken.lab.plan.speedup import next_step
 
+    measured, details, config, as_json = (
+        given.pop(name) for name in ("measured", "details", "config", "as_json")
+    )
+    given |= {"target": target, "num_speculative_tokens": given.pop("k")}
+    given["draft"] = ",".join(given["draft"] or ()) or None
     written = read_yaml(config, "--config") if config is not None else {}
     options = {key: value for key, value in given.items() if value is not None}
     try:
@@ -136,7 +100,7 @@ def _run(
         print(json.dumps(plan_document(found, step)))
     else:
         print_plan(Console(highlight=False), found, step, everything=details)
-    return found.verdict.exit_code
+    raise typer.Exit(found.verdict.exit_code)
 
 
 def parse_measured(text: str, k: int) -> "MeasuredCost":
