@@ -60,8 +60,6 @@ PAGE = "page.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbOrder:
-    """What is measured, and what is made of it."""
-
     settings: AbConfig
     axes: Mapping[str, Sequence[Any]]
     policy: ShipPolicy
@@ -249,7 +247,6 @@ class _LiveView:
         self._left, self._begun, self._started_s = 0, 0, 0.0
 
     def expect(self, blocks: int, out: Path, arms: int) -> None:
-        """Expect the segments, `arms` times `blocks`, that `out` does not have yet."""
         self._left, self._begun = max(0, arms * blocks - len(read_segments(out))), 0
 
     def say(self, text: str) -> None:

@@ -31,8 +31,6 @@ JsonOption = Annotated[
 
 
 class OptionHelp(NamedTuple):
-    """How an option of a command stands in its help."""
-
     meaning: str
     kind: Any = str
     metavar: str | None = None

@@ -21,8 +21,6 @@ MATCH, MISS, OPEN = 1, 0, -1
 
 
 class ReplayedSteps(NamedTuple):
-    """What steps with a draft come to at some length."""
-
     tokens_per_step: float
     drafts_per_step: float
     acceptance_rate: float

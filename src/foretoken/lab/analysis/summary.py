@@ -46,8 +46,6 @@ Value = Callable[[RequestRecord], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmData:
-    """What is known of an arm beside its requests."""
-
     arm: str
     server: ServerInfo
     seconds_of_block: dict[int, float]

@@ -20,8 +20,6 @@ NOTHING_DRAFTED = "no step drafted anything"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What an arm's steps came to, over all its answers."""
-
     num_tokens: int
     """After the first token of each answer; 0 where the server does not say."""
     num_verifications: int

@@ -43,8 +43,6 @@ METRIC = "tpot_mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One point of a grid."""
-
     values: Values
     summary: AbSummary
 
@@ -175,8 +173,6 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """The acceptance a system needs."""
-
     values: Values
     """Of the other axes of the grid."""
     load: str

@@ -36,8 +36,6 @@ _SCRAPE_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What is to be measured in one go."""
-
     arm: ArmConfig
     block: int
     items: tuple[Item, ...]
@@ -48,8 +46,6 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEnd:
-    """A finished segment."""
-
     arm: str
     block: int
     seconds: float
@@ -148,7 +144,6 @@ def read_segments(folder: Path) -> list[SegmentEnd]:
 
 
 def _drop_unfinished(folder: Path, keys: Set[tuple[str, int]]) -> None:
-    """Drop the records of segments that were cut short."""
     path = folder / REQUESTS
     if not path.is_file():
         return

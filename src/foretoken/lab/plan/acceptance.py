@@ -53,8 +53,6 @@ class DraftedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedLength:
-    """One measured acceptance length."""
-
     source: str
     drafting: DraftedWork
     length: float
@@ -63,8 +61,6 @@ class PublishedLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedAcceptance:
-    """What is assumed about the drafts of one method."""
-
     low: float
     middle: float
     high: float

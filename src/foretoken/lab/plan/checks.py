@@ -333,8 +333,6 @@ OF_SETTINGS = ("tp_symmetry",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerdict:
-    """One word and its reason."""
-
     word: str
     """USE_IT, MEASURE_MORE, LEAVE_IT_OFF, or NOT_ASKED where no method was asked for."""
     reason: str

@@ -52,8 +52,6 @@ CLEARLY = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOutlook:
-    """One of several draft models that were named."""
-
     draft: str
     params: int
     requests: int

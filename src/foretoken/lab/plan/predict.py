@@ -342,8 +342,6 @@ def show_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSchedule:
-    """What to draft at which load."""
-
     steps: tuple[tuple[int, int], ...]
     """(k, last number of requests in flight) by rising load; the last entry has no end (0)."""
     decided: int
@@ -408,8 +406,6 @@ def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOutlook:
-    """One method on this setup."""
-
     method: str
     available: bool
     refused: str

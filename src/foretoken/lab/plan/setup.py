@@ -117,8 +117,6 @@ def _this_machine() -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCost:
-    """Host time and kernels of one engine."""
-
     step_s: float = 0.0
     """Scheduling and sampling around each pass of the target."""
     draft_s: float = 0.0
@@ -153,8 +151,6 @@ WORKLOADS = ("chat", "code", "math", "summarize", "rag", "edit", "json", "creati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """Everything a plan asks, as a user writes it."""
-
     target: str
     draft: str | None = None
     """The draft model, or several with commas between them, of which the best is taken; None: only

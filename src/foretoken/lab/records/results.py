@@ -44,8 +44,6 @@ class RequestAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it."""
-
     index: int
     """Position in the workload: the same in every arm."""
     arm: str = ""
@@ -109,8 +107,6 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """Who answered."""
-
     url: str
     engine: str = "unknown"
     """foretoken, vllm, llama.cpp, sglang, mock or unknown."""

@@ -47,8 +47,6 @@ from foretoken.types.accepted import accepted_by_position
 
 
 class Tile(NamedTuple):
-    """A number at the top of the page."""
-
     label: str
     value: str
     detail: str
@@ -140,8 +138,6 @@ def _milliseconds(found: Quantiles | None) -> str:
 
 
 class Plot(NamedTuple):
-    """A drawn plot."""
-
     title: str
     says: str
     """What is to be seen, and n."""

@@ -17,15 +17,12 @@ from foretoken.lab.records.run_files import REQUESTS, ab_folders, read_ab, read_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRun:
-    """One A/B."""
-
     name: str
     summary: AbSummary
     decision: Decision
 
     @property
     def arms(self) -> tuple[ArmSummary, ArmSummary]:
-        """Baseline and candidate."""
         return self.summary.arm(self.summary.baseline), self.summary.arm(self.summary.candidate)
 
     @property
