@@ -21,7 +21,6 @@ from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.method_plans import MethodPlan, plan_of, planned_methods
 from foretoken.lab.plan.sizes import (
-    QUANTIZATIONS,
     PlanModel,
     Quantization,
     find_quantization,
@@ -302,7 +301,7 @@ class Setup:
         drafts, unless that is said of a draft model."""
         if self.method_plan is not None and not self.method_plan.own_file:
             return self.quantization
-        return self.draft_quantization if self.draft is None else QUANTIZATIONS["bf16"]
+        return self.draft_quantization if self.draft is None else find_quantization("bf16", "bf16")
 
 
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
