@@ -35,7 +35,10 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
         None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
     ("plan", "--eager-draft"): (
-        None, "--measured V,c,LENGTH: what a draft costs there, with graphs or without"),
+        None, "nothing: `foretoken lab tune SERVER` measures drafters, with graphs or without"),
+    ("plan", "--measured"): (
+        str, "nothing: `lab tune SERVER` measures other lengths and drafters; of a run, "
+        "`lab decide RUN --fit` says what they cost, --k what another length would have done"),
     ("tune", "--device"): (str, _PLAN),
     ("tune", "--count"): (int, _PLAN),
 }  # fmt: skip

@@ -68,10 +68,9 @@ def decide(
 
     Several runs: what differs between them is found out. Configurations (k, method, engine version)
     compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
-    --fit takes the steps of all runs together, those of one pair of servers at several loads; with
-    --json, `lab plan --measured` reads what it prints. --k replays the accept stream of the run
-    that decides; it needs a candidate that was started with --per-request-spec-decode-metrics
-    detailed.
+    --fit takes the steps of all runs together, those of one pair of servers at several loads. --k
+    replays the accept stream of the run that decides; it needs a candidate that was started with
+    --per-request-spec-decode-metrics detailed.
     """
     from foretoken.lab.analysis.other_lengths import other_lengths
     from foretoken.lab.decide.overall import judge_runs

@@ -3,7 +3,7 @@
 Frozen values; names of settings follow vLLM. Built from a mapping (a YAML file with the command
 line's options over it), where an unknown key is an error. Devices are from data sheets. What an
 engine's own work adds to a step no data sheet says: assumptions from published paces without drafts
-and from how its kernels are built; `lab decide --fit` replaces them with a server's own step times.
+and from how its kernels are built; `lab decide --fit` says a server's own step times.
 """
 
 import tomllib
@@ -27,8 +27,10 @@ from foretoken.lab.plan.sizes import (
     kv_element_bytes,
     load_plan_model,
 )
-from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
+
+MOST_K = 16
+"""Drafts per verification, the most that are looked at unless more are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +243,6 @@ class Setup:
     peak: int
     """Requests in flight on an ordinary day and at the peak: as many of those that were asked for
     as fit at once, once it is known how many do."""
-    measured: MeasuredCost | None = None
-    """At the load that decides; verifications of any other method cost the same."""
-
-    @property
-    def own_measured(self) -> MeasuredCost | None:
-        own = self.measured is not None and self.measured.method == self.method
-        return self.measured if own else None
 
     @property
     def deciding(self) -> int:

@@ -372,7 +372,8 @@ class Quantization:
 def _quantizations() -> tuple[dict[str, Quantization], dict[str, str]]:
     """Those of the table by name, and what else they are called."""
     text = resources.files("foretoken.lab.plan").joinpath("quantizations.toml").read_text("utf-8")
-    found, also = {}, {}
+    found: dict[str, Quantization] = {}
+    also: dict[str, str] = {}
     for name, row in tomllib.loads(text).items():
         bits = row.pop("bits")
         also |= dict.fromkeys(row.pop("also", ()), name)
