@@ -106,7 +106,6 @@ def info(
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
-    """What only the files say."""
     facts: dict[str, Any] = {"ends_of_text": None}
     if path.suffix == ".gguf":
         from foretoken.text.gguf_tokenizer import check_gguf_tokenizer

@@ -103,8 +103,6 @@ Form = Annotated[
 
 
 def _trains(kind: str) -> Callable[..., None]:
-    """The command that trains one kind of drafter."""
-
     def command(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
         from foretoken.training.runs import train
 

@@ -127,7 +127,6 @@ class TimedText:
     """A text that grows, and its times: seconds since it was asked for."""
 
     def __init__(self) -> None:
-        """Asked for now."""
         self._began = time.perf_counter()
         self.text = ""
         self.num_tokens = 0
@@ -187,7 +186,6 @@ class Screen:
     """A terminal that shows texts in colours."""
 
     def __init__(self, llm: "LLM") -> None:
-        """Show what `llm` writes."""
         from rich.console import Console
 
         self._console = Console(highlight=False, soft_wrap=True)
