@@ -27,11 +27,12 @@ from foretoken.cli.lab.run_tables import (
 )
 from foretoken.errors import EndpointError
 from foretoken.extras import EXTRA_OF
-from foretoken.lab.analysis.crossover import crossings_of
+from foretoken.lab.analysis.crossover import crossings_along
+from foretoken.lab.analysis.dimensions import find_dimensions
 from foretoken.lab.decide.decision import Decision
 from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.until import run_until_decided
+from foretoken.lab.decide.until import UntilLimits, run_until_decided
 from foretoken.lab.measure.ab import plan_ab, run_ab
 from foretoken.lab.measure.estimate import announce, announce_unasked, fit_into, probe
 from foretoken.lab.measure.experiment import AbConfig
@@ -179,7 +180,7 @@ def _measure_two(order: AbOrder) -> int:
 
         most_s = 0.0 if order.fixed else 60 * (order.minutes or MOST_MINUTES)
         summary = run_until_decided(
-            order.settings, order.out, order.policy, most_s=most_s, tell=tell,
+            order.settings, order.out, order.policy, UntilLimits(most_s=most_s, tell=tell),
             resume=order.resume, watch=watch,
         )  # fmt: skip
     print_ab(console(), summary)
@@ -195,7 +196,7 @@ def _measure_grid(order: AbOrder) -> int:
     console().print(cells_table(names, summaries))
     if FORCED in order.axes:
         return _say_break_evens(cells, order)
-    crossings = crossings_of(summaries)
+    crossings = crossings_along(summaries, range(len(summaries)), find_dimensions(summaries))
     for crossing in crossings:
         say(crossing.says)
     folders = [order.out / folder_of(cell.values) for cell in cells]

@@ -35,7 +35,7 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
         None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
     ("decide", "--csv"): (
-        str, "--json, which has every rule; a run's summary.json has its gains, block by block, and "
+        str, "--json, which has every rule; summary.json of a run has gains block by block, and "
         "requests.jsonl its requests"),
     ("plan", "--eager-draft"): (
         None, "nothing: `foretoken lab tune SERVER` measures drafters, with graphs or without"),

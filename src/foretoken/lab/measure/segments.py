@@ -91,11 +91,8 @@ class RunFolder:
             self.finished = read_segments(folder)
             _drop_unfinished(folder, {(end.arm, end.block) for end in self.finished})
         write_json(folder / CONFIG, settings)
-        try:
-            self._requests = LineWriter(folder / REQUESTS)
-            self._segments = LineWriter(folder / SEGMENTS)
-        except OSError as error:
-            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
+        self._requests = LineWriter.within(folder, REQUESTS)
+        self._segments = LineWriter.within(folder, SEGMENTS)
 
     def add(self, record: RequestRecord) -> None:
         """Write a record; what the disk says against it is raised by `finish`."""
