@@ -34,12 +34,6 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
     ("ab", "--until-decided"): (
         None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
-<<<<<<< HEAD
-    ("decide", "--csv"): (
-        str, "--json, which has every rule; summary.json of a run has gains block by block, and "
-        "requests.jsonl its requests"),
-=======
->>>>>>> parent of d02ea16b (decide --csv goes: --json, summary.json and requests.jsonl have the numbers)
     ("plan", "--eager-draft"): (
         None, "nothing: `foretoken lab tune SERVER` measures drafters, with graphs or without"),
     ("plan", "--measured"): (
