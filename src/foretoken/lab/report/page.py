@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import foretoken
+from foretoken.errors import ConfigError
 from foretoken.lab.analysis.crossover import spans_widely
 from foretoken.lab.analysis.dimensions import Dimension, show_value
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
@@ -40,7 +41,7 @@ from foretoken.lab.report.canvas import (
     plain_log,
     variables,
 )
-from foretoken.lab.report.runs import ReportRun, write_text
+from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
 from foretoken.types.accepted import accepted_by_position
@@ -73,7 +74,11 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         light=variables(dark=False),
         dark=variables(dark=True),
     )
-    write_text(file, page, "--html")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, "utf-8")
+    except OSError as error:
+        raise ConfigError("--html", str(file), f"a place to write to ({error})") from error
 
 
 def _details(run: ReportRun) -> str:
