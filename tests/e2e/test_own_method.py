@@ -32,11 +32,11 @@ from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.chain_head import build_paged
 from foretoken.proposers.heads.folder import HeadFolder, fill
-from foretoken.proposers.heads.head_runner import PagedHead
-from foretoken.proposers.heads.paged import build_paged
+from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
-from foretoken.proposers.heads.stateless import StatelessHead
+from foretoken.proposers.heads.stateless_head import StatelessHead
 from foretoken.proposers.method import DrafterSpec, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span

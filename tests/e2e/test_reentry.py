@@ -15,8 +15,8 @@ import pytest
 from foretoken import LLM
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftProgress
+from foretoken.proposers.kv_progress import DraftProgress
+from foretoken.proposers.kv_proposer import KVProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PRESSURES, asking, open_exact
 from tests.marks import slow_but

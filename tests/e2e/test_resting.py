@@ -12,7 +12,7 @@ from foretoken import LLM
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.runner import slot_of
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PRESSURES, asking, counted, open_exact

@@ -4,7 +4,7 @@ import torch
 
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
+from foretoken.proposers.heads.paged_head import HeadPages, HeadRunner, PagedHead
 
 PAGE, PAGES = 8, 6
 TABLE = [4, 1, 5, 0, 2, 3]

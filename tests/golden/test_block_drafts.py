@@ -20,12 +20,12 @@ from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.dflash.serving import BlockSteps
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
+from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts, ParallelSteps
 from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.paged_head import HeadPages, HeadRunner
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.proposers.progress import Stretches
+from foretoken.proposers.kv_progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape

@@ -17,7 +17,7 @@ from foretoken.proposers.heads.dflash.layers import BlockView
 from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.dspark import DSpark
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.paged_head import HeadPages
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import blocks as ref
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED, TAPS, View

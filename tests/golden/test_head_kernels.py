@@ -13,7 +13,7 @@ from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.paged_head import HeadPages, HeadRunner
 from foretoken.proposers.heads.parts import HeadShape
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8

@@ -18,9 +18,9 @@ from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.folder import read_head
-from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.paged_head import HeadRunner
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import heads as ref
 from tests.golden import paged_runner

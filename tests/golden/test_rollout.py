@@ -12,10 +12,10 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.head_runner import HeadRunner
-from foretoken.proposers.heads.paged import RecurrentSteps
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftLimits, Stretches
+from foretoken.proposers.heads.chain_head import RecurrentSteps
+from foretoken.proposers.heads.paged_head import HeadRunner
+from foretoken.proposers.kv_progress import DraftLimits, Stretches
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner

@@ -17,7 +17,7 @@ from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.proposers.heads.stateless import StatelessHead, StatelessProposer
+from foretoken.proposers.heads.stateless_head import StatelessHead, StatelessProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

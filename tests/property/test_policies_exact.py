@@ -20,7 +20,7 @@ from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.kv_progress import DraftLimits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

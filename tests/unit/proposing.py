@@ -5,10 +5,10 @@ from typing import Any
 
 from foretoken.proposers.base import Context
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence

@@ -20,7 +20,7 @@ from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.folder import method_of, read_head
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.paged_head import HeadPages
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings

@@ -12,7 +12,7 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.paged_head import HeadPages, HeadRunner
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of

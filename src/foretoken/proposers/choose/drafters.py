@@ -22,7 +22,7 @@ from foretoken.proposers.choose.offers import (
     timed_draft,
 )
 from foretoken.proposers.choose.policy import Policy
-from foretoken.proposers.lookup.forced import ForcedProposer
+from foretoken.proposers.lookup.grammar import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars

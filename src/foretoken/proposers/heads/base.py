@@ -24,8 +24,8 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
-from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler

@@ -3,7 +3,7 @@
 Slot i joins the embedding of token i + 1 with feature i (after the target's final norm); a linear
 map halves the pair and a decoder layer without input norm gives the guess at feature i + 1, which
 the target's own head turns into logits. Drafting goes on from its own guesses
-(`foretoken.proposers.heads.paged`).
+(`foretoken.proposers.heads.chain_head`).
 
 Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE checkpoints.
 """
@@ -19,9 +19,9 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.chain_head import build_paged
 from foretoken.proposers.heads.folder import HeadFolder, fill
-from foretoken.proposers.heads.head_runner import PagedHead
-from foretoken.proposers.heads.paged import build_paged
+from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import (
     Attend,
     HeadAttention,

@@ -28,7 +28,7 @@ from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
+from foretoken.proposers.heads.stateless_head import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 

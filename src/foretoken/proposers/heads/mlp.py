@@ -29,7 +29,7 @@ from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
+from foretoken.proposers.heads.stateless_head import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size

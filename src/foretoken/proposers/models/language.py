@@ -21,8 +21,8 @@ from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import AUTO
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.kv_progress import DraftLimits
 from foretoken.proposers.method import BuildContext
-from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 

@@ -18,10 +18,10 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.kv_progress import DraftProgress, Stretches
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer, KVSteps
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.language import ModelOnDisk
-from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
-from foretoken.proposers.progress import DraftProgress, Stretches
 from foretoken.proposers.tree import TreeSteps
 from foretoken.proposers.vocab.translation import Vocabulary, translation
 from foretoken.runtime.batch import Span

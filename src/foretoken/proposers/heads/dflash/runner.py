@@ -24,8 +24,8 @@ from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.proposers.heads.dflash.compiled import BlockSite, CompiledBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockView
-from foretoken.proposers.heads.head_runner import HeadPages
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
+from foretoken.proposers.heads.paged_head import HeadPages
 from foretoken.proposers.heads.parts import Attend
 from foretoken.runtime.runner import positions_of, slots_of
 

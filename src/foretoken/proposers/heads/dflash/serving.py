@@ -20,9 +20,9 @@ from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
-from foretoken.proposers.heads.head_runner import HeadPages
-from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
-from foretoken.proposers.progress import MadeOf, Stretches
+from foretoken.proposers.heads.paged_head import HeadPages
+from foretoken.proposers.kv_progress import MadeOf, Stretches
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer, KVSteps
 from foretoken.proposers.tree import SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence

@@ -26,8 +26,8 @@ from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3Network
-from foretoken.proposers.heads.head_runner import RunnerParts
 from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.paged_head import RunnerParts
 from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
 
 

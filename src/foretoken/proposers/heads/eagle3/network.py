@@ -24,7 +24,7 @@ from foretoken.proposers.heads.base import TargetFacts, check_ids
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.heads.head_runner import PagedHead
+from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
 
 

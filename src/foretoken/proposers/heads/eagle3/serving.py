@@ -4,11 +4,11 @@ from typing import final
 
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext
+from foretoken.proposers.heads.chain_head import build_paged
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.network import Eagle3Network
-from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts
-from foretoken.proposers.heads.head_runner import CompiledHead, RunnerParts
-from foretoken.proposers.heads.paged import build_paged
+from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts
+from foretoken.proposers.heads.paged_head import CompiledHead, RunnerParts
 
 
 @final

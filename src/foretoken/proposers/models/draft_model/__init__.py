@@ -6,12 +6,12 @@ from foretoken.config import DrafterConfig
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.kv_progress import DraftProgress
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.draft_model.strings import StringDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftProgress
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
 from foretoken.proposers.vocab.translation import Translation, Vocabulary, translation

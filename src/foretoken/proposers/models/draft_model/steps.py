@@ -15,9 +15,9 @@ from typing import final
 from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.kv_progress import Stretches
+from foretoken.proposers.kv_proposer import DraftNetwork, KVSteps
 from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.own_kv import DraftNetwork, KVSteps
-from foretoken.proposers.progress import Stretches
 from foretoken.proposers.tree import SpanTree, TreeSteps
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence

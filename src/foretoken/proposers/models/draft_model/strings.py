@@ -16,7 +16,7 @@ from foretoken.kv import table as tables
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, complete
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence

@@ -20,9 +20,9 @@ from torch import Tensor
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.heads.base import HeadServingContext
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
-from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
-from foretoken.proposers.progress import MadeOf, Stretches
+from foretoken.proposers.heads.paged_head import HeadPages, HeadRunner, PagedHead
+from foretoken.proposers.kv_progress import MadeOf, Stretches
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer, KVSteps
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence

@@ -1,6 +1,6 @@
 """Drafters with keys and values of their own, under the target's page tables.
 
-Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.progress` says
+Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.kv_progress` says
 what they have to be fed before they draft; `KVProposer` is a step of any such drafter; what is run
 is the business of its network and its steps.
 """
@@ -15,7 +15,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.progress import DraftProgress, Stretches
+from foretoken.proposers.kv_progress import DraftProgress, Stretches
 from foretoken.proposers.tree import (
     SpanTree,
     TreeShape,

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.heads.chain_head import SlotFeed
 from foretoken.proposers.heads.eagle3.network import Eagle3Network
-from foretoken.proposers.heads.head_runner import HeadRunner
-from foretoken.proposers.heads.paged import SlotFeed
-from foretoken.proposers.own_kv import KVSteps
-from foretoken.proposers.progress import Stretches
+from foretoken.proposers.heads.paged_head import HeadRunner
+from foretoken.proposers.kv_progress import Stretches
+from foretoken.proposers.kv_proposer import KVSteps
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
