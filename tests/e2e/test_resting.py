@@ -73,7 +73,7 @@ class Resting:
             slot_of(i, sequence.page_table, size) for i in range(first, sequence.num_tokens - 1)
         ]
         network: Any = proposer.network if isinstance(proposer, KVProposer) else None
-        view = proposer._site.view if network is None else network._runner.features
+        view = proposer._site.view if network is None else network.features
         assert not view.read(torch.tensor(slots)).isnan().any()
 
 

@@ -212,7 +212,7 @@ def chain_logits(
     if isinstance(proposer, KVProposer):
         steps = proposer.make_steps([replace(span, draft_budget=DEPTH)])
     else:
-        steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
+        steps = proposer.head.steps(proposer.newest_states([span]), [span])
     logits = steps.first()
     for count in range(1, len(drafted) + 1):
         logits = steps.after([0], [drafted[:count]])

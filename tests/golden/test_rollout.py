@@ -12,8 +12,7 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.chain_head import RecurrentSteps
-from foretoken.proposers.heads.paged_head import HeadRunner
+from foretoken.proposers.heads.chain_head import ChainRunner, RecurrentSteps
 from foretoken.proposers.kv_progress import DraftLimits, Stretches
 from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.batch import Span
@@ -169,7 +168,7 @@ TABLES = [[3, 1, 4], [7, 2, 9], [0, 5, 6]]
 
 
 def draft(
-    runner: HeadRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
+    runner: ChainRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
 ) -> ChainDraft:
     tokens = torch.randint(VOCAB, (30,), generator=torch.Generator().manual_seed(4)).tolist()
     spans = []

@@ -20,6 +20,7 @@ from enum import Enum
 
 from foretoken.kv.features import FeatureGaps
 from foretoken.kv.shared_pages import DraftPages
+from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
@@ -42,6 +43,18 @@ class Stretches:
 
     starts: list[int]
     ends: list[int]
+
+    def layouts(self, sequences: Seq[Sequence]) -> list[SpanLayout]:
+        """Where they lie."""
+        return [
+            SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+            for sequence, start, end in zip(sequences, self.starts, self.ends, strict=True)
+        ]
+
+    def tokens(self, sequences: Seq[Sequence], shift: int = 0) -> list[list[int]]:
+        """The tokens of each sequence so many places behind those of the stretch."""
+        each = zip(sequences, self.starts, self.ends, strict=True)
+        return [one.token_ids[start + shift : end + shift] for one, start, end in each]
 
     def within(self, most: int, feed: Callable[[int, int, int], object]) -> "Stretches":
         """What is left for one pass of at most `most` places, at least one of each sequence.

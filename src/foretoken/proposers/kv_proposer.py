@@ -1,6 +1,6 @@
 """Drafters with keys and values of their own, under the target's page tables.
 
-Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.kv_progress` says
+Their KV lies in their own tensors but under the target's pages. `kv_progress.py` says
 what they have to be fed before they draft; `KVProposer` is a step of any such drafter; what is run
 is the business of its network and its steps.
 """
@@ -19,7 +19,6 @@ from foretoken.proposers.kv_progress import DraftProgress, Stretches
 from foretoken.proposers.tree import (
     SpanTree,
     TreeShape,
-    TreeSteps,
     draft_of_trees,
     draft_trees,
     start_trees,
@@ -29,20 +28,11 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
 
 
-class KVSteps(ChainSteps, ABC):
-    """What a drafter with KV of its own runs in one step, for some spans."""
-
-    keeps_drafts: bool = False
-    """Whether the KV of a draft that was fed is that of the token, should it be accepted. It is not
-    where guesses stand in the place of features or tokens."""
-
-    @abstractmethod
-    def trees(self) -> TreeSteps:
-        """The steps of a draft of trees; asked with nothing run yet, and then nothing else."""
-
-
 class DraftNetwork(ABC):
-    """A model or a head with its keys and values. Sequences are as `DraftProgress` sees them."""
+    """A model or a head with its keys and values: what is run, for `KVProposer`.
+
+    Sequences are as `DraftProgress` sees them.
+    """
 
     max_drafts: int | None = None
     """Most drafts of a chain; None: as many as are wanted."""
@@ -50,8 +40,14 @@ class DraftNetwork(ABC):
     """Whether drafts are masks of a block, which one pass fills in."""
 
     @abstractmethod
-    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
-        """The steps of one draft of these spans, which begins with what is to be fed of each."""
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+        """The steps of one draft.
+
+        Args:
+            spans: that want a draft.
+            fed: what is to be fed of each before.
+            depths: the most drafts of each one after the other.
+        """
 
     @abstractmethod
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
@@ -120,15 +116,18 @@ class KVProposer(Proposer):
             return spans
         return [span.clipped(max_drafts) for span in spans]
 
-    def make_steps(self, spans: list[Span]) -> KVSteps:
+    def make_steps(self, spans: list[Span]) -> ChainSteps:
         """The steps of one draft, after what does not fit their first pass was fed."""
-        progress, network = self.progress, self.network
+        progress, network, depths = self.progress, self.network, [s.draft_budget for s in spans]
+        if self._trees is not None:
+            depths = [min(depth, self._trees.depth) for depth in depths]
         missing, seen = progress.missing(spans), [_seen(progress, span) for span in spans]
 
         def feed(index: int, start: int, end: int) -> None:
             network.feed([seen[index].sequence], Stretches([start], [end]))
 
-        return network.steps(seen, missing.within(progress.limits.max_num_batched_tokens, feed))
+        fed = missing.within(progress.limits.max_num_batched_tokens, feed)
+        return network.steps(seen, fed, depths)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Places without keys and values, the newest included, which is fed with every draft."""

@@ -122,23 +122,24 @@ class TreeSteps(ABC):
 
 
 @final
-class DepthSteps(TreeSteps):
-    """Logits that depend on the depth of a node alone: heads that guess all depths at once."""
+class DepthTrees(TreeSteps):
+    """Trees of a drafter whose logits depend on the depth of a node, and on its token at most."""
 
-    def __init__(self, read: Callable[[list[int], int], Tensor], count: int) -> None:
-        """Read them by `read`(trees by index, depth), for `count` trees."""
-        self._read, self._count = read, count
-        self._depth = 0
+    def __init__(
+        self,
+        first: Callable[[], Tensor],
+        at: Callable[[list[int], int, list[int]], Tensor],
+    ) -> None:
+        """Begin with `first`, go on with `at`(trees by index, depth, tokens of the nodes)."""
+        self._first, self._at, self._depth = first, at, 0
 
     def first(self) -> Tensor:
-        """Logits of depth 0."""
-        return self._read(list(range(self._count)), 0)
+        return self._first()
 
     def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        """Logits of the next depth, the same for all nodes of a tree."""
         self._depth += 1
         owners = [tree.index for tree in trees for _ in tree.growth.frontier]
-        return self._read(owners, self._depth)
+        return self._at(owners, self._depth, newest_tokens(trees))
 
 
 @final
@@ -160,6 +161,36 @@ class LevelRows:
         before = [self._row[t.index, t.parent(node)] for t in trees for node in t.growth.frontier]
         self._row = {node: row for row, node in enumerate(nodes)}
         return before
+
+
+@final
+class StateTrees(TreeSteps):
+    """Trees of a drafter that goes on from a state of each node."""
+
+    def __init__(
+        self,
+        begin: Callable[[], Tensor],
+        advance: Callable[[Tensor, Sequence[SpanTree]], Tensor],
+        logits: Callable[[Tensor], Tensor],
+        count: int,
+    ) -> None:
+        """Begin with the states `begin`(), [B, D], of `count` trees.
+
+        `advance`(states of the nodes before [F, D], trees) are those of the frontiers, and
+        `logits`(states) what follows from them.
+        """
+        self._begin, self._advance, self._logits = begin, advance, logits
+        self._rows = LevelRows(count)
+        self._states_FD: Tensor
+
+    def first(self) -> Tensor:
+        self._states_FD = self._begin()
+        return self._logits(self._states_FD)
+
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        # Siblings begin with the same state.
+        self._states_FD = self._advance(self._states_FD[self._rows.advance(trees)], trees)
+        return self._logits(self._states_FD)
 
 
 def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, find_head
+from foretoken.proposers.heads.base import TargetFacts, find_head
 from foretoken.proposers.heads.dflash.formats import describe
-from foretoken.proposers.heads.dflash.head import BlockFollow, BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape
-from foretoken.proposers.heads.dflash.serving import build_blocks
+from foretoken.proposers.heads.dflash.network import BlockFollow, BlockHead
+from foretoken.proposers.heads.dflash.runner import serve_blocks
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.shape.fields import refuse_unless
 
@@ -95,10 +94,6 @@ class DSpark(BlockHead):
         self.markov_head = MarkovHead(shape, markov) if markov.rank else None
         width = shape.layer.hidden_size + (markov.rank if markov.judges_by_token else 0)
         self.confidence_head = ConfidenceHead(width) if markov.judges else None
-
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Drafts of a block, one after the other."""
-        return build_blocks(self, site)
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
@@ -178,4 +173,4 @@ def _read_markov(
     )
 
 
-load_spec = partial(find_head, DSpark)
+load_spec = partial(find_head, DSpark, serve_blocks)

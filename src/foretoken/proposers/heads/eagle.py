@@ -3,7 +3,7 @@
 Slot i joins the embedding of token i + 1 with feature i (after the target's final norm); a linear
 map halves the pair and a decoder layer without input norm gives the guess at feature i + 1, which
 the target's own head turns into logits. Drafting goes on from its own guesses
-(`foretoken.proposers.heads.chain_head`).
+(`chain_head.py`).
 
 Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE checkpoints.
 """
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
-from foretoken.proposers.heads.chain_head import build_paged
+from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
 from foretoken.proposers.heads.folder import HeadFolder, fill
-from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import (
     Attend,
     HeadAttention,
@@ -54,7 +52,7 @@ class EagleLayer(nn.Module):
 
 
 @final
-class Eagle(PagedHead):
+class Eagle(ChainHead):
     """The network; its embedding is the target's, never saved."""
 
     method: ClassVar[str] = "eagle"
@@ -97,10 +95,6 @@ class Eagle(PagedHead):
         """It has none of its own."""
         return True
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Drafts from its own guesses, one slot a draft."""
-        return build_paged(self, site)
-
     def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with this table, shared and not trained."""
         self.embedding = embedding
@@ -112,17 +106,6 @@ class Eagle(PagedHead):
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
     ) -> Tensor:
-        """Guesses at the next features.
-
-        Args:
-            tokens: of the slot after each feature's, int64 [...].
-            hidden: features, the target's or its own guesses, [..., D].
-            rotation: of the slots' positions.
-            attends: one per layer.
-
-        Returns:
-            [..., D], to be recycled and to be given to the target's head.
-        """
         embedded = self.embedding(tokens)
         x: Tensor = self.fc(torch.cat((embedded, hidden), dim=-1))
         for layer, attend in zip(self.layers, attends, strict=True):
@@ -130,4 +113,4 @@ class Eagle(PagedHead):
         return x
 
 
-load_spec = partial(find_head, Eagle)
+load_spec = partial(find_head, Eagle, serve_chains)

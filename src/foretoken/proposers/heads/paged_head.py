@@ -1,69 +1,40 @@
-"""Runs a head over paged keys and values of its own, under the target's slots.
+"""Heads with keys and values of their own: what EAGLE, EAGLE-3, P-EAGLE, DFlash and DSpark share.
 
-Knows pages, positions and features, not requests or drafts. A row is a slot: the features at a
-position and the token after it.
+They lie in the head's own tensors under the target's page tables. A runner knows pages, positions
+and features; what is drafted for whom is the business of `KVProposer`, which asks a runner as its
+`DraftNetwork`. How a pass attends, what it reads beside tokens and how further drafts follow is
+told by its two kinds: `ChainRunner` in `chain_head.py`, `BlockRunner` in `dflash/runner.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from foretoken.backend import backend_for
 from foretoken.kv.features import FeatureView
-from foretoken.kv.store import KVStore, write
+from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
-from foretoken.layers.rope import RotaryTable, Rotation
-from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
-from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.layers.rope import RotaryTable
 from foretoken.ops.attention import Geometry
-from foretoken.ops.attention.base import Attend, Attention
+from foretoken.ops.attention.base import Attention
+from foretoken.ops.linear import Linear
 from foretoken.ops.logits import NEVER
-from foretoken.ops.quantize_kv import quantize_kv
-from foretoken.proposers.heads.base import DraftHead
+from foretoken.ops.quantize_kv import kv_store_dtype
+from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
-from foretoken.proposers.heads.parts import Attend as HeadAttend
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.runtime.runner import positions_of, slots_of
+from foretoken.proposers.kv_progress import MadeOf
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.shape import RopeShape
 from foretoken.shape.memory_formula import KVPerToken
 
 
-class CompiledHead(Protocol):
-    """A network with its own keys and values, bound to the compiled kernels."""
-
-    @property
-    def rollout(self) -> CompiledRollout:
-        """Drafts whole chains."""
-
-    def mix(self, features_TF: Tensor) -> Tensor:
-        """What the layers begin with, [T, D], from the target's features."""
-
-    def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
-        """One pass over slots; the network's outputs [T, D]."""
-
-    def logits(self, outputs_BD: Tensor) -> Tensor:
-        """float32 logits over the network's own ids, [B, N]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerParts:
-    """What a runner has around its network, for a compiled twin to be bound to."""
-
-    attention: Attention
-    rotary: RotaryTable
-    geometry: Geometry
-    features: FeatureView
-    vocab_size: int
-    """Ids of the target."""
-    linears: HeadLinears
-
-
 class PagedHead(DraftHead, ABC):
-    """A head whose layers keep keys and values, one slot for each pair of features and next token.
+    """A head whose layers keep keys and values of each place.
 
     It is given how to attend: training (rows of a batch) and serving (pages) differ only in that.
     """
@@ -74,229 +45,193 @@ class PagedHead(DraftHead, ABC):
         """Sizes of its decoder layers."""
 
     @property
+    def rope(self) -> RopeShape:
+        """How positions turn queries and keys."""
+        layer = self.layer_shape
+        return RopeShape(theta=layer.rope_theta, rotary_dim=layer.head_dim)
+
+    @property
     def target_ids(self) -> Tensor | None:
         """The target's id of each of its logits, int64 ascending; None: they are the target's."""
         return None
 
     @abstractmethod
     def use_embedding(self, embedding: Embedding) -> None:
-        """Embed tokens with the target's table, shared and not trained."""
+        """Embed tokens with the target's table, shared and not trained, unless it has its own."""
 
-    @abstractmethod
-    def mix(self, features: Tensor) -> Tensor:
-        """What the layers begin with, [..., D], from the target's features [..., F]."""
+    @property
+    def makes_logits(self) -> bool:
+        """Whether `logits` can be asked; else the target's head makes them."""
+        return bool(self.tops)
 
-    @abstractmethod
-    def forward(
-        self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[HeadAttend]
-    ) -> Tensor:
-        """One pass over slots.
-
-        Args:
-            tokens: of the slot after each feature's, int64 [...].
-            hidden: `mix` of the target's features, or its own recycled output, [..., D].
-            rotation: of the slots' positions.
-            attends: one per layer.
-
-        Returns [..., D], to be recycled, and to be turned into logits.
-        """
-
-    def logits(self, output: Tensor) -> Tensor:
-        """Its own logits from what `forward` returned; asked only where it has `tops`."""
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Its own logits [..., Vd] from what a pass gave [..., D]."""
         raise AssertionError("the target's head makes the logits")
 
-    def compiled(self, parts: RunnerParts) -> CompiledHead | None:
-        """The network on kernels, or None if some part has none."""
-        return None
-
     def drop_matrices(self) -> None:
-        """Free all linear maps: from now on a compiled twin runs them."""
+        """Free the linear maps that a compiled twin runs from now on."""
 
     def kept(self, kv_cache_dtype: str) -> KVPerToken:
-        """Keys and values of all layers."""
         shape = self.layer_shape
         heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads
         return KVPerToken(heads * shape.head_dim, shape.head_dim, kv_cache_dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPages:
-    """Where a network keeps its keys and values: under the numbers of the target's pages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTop:
+    """What makes the target's logits of hidden states."""
 
+    logits: Callable[[Tensor], Tensor]
+    """float32 [N, V] of [N, D]."""
+    vocab_size: int
+    linear: Linear | None = None
+    """What does all of that alone, if anything does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedContext:
+    """What a runner reads and writes, and whose head it borrows."""
+
+    features: FeatureView
+    """What the target's runner keeps at the network's points."""
+    top: TargetTop
+    """Makes the logits of networks without a head."""
     num_pages: int
+    """As many as the target has, under the same numbers."""
     page_size: int
     kv_store_dtype: torch.dtype | None = None
-    """How they are stored; None: in the network's type."""
+    """How keys and values are stored; None: in the network's type."""
+    make: HeadLinears | None = None
+    """How matrices become linears; None: as they are."""
 
-    def geometry(self, shape: HeadShape, like: Tensor) -> Geometry:
-        """What attention needs to know, in the type and on the device of `like`."""
-        return Geometry(
-            num_heads=shape.num_attention_heads,
-            num_kv_heads=shape.num_key_value_heads,
-            head_dim=shape.head_dim,
-            page_size=self.page_size,
-            dtype=like.dtype,
-            device=like.device,
-            kv_store_dtype=self.kv_store_dtype,
+    @classmethod
+    def of(cls, site: HeadServingContext) -> Self:
+        """From where a head is put to work."""
+        engine, target = site.engine, site.engine.target.model
+        return cls(
+            features=site.view,
+            top=TargetTop(
+                logits=target.draft_logits,
+                vocab_size=engine.vocab_size,
+                linear=target.head if target.shape.logit_softcap is None else None,
+            ),
+            num_pages=engine.pool.num_pages,
+            page_size=engine.target.page_size,
+            kv_store_dtype=kv_store_dtype(site.config.kv_cache_dtype),
+            make=site.linears if site.config.quantization else None,
         )
 
 
-class HeadRunner:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerParts:
+    """What a runner has around its network, for a compiled twin to be bound to."""
+
+    features: FeatureView
+    store: KVStore
+    rotary: RotaryTable
+    geometry: Geometry
+    linears: HeadLinears
+    top: TargetTop
+
+    def attention(self, window: int | None = None) -> Attention:
+        """Attention over the store; with a window, only that far back."""
+        geometry = replace(self.geometry, window=window)
+        return backend_for(geometry.device).attention(geometry, batch_invariant=False)
+
+
+class PagedRunner(DraftNetwork, ABC):
     """A network with keys and values of its own, its store of them, and the features it reads."""
 
-    def __init__(
-        self,
-        net: PagedHead,
-        features: FeatureView,
-        *,
-        target_logits: Callable[[Tensor], Tensor],
-        vocab_size: int,
-        pages: HeadPages,
-        make: HeadLinears | None = None,
-    ) -> None:
-        """Run `net`, in the type and on the device of `features`, with its embedding in place.
+    net: PagedHead
+    kernels: Any
+    """The network on compiled kernels; None: some part has none, and PyTorch runs it."""
 
-        Args:
-            net: the network.
-            features: what the target's runner keeps at the network's points.
-            target_logits: the target's head, for networks without one.
-            vocab_size: of the target.
-            pages: as many as the target has.
-            make: how its matrices become linears; default: as they are.
-        """
+    def __init__(self, net: PagedHead, context: PagedContext) -> None:
+        """Run `net`, in the type and on the device of the features, with its embedding in place."""
         self.net = net.eval().requires_grad_(False)
-        self.features = features
-        self.page_size = pages.page_size
-        shape = net.layer_shape
-        like = features.slots_SF
+        self.features, self.page_size = context.features, context.page_size
+        shape, like = net.layer_shape, self.features.slots_SF
         self.device = like.device
         self.store = KVStore(
             shape,
-            num_pages=pages.num_pages,
-            page_size=pages.page_size,
-            dtype=pages.kv_store_dtype or like.dtype,
+            num_pages=context.num_pages + self.spare_pages(context),
+            page_size=context.page_size,
+            dtype=context.kv_store_dtype or like.dtype,
             device=like.device,
         )
-        geometry = pages.geometry(shape, like)
-        self._group = geometry.group
-        self._attention = backend_for(like.device).attention(geometry, batch_invariant=False)
-        self.max_positions = positions = shape.max_position_embeddings
-        rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
-        self._rotary = RotaryTable(rope, max_positions=positions, like=like)
+        self.max_positions = shape.max_position_embeddings
+        self._top = context.top
+        self._rotary = RotaryTable(net.rope, max_positions=self.max_positions, like=like)
         parts = RunnerParts(
-            attention=self._attention,
+            features=self.features,
+            store=self.store,
             rotary=self._rotary,
-            geometry=geometry,
-            features=features,
-            vocab_size=vocab_size,
-            linears=make or HeadLinears(),
+            geometry=Geometry(
+                num_heads=shape.num_attention_heads,
+                num_kv_heads=shape.num_key_value_heads,
+                head_dim=shape.head_dim,
+                page_size=context.page_size,
+                dtype=like.dtype,
+                device=like.device,
+                kv_store_dtype=context.kv_store_dtype,
+            ),
+            linears=context.make or HeadLinears(),
+            top=context.top,
         )
-        self.kernels: CompiledHead | None = net.compiled(parts)
-        if self.kernels is None and make is not None:
-            serve_linears(net, net.tops, make)
-        self._has_top = bool(net.tops)
-        self._target_logits = target_logits
-        self._vocab_size = vocab_size
-        self._target_ids = net.target_ids
-        if self._target_ids is not None and self._target_ids.shape[0] == vocab_size:
-            self._target_ids = None
+        self.kernels = self._compile(parts)
+        if self.kernels is None and context.make is not None:
+            serve_linears(net, net.tops, context.make)
+        ids_N = net.target_ids
+        whole = ids_N is None or len(ids_N) == self._top.vocab_size
+        self._target_ids = None if whole else ids_N
 
-    def mixed_features(self, layouts: Sequence[SpanLayout]) -> Tensor:
-        """What the network makes of the target's features of these slots, [T, D]."""
-        return self.mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+    def spare_pages(self, context: PagedContext) -> int:
+        """Pages of the store beside the target's."""
+        return 0
 
-    def mix(self, features_TF: Tensor) -> Tensor:
-        """What the network makes of features, [T, D]."""
-        return (self.kernels or self.net).mix(features_TF)
+    @abstractmethod
+    def _compile(self, parts: RunnerParts) -> Any:
+        """The network on kernels, or None if some part has none."""
 
-    def forward(
-        self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], hidden_TD: Tensor
-    ) -> Tensor:
-        """One pass over slots laid end to end; the network's outputs [T, D].
+    def own_logits(self, outputs_ND: Tensor) -> Tensor:
+        """float32 logits over the network's own ids, [N, Vd]."""
+        if not self.net.makes_logits:
+            return self._top.logits(outputs_ND)
+        return self.net.logits(outputs_ND).float()
 
-        Args:
-            layouts: where the slots lie; their pages must cover them.
-            token_ids: of the token after each slot's position.
-            hidden_TD: mixed features or the network's own outputs.
-        """
-        assert sum(layout.num_tokens for layout in layouts) == len(token_ids) == len(hidden_TD)
-        inputs = ModelInput(
-            tokens_T=torch.tensor(token_ids, device=self.device),
-            positions_T=positions_of(layouts, self.device),
-            slots_T=slots_of(layouts, self.page_size, self.device),
-            spans=tuple(layouts),
-            rows_R=None,
-        )
-        if self.kernels is not None:
-            return self.kernels.forward(inputs, hidden_TD, self.store)
-        attend = self._attention.plan([layout.window for layout in layouts])
-        stores = self.store.layers
-        attends = [self._paged(layer_SKh, inputs.slots_T, attend) for layer_SKh in stores]
-        rotation = self._rotary.at(inputs.positions_T)
-        return self.net.forward(inputs.tokens_T, hidden_TD, rotation, attends)
-
-    def logits(self, outputs_BD: Tensor) -> Tensor:
-        """float32 logits over the target's vocabulary, [B, V]; ids it cannot draft get -inf."""
-        if not self._has_top:
-            return self._target_logits(outputs_BD)
-        own = (self.kernels or self.net).logits(outputs_BD).float()
+    def spread(self, own_NV: Tensor) -> Tensor:
+        """Logits over the target's vocabulary, [N, V]; ids that it cannot draft get -inf."""
         if self._target_ids is None:
-            return own
-        full = own.new_full((own.shape[0], self._vocab_size), NEVER)
-        return full.index_copy_(1, self._target_ids, own)
+            return own_NV
+        full_NV = own_NV.new_full((own_NV.shape[0], self._top.vocab_size), NEVER)
+        return full_NV.index_copy_(1, self._target_ids, own_NV)
 
-    def roll_out(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        plan: RolloutPlan,
-        stream_TD: Tensor | None,
-    ) -> RolledOut | None:
-        """Feed slots and draft several tokens after each span, or None: one by one.
+    def logits(self, outputs_ND: Tensor) -> Tensor:
+        """float32 logits over the target's vocabulary, [N, V], of what a pass gave."""
+        return self.spread(self.own_logits(outputs_ND))
 
-        Args:
-            layouts: where the slots lie; the pages must cover `plan.steps` from each last one on.
-            token_ids: of the token after each slot's position.
-            plan: how many tokens, and how each is chosen.
-            stream_TD: the network's own outputs; None: the target's features of these slots.
-        """
-        kernels = self.kernels
-        if kernels is None or sum(layout.num_tokens for layout in layouts) > MOST_ROWS:
-            return None
-        if stream_TD is None and not kernels.rollout.reads_features:
-            stream_TD = self.mixed_features(layouts)
-        return kernels.rollout(layouts, token_ids, plan, self.store, stream_TD)
 
-    def draft_at_once(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        plan: RolloutPlan,
-        masks: Callable[[int], MaskSlots],
-    ) -> RolledOut | None:
-        """Draft several tokens in one pass over features and the mask slots behind them, or None.
+def serve_paged(
+    runner: PagedRunner, site: HeadServingContext, made_of: MadeOf, *, enters: bool = True
+) -> KVProposer:
+    """The drafter over a runner.
 
-        Spans end in `plan.steps` - 1 mask slots, which `masks` gives, and the pages cover no more.
-        """
-        kernels = self.kernels
-        if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
-            return None
-        found = masks(plan.steps - 1)
-        return kernels.rollout(layouts, [token_ids], plan, self.store, masks=found)
-
-    def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
-        """Attention over the store, which wants query heads group-major."""
-        group = self._group
-
-        def apply(q_THh: Tensor, k_TKh: Tensor, v_TKh: Tensor) -> Tensor:
-            kv_TKh = torch.cat((k_TKh, v_TKh), dim=1)
-            write(layer_SKh, slots_T, quantize_kv(kv_TKh, layer_SKh.dtype))
-            if group == 1:
-                return attend(q_THh, layer_SKh)
-            rows, heads, size = q_THh.shape
-            grouped = q_THh.view(rows, heads // group, group, size).transpose(1, 2)
-            out = attend(grouped.reshape(rows, heads, size), layer_SKh)
-            back = out.view(rows, group, heads // group, size).transpose(1, 2)
-            return back.reshape(rows, heads * size)
-
-        return apply
+    Args:
+        runner: of `PagedContext.of(site)`.
+        site: where its head is put to work.
+        made_of: what its keys and values are made of.
+        enters: as in `DraftLimits`.
+    """
+    if runner.kernels is not None:
+        runner.net.drop_matrices()
+    progress = site.progress(
+        runner.store, made_of, max_positions=runner.max_positions, enters=enters
+    )
+    return KVProposer(
+        runner.net.method,
+        runner,
+        site.sampler,
+        progress,
+        trees=site.trees,
+        confidence=site.confidence,
+    )

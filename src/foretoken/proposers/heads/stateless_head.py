@@ -23,7 +23,7 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import serve_linears
-from foretoken.proposers.tree import TreeSteps, draft_of_trees, draft_trees, start_trees
+from foretoken.proposers.tree import draft_of_trees, draft_trees, start_trees
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
@@ -37,12 +37,8 @@ class StatelessHead(DraftHead, ABC):
         """Most drafts on a branch."""
 
     @abstractmethod
-    def chain_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> ChainSteps:
         """The steps of one draft, given the hidden states of the newest computed tokens."""
-
-    @abstractmethod
-    def tree_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> TreeSteps:
-        """The steps of one draft of trees, given the same."""
 
     def compiled(self, features_SD: Tensor) -> "StatelessCall | None":
         """Whole chains by one call into C, once it serves; None: some part has no kernel.
@@ -51,24 +47,25 @@ class StatelessHead(DraftHead, ABC):
         """
         return None
 
-    def serve(self, site: HeadServingContext) -> None:
+    def prepare(self, site: HeadServingContext) -> None:
         """Exchange its linear maps for those that serve."""
         serve_linears(self, self.tops, site.linears)
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Chains or trees from the newest hidden states.
 
-        Raises:
-            ConfigError: the trees are deeper than the head.
-        """
-        self.serve(site)
-        trees = site.trees
-        if trees is not None and trees.depth > self.max_drafts:
-            allowed = f"at most {self.max_drafts}: the head drafts no further"
-            field = f"speculative_config.{trees.setting}"
-            raise ConfigError(field, f"a depth of {trees.depth}", allowed)
-        rows_SF = site.view.rows_SF
-        return StatelessProposer(self, site, None if rows_SF is None else self.compiled(rows_SF))
+def serve_stateless(head: StatelessHead, site: HeadServingContext) -> Proposer:
+    """Chains or trees from the newest hidden states.
+
+    Raises:
+        ConfigError: the trees are deeper than the head.
+    """
+    head.prepare(site)
+    trees = site.trees
+    if trees is not None and trees.depth > head.max_drafts:
+        allowed = f"at most {head.max_drafts}: the head drafts no further"
+        field = f"speculative_config.{trees.setting}"
+        raise ConfigError(field, f"a depth of {trees.depth}", allowed)
+    rows_SF = site.view.rows_SF
+    return StatelessProposer(head, site, None if rows_SF is None else head.compiled(rows_SF))
 
 
 class StatelessProposer(Proposer):
@@ -96,8 +93,8 @@ class StatelessProposer(Proposer):
         site, count = self._site, len(context.spans)
         if site.trees is not None:
             trees = start_trees(site.trees, spans)
-            steps = self.head.tree_steps(self.newest_states(spans), spans)
-            found = draft_trees(steps, site.sampler, trees)
+            steps = self.head.steps(self.newest_states(spans), spans)
+            found = draft_trees(steps.trees(), site.sampler, trees)
             return draft_of_trees(found, wanted, count, self.name)
         spans = [span.clipped(self.head.max_drafts) for span in spans]
         drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
@@ -142,7 +139,7 @@ class _StatelessChains(ChainSteps):
 
     def first(self) -> Tensor:
         states_BD = self._proposer.newest_states(self._spans)
-        self._steps = self._proposer.head.chain_steps(states_BD, self._spans)
+        self._steps = self._proposer.head.steps(states_BD, self._spans)
         return self._steps.first()
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:

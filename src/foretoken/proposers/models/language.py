@@ -19,11 +19,17 @@ from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import AUTO
+from foretoken.kv.pool import PagePool
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.kv_progress import DraftLimits
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.proposers.method import BuildContext
+from foretoken.proposers.tree_shapes import tree_shape
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import Sampler
 from foretoken.shape import ModelShape
 
 logger = logging.getLogger("foretoken")
@@ -88,15 +94,6 @@ class ModelOnDisk:
             kv_cache_dtype=self.config.kv_cache_dtype,
         )
 
-    def limits(self, max_num_batched_tokens: int) -> DraftLimits:
-        """How far it may draft: as far as its own context and the settings reach."""
-        limit = self.shape.max_position_embeddings
-        return DraftLimits(
-            max_model_len=min(limit, self.config.max_model_len or limit),
-            max_num_batched_tokens=max_num_batched_tokens,
-            enters=self.shape.counts_distances,
-        )
-
     def load(self, context: BuildContext) -> Runner:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
         precision = self.config.precision
@@ -110,6 +107,44 @@ class ModelOnDisk:
             return context.load_model(folder, kept_as)
 
         return load_cheaper(load, self.folder)
+
+    def drafter(
+        self,
+        network: DraftNetwork,
+        loaded: Runner,
+        context: BuildContext,
+        *,
+        pool: PagePool | None = None,
+        sampler: Sampler | None = None,
+    ) -> KVProposer:
+        """The drafter over `network`, which runs what was loaded.
+
+        Args:
+            network: chains, and trees where the settings say so.
+            loaded: as by `load`.
+            context: what the engine gives.
+            pool: the pages that its keys and values lie under; None: the target's.
+            sampler: over the ids that are drafted; None: the target's.
+        """
+        config, verifier, limit = self.config, context.verifier, self.shape.max_position_embeddings
+        progress = DraftProgress(
+            (pool or context.pool).generation,
+            loaded.page_size,
+            DraftLimits(
+                max_model_len=min(limit, config.max_model_len or limit),
+                max_num_batched_tokens=context.max_num_batched_tokens,
+                enters=self.shape.counts_distances,
+            ),
+            pages=context.draft_pages(config.label, loaded, pool),
+        )
+        return KVProposer(
+            config.method,
+            network,
+            DraftSampler(sampler or verifier.sampler, verifier.rule, config.draft_sample_method),
+            progress,
+            trees=tree_shape(config),
+            confidence=Confidence.of(config),
+        )
 
 
 def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Runner:

@@ -15,7 +15,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from foretoken.backend import backend_for
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import (
     UNIT_INTS,
@@ -25,35 +24,18 @@ from foretoken.kernels.structures import (
     FtBlockModel,
     address_of,
 )
-from foretoken.kv.features import FeatureView
-from foretoken.kv.store import KVStore
-from foretoken.layers.rope import RotaryTable
 from foretoken.models.draft_call import DraftCall
 from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.attention.base import Geometry
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockAttention, BlockLayer, BlockView
+from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.linears import HeadLinears, ServedLinear, kernel_of
+from foretoken.proposers.heads.paged_head import RunnerParts
 from foretoken.proposers.heads.parts import HeadNorm, group_major
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSite:
-    """What a runner has around its network."""
-
-    features: FeatureView
-    store: KVStore
-    rotary: RotaryTable
-    linears: HeadLinears
-    head: Linear | None
-    """The target's, for a network without one; None: something more makes its logits."""
-    vocab_size: int
-    """Ids of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +46,22 @@ class _Kinds:
     attentions: tuple[NativeAttention, ...]
 
     @classmethod
-    def of(cls, net: BlockHead, site: BlockSite) -> "_Kinds | None":
+    def of(cls, net: BlockHead, site: RunnerParts) -> "_Kinds | None":
         """None: some have no kernel, or windows that end inside of a block on both sides."""
-        shape, like = net.shape, site.features.slots_SF
+        shape = net.shape
         views = tuple(dict.fromkeys(shape.views))
         if any(0 < (view.window or 0) < shape.block_size for view in views):
             return None
         found = []
         for view in views:
-            geometry = Geometry(
-                num_heads=shape.layer.num_attention_heads,
-                num_kv_heads=shape.layer.num_key_value_heads,
-                head_dim=shape.layer.head_dim,
-                page_size=site.store.page_size,
-                dtype=like.dtype,
-                device=like.device,
-                window=view.window,
-                kv_store_dtype=site.store.layers[0].dtype,
-            )
-            attention = backend_for(like.device).attention(geometry, batch_invariant=False)
+            attention = site.attention(view.window)
             if not isinstance(attention, NativeAttention):
                 return None
             found.append(attention)
         return cls(views, tuple(found))
 
 
-def compile_blocks(net: BlockHead, site: BlockSite) -> "CompiledBlocks | None":
+def compile_blocks(net: BlockHead, site: RunnerParts) -> "CompiledBlocks | None":
     """The network on kernels, or None if some part has none."""
     like = site.features.slots_SF
     kinds = _Kinds.of(net, site)
@@ -181,7 +153,7 @@ class _Packed:
 class CompiledBlocks:
     """A network bound to C; `compile_blocks` makes it."""
 
-    def __init__(self, net: BlockHead, site: BlockSite, kinds: _Kinds, packed: _Packed) -> None:
+    def __init__(self, net: BlockHead, site: RunnerParts, kinds: _Kinds, packed: _Packed) -> None:
         """Bind the parts, which must stay as they are."""
         self._site, self._kinds, self._packed = site, kinds, packed
         self._norms = net.hidden_norm, net.norm
@@ -219,7 +191,7 @@ class CompiledBlocks:
             kv=ctypes.addressof(self._stores),
             hidden=layer.hidden_size,
             inner=layer.intermediate_size,
-            vocabulary=self._site.vocab_size,
+            vocabulary=self._site.top.vocab_size,
             width=cos.shape[-1],
             kv_stride=store.stride(0),
             num_layers=len(self._packed.layers),
@@ -239,7 +211,7 @@ class CompiledBlocks:
         site, follow, model = self._site, net.follow, self._model
         features, dtype = site.features, self._table.dtype
         own = net.lm_head if net.shape.own_head else None
-        head = site.head if own is None else kernel_of(own, dtype, torch.float32)
+        head = site.top.linear if own is None else kernel_of(own, dtype, torch.float32)
         if follow is None or not isinstance(head, KernelLinear):
             return False
         if (head.dtype, head.out_dtype) != (dtype, torch.float32):

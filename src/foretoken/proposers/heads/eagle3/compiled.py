@@ -25,7 +25,7 @@ from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
-from foretoken.proposers.heads.eagle3.network import Eagle3Network
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.paged_head import RunnerParts
 from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
@@ -62,15 +62,15 @@ class CompiledEagle3:
         return self.head(self.norm(outputs_BD.contiguous()))
 
 
-def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | None:
+def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
     """The network on kernels, or None if some part has none."""
     if net.shape.norm_output or net.shape.attention_bias:
         return None
-    make = around.linears
-    if not isinstance(around.attention, NativeAttention):
+    make, attention = around.linears, around.attention()
+    if not isinstance(attention, NativeAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
-    kind = LayerKind(around.attention, around.rotary)
+    kind = LayerKind(attention, around.rotary)
     layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
     if layers is None:
         return None
@@ -83,7 +83,7 @@ def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | 
         norm=build.norm(net.norm),
         head=make.of([net.lm_head], top=True),
         ids_N=net.target_ids.contiguous(),
-        vocab_size=around.vocab_size,
+        vocab_size=around.top.vocab_size,
         takes_beside=True,
         mixed=mixed,
     )

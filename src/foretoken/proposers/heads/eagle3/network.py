@@ -10,9 +10,8 @@ Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, an
 the `speculators` format.
 """
 
-from abc import ABC
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +20,15 @@ from foretoken.kv.features import FINAL
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts, check_ids
+from foretoken.proposers.heads.chain_head import ChainHead
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
 
 
-class Eagle3Network(PagedHead, ABC):
+@final
+class Eagle3(ChainHead):
     """The network; parameters have the names of the `speculators` format."""
 
     method: ClassVar[str] = "eagle3"
@@ -153,25 +153,14 @@ class Eagle3Network(PagedHead, ABC):
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
     ) -> Tensor:
-        """One pass over slots.
-
-        Args:
-            tokens: of the slot after each feature's, int64 [...].
-            hidden: `mix` of the target's features or its own recycled output, [..., D].
-            rotation: of the slots' positions.
-            attends: one per layer.
-
-        Returns:
-            [..., D]: to be recycled, and to be given to `logits`.
-        """
         embedded = self.table(tokens)
         x = hidden
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, embedded, rotation, attend)
         return self.norm(x) if self.shape.norm_output else x
 
-    def logits(self, output: Tensor) -> Tensor:
+    def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the reduced vocabulary, [..., Vd], from what `forward` returned."""
-        normed = output if self.shape.norm_output else self.norm(output)
+        normed = outputs if self.shape.norm_output else self.norm(outputs)
         logits: Tensor = self.lm_head(normed)
         return logits

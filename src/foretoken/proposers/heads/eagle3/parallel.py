@@ -7,6 +7,7 @@ are overwritten by the next pass.
 Source: P-EAGLE (arXiv 2602.01469).
 """
 
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -14,34 +15,31 @@ from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.heads.chain_head import SlotFeed
-from foretoken.proposers.heads.eagle3.network import Eagle3Network
-from foretoken.proposers.heads.paged_head import HeadRunner
+from foretoken.proposers.chain import DepthSteps
+from foretoken.proposers.heads.chain_head import ChainRunner
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.kv_progress import Stretches
-from foretoken.proposers.kv_proposer import KVSteps
-from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
 
 @final
-class MaskedDrafts:
-    """Makes the steps of a network with a mask; what its masks mix to is kept between steps."""
+class Masks:
+    """The masks of a network, and what they mix to, which is kept between steps."""
 
-    def __init__(self, net: Eagle3Network, depth: int | None = None) -> None:
-        """Draft with `net`; trees no deeper than `depth`."""
+    def __init__(self, net: Eagle3) -> None:
+        """Draft with `net`."""
         assert net.parallel, "only a parallel head has a mask"
-        self.anchored, self.mask_token_id = net.shape.anchored, net.mask_token_id
-        self._net, self._depth = net, depth
+        self.anchored, self.token_id = net.shape.anchored, net.mask_token_id
+        self._net = net
         self._rows_KD: Tensor | None = None
 
-    def __call__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> "ParallelSteps":
-        """The steps of one draft."""
-        depth = self._depth
-        budgets = [s.draft_budget if depth is None else min(s.draft_budget, depth) for s in spans]
-        known = SlotFeed.of([span.sequence for span in spans], fed)
-        return ParallelSteps(runner, self, known, budgets)
+    def steps(
+        self, runner: ChainRunner, spans: list[Span], fed: Stretches, depths: list[int]
+    ) -> "ParallelSteps":
+        """The steps of one draft, as of `DraftNetwork`."""
+        return ParallelSteps(runner, self, spans, fed, depths)
 
-    def rows(self, runner: HeadRunner, count: int) -> Tensor:
+    def rows(self, runner: ChainRunner, count: int) -> Tensor:
         """What stands for the mixed features of the first `count` mask slots, [count, D]."""
         known = self._rows_KD
         if known is None:
@@ -53,94 +51,52 @@ class MaskedDrafts:
 
 
 @final
-class ParallelSteps(KVSteps):
+class ParallelSteps(DepthSteps):
     """Reads rows of logits that are all there, or has the tokens at once."""
 
     rolls_out = True
-    all_or_none = True
 
     def __init__(
-        self, runner: HeadRunner, masks: MaskedDrafts, known: SlotFeed, budgets: list[int]
+        self,
+        runner: ChainRunner,
+        masks: Masks,
+        spans: list[Span],
+        fed: Stretches,
+        depths: list[int],
     ) -> None:
-        """Nothing is run yet.
-
-        Args:
-            runner: of a network that has a mask.
-            masks: what stands in the slots whose features are not known.
-            known: the slots that are to be fed first.
-            budgets: the drafts wanted of each span.
-        """
-        self.runner, self._masks = runner, masks
-        self._known, self._budgets = known, budgets
-        self._fed = _with_masks(known, [count - 1 for count in budgets], masks.mask_token_id)
-        self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
-        self._logits_KV: Tensor | None = None
-
-    @property
-    def ran(self) -> bool:
-        """Whether logits were made in PyTorch."""
-        return self._logits_KV is not None
-
-    def trees(self) -> TreeSteps:
-        """The nodes of a level have the same logits."""
-        return DepthSteps(self.at, len(self._budgets))
+        """Nothing is run yet; `masks` stand in the slots whose features are not known."""
+        super().__init__(spans, depths)
+        self.runner, self._masks, self._fed = runner, masks, fed
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
     ) -> RolledOut | None:
-        """All drafts; asked with nothing drafted and equal numbers wanted."""
-
         def masks(count: int) -> MaskSlots:
             return MaskSlots(self._masks.rows(self.runner, count), self._masks.anchored)
 
-        return self.runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan, masks)
+        return self.runner.draft_at_once(*self._with_masks(), plan, masks)
 
-    def first(self) -> Tensor:
-        """Logits after the newest tokens."""
-        return self.at(list(range(len(self._budgets))), 0)
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """Logits of the next mask slot, whatever was drafted before."""
-        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
-        return self._logits()[rows]
-
-    def at(self, spans: list[int], depth: int) -> Tensor:
-        """Logits after `depth` drafts of some spans, whatever those are."""
-        return self._logits()[[self._starts[i] + depth for i in spans]]
-
-    def _logits(self) -> Tensor:
-        """Logits of all drafts, span after span, float32 [K, V]."""
-        if self._logits_KV is None:
-            self._logits_KV = self._run()
-        return self._logits_KV
-
-    def _run(self) -> Tensor:
-        budgets, runner = self._budgets, self.runner
-        sizes = [layout.num_tokens for layout in self._known.layouts]
-        masks_KD = self._masks.rows(runner, max(budgets) - 1)
-        parts, wanted, row = [], list[int](), 0
-        for hidden_TD, drafts in zip(
-            runner.mixed_features(self._known.layouts).split(sizes), budgets, strict=True
-        ):
-            extra_KD = masks_KD[: drafts - 1]
+    def run(self) -> Tensor:
+        runner, known = self.runner, self._fed.layouts(self.sequences)
+        masks_KD = self._masks.rows(runner, max(self.depths) - 1)
+        features_TD = runner.mixed_features(known).split([one.num_tokens for one in known])
+        parts, wanted, row = list[Tensor](), list[int](), 0
+        for hidden_TD, depth in zip(features_TD, self.depths, strict=True):
+            extra_KD = masks_KD[: depth - 1]
             # Anchored masks are added to the newest features, others stand alone.
             parts += [hidden_TD, extra_KD + hidden_TD[-1] if self._masks.anchored else extra_KD]
             last = row + hidden_TD.shape[0] - 1
-            wanted.extend(range(last, last + drafts))
-            row = last + drafts
-        outputs_TD = runner.forward(self._fed.layouts, self._fed.tokens, torch.cat(parts))
+            wanted.extend(range(last, last + depth))
+            row = last + depth
+        outputs_TD = runner.forward(*self._with_masks(), torch.cat(parts))
         return runner.logits(outputs_TD[wanted])
 
-
-def _with_masks(known: SlotFeed, extra: list[int], token: int | None) -> SlotFeed:
-    """So many mask slots after each span: with `token`; None: with its newest token."""
-    layouts, tokens, at = [], [], 0
-    for layout, count in zip(known.layouts, extra, strict=True):
-        given = known.tokens[at : at + layout.num_tokens]
-        at += layout.num_tokens
-        whole = layout.num_tokens + count
-        layouts.append(
-            SpanLayout(start=layout.start, num_tokens=whole, page_table=layout.page_table)
-        )
-        tokens.extend([*given, *[given[-1] if token is None else token] * count])
-    return SlotFeed(layouts=layouts, tokens=tokens)
+    def _with_masks(self) -> tuple[list[SpanLayout], list[int]]:
+        """The slots of the pass and their tokens: those that are to be fed, and masks behind."""
+        layouts, tokens, mask = list[SpanLayout](), list[int](), self._masks.token_id
+        known = zip(self._fed.layouts(self.sequences), self._fed.tokens(self.sequences, 1),
+                    self.depths, strict=True)  # fmt: skip
+        for layout, given, depth in known:
+            layouts.append(replace(layout, num_tokens=layout.num_tokens + depth - 1))
+            tokens += [*given, *[given[-1] if mask is None else mask] * (depth - 1)]
+        return layouts, tokens

@@ -5,17 +5,12 @@ from functools import partial
 from foretoken.config import DrafterConfig
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.kv_progress import DraftProgress
-from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.draft_model.strings import StringDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
-from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
 from foretoken.proposers.vocab.translation import Translation, Vocabulary, translation
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.text.tokenizer import Tokenizer
 
@@ -35,29 +30,15 @@ def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
 
 
 def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Proposer:
-    config = disk.config
     loaded = disk.load(context)
-    runner: DraftLanguageModel = loaded
-    sampler, pool = context.verifier.sampler, context.pool
-    if words.shared is not None:
-        runner = SharedVocabularyRunner(runner, words.shared, context.vocab_size, context.device)
     if words.encoders is not None:
         # The draft goes on with text in its own tokens: its positions are not the target's, so it
         # has pages of its own, and a sampler over its own ids.
+        pool = PagePool(context.pool.num_pages, context.pool.page_size)
         sampler = Sampler(disk.shape.vocab_size, context.device)
-        pool = PagePool(pool.num_pages, pool.page_size)
-    drafts = DraftSampler(sampler, context.verifier.rule, config.draft_sample_method)
-    limits = disk.limits(context.max_num_batched_tokens)
-    pages = context.draft_pages(config.label, loaded, pool)
-    progress = DraftProgress(pool.generation, runner.page_size, limits, pages=pages)
-    proposer = KVProposer(
-        "draft_model",
-        ModelNetwork(runner),
-        drafts,
-        progress,
-        trees=tree_shape(config),
-        confidence=Confidence.of(config),
-    )
-    if words.encoders is not None:
-        return StringDraftProposer(proposer, pool, *words.encoders)
-    return proposer
+        inner = disk.drafter(ModelNetwork(loaded), loaded, context, pool=pool, sampler=sampler)
+        return StringDraftProposer(inner, pool, *words.encoders)
+    runner: DraftLanguageModel = loaded
+    if words.shared is not None:
+        runner = SharedVocabularyRunner(runner, words.shared, context.vocab_size, context.device)
+    return disk.drafter(ModelNetwork(runner), loaded, context)

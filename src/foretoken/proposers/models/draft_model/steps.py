@@ -15,8 +15,9 @@ from typing import final
 from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.kv_progress import Stretches
-from foretoken.proposers.kv_proposer import DraftNetwork, KVSteps
+from foretoken.proposers.kv_proposer import DraftNetwork
 from foretoken.proposers.models.language import DraftLanguageModel
 from foretoken.proposers.tree import SpanTree, TreeSteps
 from foretoken.runtime.batch import Span
@@ -25,58 +26,49 @@ from foretoken.runtime.sequence import Sequence
 
 @final
 class ModelNetwork(DraftNetwork):
-    """A draft model over its own KV store."""
+    """A draft model over its own KV store: chains or trees, a token a pass."""
 
     def __init__(self, runner: DraftLanguageModel) -> None:
         """Draft with `runner`."""
         self.runner = runner
 
-    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
-        """Chains or trees, a token a pass."""
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
         return ModelSteps(self.runner, spans, fed)
 
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
-        """The logits are thrown away."""
-        self.runner.forward_last(*_places(sequences, fed))
+        self.runner.forward_last(fed.layouts(sequences), fed.tokens(sequences))
 
 
 @final
-class ModelSteps(KVSteps):
+class ModelSteps(ChainSteps):
     """One pass over what the draft has not seen, then one token of each sequence a pass."""
 
     rolls_out = True
     keeps_drafts = True
 
     def __init__(self, runner: DraftLanguageModel, spans: list[Span], fed: Stretches) -> None:
-        """Nothing is run yet.
-
-        Args:
-            runner: the draft model over its own KV store.
-            spans: to be drafted for.
-            fed: what it has not seen of them.
-        """
+        """Nothing is run yet; `fed` is what the model has not seen of the spans."""
         self.runner, self._fed = runner, fed
         self.sequences = [span.sequence for span in spans]
 
     def first(self) -> Tensor:
-        """Feed every committed token without draft KV; logits after the newest of each span."""
-        return self.runner.forward_last(*_places(self.sequences, self._fed))
+        return self.runner.forward_last(*self._unseen())
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """Feed the newest draft of each span; the logits after it."""
         return self.runner.forward_last(*self._newest(active, drafted))
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
     ) -> RolledOut | None:
-        """The first call also feeds what the draft has not seen: mostly one or two tokens."""
-        if drafted[0]:
-            return self.runner.roll_out(*self._newest(active, drafted), plan)
-        return self.runner.roll_out(*_places(self.sequences, self._fed), plan)
+        # The first call also feeds what the draft has not seen: mostly one or two tokens.
+        places = self._newest(active, drafted) if drafted[0] else self._unseen()
+        return self.runner.roll_out(*places, plan)
 
     def trees(self) -> TreeSteps:
-        """A pass a level."""
         return _ModelTrees(self)
+
+    def _unseen(self) -> tuple[list[SpanLayout], list[list[int]]]:
+        return self._fed.layouts(self.sequences), self._fed.tokens(self.sequences)
 
     def _newest(
         self, active: list[int], drafted: list[list[int]]
@@ -124,14 +116,3 @@ class _ModelTrees(TreeSteps):
             rows.extend(at + place[node] for node in growth.frontier)
             at += len(inner)
         return self._runner.logits_at(layouts, ids, rows)
-
-
-def _places(sequences: Seq[Sequence], fed: Stretches) -> tuple[list[SpanLayout], list[list[int]]]:
-    """Where the tokens of a stretch of each sequence lie, and what they are."""
-    layouts, ids = [], []
-    for sequence, start, end in zip(sequences, fed.starts, fed.ends, strict=True):
-        layouts.append(
-            SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
-        )
-        ids.append(sequence.token_ids[start:end])
-    return layouts, ids
