@@ -133,7 +133,6 @@ class StateSteps(ChainSteps, ABC):
     """Steps of a drafter that goes on from a state of each span, or of each node of a tree."""
 
     def __init__(self, spans: Seq[Span]) -> None:
-        """Nothing is run yet."""
         self.sequences = [span.sequence for span in spans]
         self._rows = list(range(len(spans)))
         self._states_BD: Tensor

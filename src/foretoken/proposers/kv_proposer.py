@@ -86,7 +86,6 @@ class KVProposer(Proposer):
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one and still fit the drafter's context."""
         progress, every = self.progress, self._clipped(context.spans)
         wanted = [
             i for i in context.wanted if progress.prepare(every[i].sequence, every[i].draft_budget)
@@ -135,7 +134,6 @@ class KVProposer(Proposer):
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
-        """As its book counts them."""
         return self.progress.num_queried_tokens, self.progress.num_hit_tokens
 
     @property
@@ -169,7 +167,6 @@ class KVProposer(Proposer):
         return sum(ends) - sum(starts)
 
     def release(self, request_id: str) -> None:
-        """Forget how far a request's KV reached; its pages keep their marks."""
         self.progress.release(request_id)
         self._sampler.release(request_id)
 

@@ -63,7 +63,6 @@ class StaticTree(TreeShape):
 
     @property
     def depth(self) -> int:
-        """Drafts of the longest path."""
         return max(len(self.path(node)) for node in range(self.num_nodes))
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -75,7 +74,6 @@ class StaticTree(TreeShape):
         return _forks(self.parents[:count])
 
     def start(self, budget: int) -> "StaticGrowth":
-        """The first `budget` nodes of the shape."""
         return StaticGrowth(self, budget)
 
 
@@ -107,19 +105,15 @@ class StaticGrowth(Growth):
 
     @property
     def inner(self) -> list[int]:
-        """Nodes in order of index."""
         return [node for node in sorted(self.tokens) if node in self._forks]
 
     def count(self, node: int) -> int:
-        """Up to the highest rank among the node's children."""
         return max(self.shape.ranks[child] for child in self._forks[node]) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
         return self.shape.path(node)
 
     def grow(self, chosen: Sequence[Candidates]) -> None:
-        """Fill the children of the frontier, as far as there are candidates."""
         added = []
         for parent, found in zip(self.frontier, chosen, strict=True):
             for child in self._forks[parent]:
@@ -156,7 +150,6 @@ class DynamicTree(TreeShape):
 
     @property
     def depth(self) -> int:
-        """Most drafts on a branch."""
         return self.most
 
     def start(self, budget: int) -> "DynamicGrowth":
@@ -169,7 +162,6 @@ class DynamicGrowth(Growth):
     """Nodes are numbered in the order in which they were found, parents first."""
 
     def __init__(self, shape: DynamicTree, budget: int) -> None:
-        """Nothing but the root."""
         self._shape, self._budget = shape, budget
         self.fixed = True
         self.tokens: dict[int, int] = {}
@@ -181,15 +173,12 @@ class DynamicGrowth(Growth):
 
     @property
     def inner(self) -> list[int]:
-        """Nodes in order of their paths of ranks."""
         return sorted(self._inner, key=self._ranks.__getitem__)
 
     def count(self, node: int) -> int:
-        """`top_k` for every node."""
         return self._shape.top_k
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
         found: list[int] = []
         while node >= 0:
             found.append(node)

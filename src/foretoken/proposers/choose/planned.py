@@ -53,7 +53,6 @@ class PlannedPolicy(Policy):
     """Does what the plan of the step says."""
 
     def __init__(self) -> None:
-        """Nothing measured yet."""
         self._acceptance = PromisedAcceptance()
         self._asking: dict[str, _Asking] = {}
 
@@ -82,7 +81,6 @@ class PlannedPolicy(Policy):
         return self._within(worth, forecast.free_rows)
 
     def observe(self, outcomes: Seq[DraftOutcome]) -> None:
-        """Learn what became of what was looked up."""
         for request_id, drafter, drafted, accepted, promise in outcomes:
             if drafter in self._asking or drafter in OWN:
                 self._acceptance.begin(request_id)
@@ -90,7 +88,6 @@ class PlannedPolicy(Policy):
                 self._acceptance.observe(request_id, drafter, promised, accepted)
 
     def release(self, request_id: str) -> None:
-        """Forget what was known about a request."""
         self._acceptance.release(request_id)
 
     def _look_up(

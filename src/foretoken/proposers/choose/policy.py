@@ -34,7 +34,6 @@ class FirstPolicy(Policy):
     """The first drafter in the list that has something to offer."""
 
     def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
-        """Ask one after the other for what is still open."""
         for name in names:
             still_open = step.open
             if not still_open:

@@ -244,7 +244,6 @@ class RecurrentSteps(StateSteps):
     def __init__(
         self, runner: ChainRunner, spans: list[Span], fed: Stretches, depths: Sequence[int] = ()
     ) -> None:
-        """Nothing is run yet."""
         super().__init__(spans)
         self.runner, self._fed = runner, fed
         self._nodes: list[dict[int, int]] = [{} for _ in spans]

@@ -46,7 +46,6 @@ class MarkovHead(nn.Module):
     """What the token before a draft adds to its logits."""
 
     def __init__(self, shape: BlockShape, markov: MarkovShape) -> None:
-        """Sizes from the shapes."""
         super().__init__()
         rank = markov.rank
         self.markov_w1 = nn.Embedding(shape.layer.vocab_size, rank)
@@ -67,7 +66,6 @@ class ConfidenceHead(nn.Module):
     """How probable it is that a draft is accepted."""
 
     def __init__(self, width: int) -> None:
-        """Of `width` inputs."""
         super().__init__()
         self.proj = nn.Linear(width, 1)
 
@@ -88,7 +86,6 @@ class DSpark(BlockHead):
     method: ClassVar[str] = "dspark"
 
     def __init__(self, shape: BlockShape, markov: MarkovShape) -> None:
-        """Random weights."""
         super().__init__(shape)
         self.markov = markov
         self.markov_head = MarkovHead(shape, markov) if markov.rank else None
@@ -97,7 +94,6 @@ class DSpark(BlockHead):
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """The network of a folder in any published layout."""
         found = describe(folder, target, first_row=0)
         refuse_unless(found.fields, {"projector_type": ("dspark", "dspark")})
         markov = _read_markov(found.fields, found.tensors, found.shape.layer.hidden_size)
@@ -108,7 +104,6 @@ class DSpark(BlockHead):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Its output head, if it has one, and what is added to its logits."""
         own = super().tops
         return own if self.markov_head is None else (*own, self.markov_head.markov_w2)
 
@@ -135,7 +130,6 @@ class DSpark(BlockHead):
         return BlockFollow(shorts_VR=shorts_VR, linear=linear, judge=weights)
 
     def after(self, logits_NV: Tensor, outputs_ND: Tensor, previous_N: Tensor) -> Tensor:
-        """Logits of rows, with what the token before adds."""
         if self.markov_head is None:
             return logits_NV
         added: Tensor = self.markov_head(outputs_ND, previous_N)

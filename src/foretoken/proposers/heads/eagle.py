@@ -35,7 +35,6 @@ class EagleLayer(nn.Module):
     """A Llama layer; the first one has no input norm."""
 
     def __init__(self, shape: HeadShape, *, first: bool, attention_bias: bool) -> None:
-        """Sizes from `shape`."""
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.input_layernorm = None if first else HeadNorm(size, eps)
@@ -88,19 +87,15 @@ class Eagle(ChainHead):
 
     @property
     def layer_shape(self) -> HeadShape:
-        """Sizes of its decoder layers."""
         return self.shape
 
     def borrows_head(self, *, rounded: bool) -> bool:
-        """It has none of its own."""
         return True
 
     def use_embedding(self, embedding: Embedding) -> None:
-        """Embed tokens with this table, shared and not trained."""
         self.embedding = embedding
 
     def mix(self, features: Tensor) -> Tensor:
-        """The target's features as they come, [..., D]."""
         return features
 
     def forward(

@@ -126,17 +126,14 @@ class Medusa(StatelessHead):
 
     @property
     def max_drafts(self) -> int:
-        """One draft a head."""
         return self.shape.medusa_num_heads
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Heads of its own; none where the target's is shared."""
         return (self.lm_heads,)
 
     @property
     def borrowed_top(self) -> tuple[int, int] | None:
-        """The target's head, where it is shared."""
         shape = self.shape
         return (shape.vocab_size, shape.hidden_size) if shape.share_head else None
 
@@ -198,7 +195,6 @@ class Medusa(StatelessHead):
         return _MedusaSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:
-        """The network on kernels, or None if some part has none; it must stay as it is."""
         shape, dtype = self.shape, features_SD.dtype
         if (shape.rank or 0) > shape.hidden_size:
             return None

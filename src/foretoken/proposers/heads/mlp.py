@@ -59,7 +59,6 @@ class ScaledNorm(nn.Module):
     """x / sqrt(mean(x^2) + 1e-6), then scale and shift."""
 
     def __init__(self, size: int) -> None:
-        """Start as plain normalisation."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
@@ -122,12 +121,10 @@ class MLPSpeculator(StatelessHead):
 
     @property
     def max_drafts(self) -> int:
-        """One draft a stage."""
         return self.shape.n_predict
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """The heads of all stages."""
         return (self.head,)
 
     @classmethod
@@ -160,7 +157,6 @@ class MLPSpeculator(StatelessHead):
         return _MLPSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:
-        """The network on kernels, or None if some part has none; it must stay as it is."""
         dtype = self.ln[0].get_parameter("weight").dtype
         tied, stages = self.shape.tie_weights, (FtMlpStage * self.shape.n_predict)()
         part: KernelLinear | None = None

@@ -79,7 +79,6 @@ class HeadNorm(nn.Module):
     """x / rms(x) * weight (Zhang and Sennrich 2019), normalised in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
-        """Start with ones."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
@@ -115,7 +114,6 @@ class HeadMLP(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: HeadShape) -> None:
-        """Three maps without biases."""
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)

@@ -83,7 +83,6 @@ class StatelessProposer(Proposer):
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one."""
         wanted = context.wanted
         if self._site.gaps:
             wanted = [i for i in wanted if self._has_state(context.spans[i].sequence)]
@@ -101,7 +100,6 @@ class StatelessProposer(Proposer):
         return drafted.as_draft(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:
-        """Forget the request's sampling state; nothing else is kept."""
         self._site.sampler.release(request_id)
 
     def _has_state(self, sequence: Sequence) -> bool:

@@ -65,7 +65,6 @@ class BlockAttention(nn.Module):
     """Grouped-query attention with norms over query and key heads, as in Qwen3."""
 
     def __init__(self, shape: BlockShape) -> None:
-        """Sizes from `shape`."""
         super().__init__()
         layer, bias = shape.layer, shape.attention_bias
         self.heads, self.kv_heads = layer.num_attention_heads, layer.num_key_value_heads
@@ -94,7 +93,6 @@ class BlockLayer(nn.Module):
     """A pre-norm decoder layer of a block's rows."""
 
     def __init__(self, shape: BlockShape) -> None:
-        """Sizes from `shape`."""
         super().__init__()
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         self.input_layernorm = HeadNorm(size, eps)

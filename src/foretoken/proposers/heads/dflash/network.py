@@ -70,11 +70,9 @@ class BlockHead(PagedHead, ABC):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Its output head, if it has one."""
         return (self.lm_head,) if self.shape.own_head else ()
 
     def borrows_head(self, *, rounded: bool) -> bool:
-        """Where it has none of its own."""
         return not self.shape.own_head
 
     @property
@@ -99,12 +97,10 @@ class BlockHead(PagedHead, ABC):
         return BlockFollow() if self.shape.logit_softcap is None else None
 
     def drop_matrices(self) -> None:
-        """Free the linear maps of the layers: from now on a compiled twin runs them."""
         del self.layers, self.fc
 
     @property
     def target_ids(self) -> Tensor | None:
-        """The target's id of each of its logits, int64 [Vd] ascending; None: their numbers."""
         if not self.is_reduced:
             return None
         ids: Tensor = self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
@@ -201,7 +197,6 @@ class DFlash(BlockHead):
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """The network of a folder in any published layout."""
         found = describe(folder, target)
         refuse_unless(found.fields, {"projector_type": ("dflash", "dflash")})
         with torch.device("meta"):

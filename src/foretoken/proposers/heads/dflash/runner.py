@@ -94,7 +94,6 @@ class BlockRunner(PagedRunner):
     drafts_blocks = True
 
     def __init__(self, net: BlockHead, context: PagedContext) -> None:
-        """As `PagedRunner`."""
         self._spares = _Spares(net, context)
         super().__init__(net, context)
         self.max_drafts = net.shape.max_drafts

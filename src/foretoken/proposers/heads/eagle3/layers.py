@@ -48,7 +48,6 @@ class Eagle3Layer(nn.Module):
     """The first layer takes embedding and features side by side; others are ordinary."""
 
     def __init__(self, shape: Eagle3Shape, *, first: bool) -> None:
-        """Sizes from `shape`."""
         super().__init__()
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         self.residual_normed = shape.norm_before_residual

@@ -72,7 +72,6 @@ class Eagle3(ChainHead):
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """The network of a folder in any published format."""
         found = describe(folder, target)
         with torch.device("meta"):
             net = cls(found.shape, found.points, found.mask_token_id)
@@ -82,12 +81,10 @@ class Eagle3(ChainHead):
 
     @property
     def parallel(self) -> bool:
-        """P-EAGLE: whether it has masks to draft all tokens with in one pass."""
         return self.shape.parallel
 
     @property
     def layer_shape(self) -> HeadShape:
-        """Sizes of its decoder layers."""
         return self.shape.layer
 
     @property
@@ -97,7 +94,6 @@ class Eagle3(ChainHead):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """The head over the reduced vocabulary."""
         return (self.lm_head,)
 
     @property
@@ -106,7 +102,6 @@ class Eagle3(ChainHead):
         return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
 
     def use_embedding(self, embedding: Embedding) -> None:
-        """Embed tokens with the target's table, shared and not trained, unless it has its own."""
         if not self.shape.own_embedding:
             self.embedding = embedding
 
@@ -117,7 +112,6 @@ class Eagle3(ChainHead):
 
     @property
     def target_ids(self) -> Tensor:
-        """The target's id of each draft id, int64 [Vd], ascending."""
         ids: Tensor = self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
         return ids
 

@@ -27,7 +27,6 @@ class Masks:
     """The masks of a network, and what they mix to, which is kept between steps."""
 
     def __init__(self, net: Eagle3) -> None:
-        """Draft with `net`."""
         assert net.parallel, "only a parallel head has a mask"
         self.anchored, self.token_id = net.shape.anchored, net.mask_token_id
         self._net = net

@@ -27,7 +27,6 @@ class RecentTokens:
     __slots__ = ("_number", "data", "last", "size")
 
     def __init__(self, tokens: list[int]) -> None:
-        """Hold `tokens`, oldest first; at least one."""
         self.data = array("I", tokens).tobytes()
         self.size = len(tokens)
         self.last = tokens[-1]

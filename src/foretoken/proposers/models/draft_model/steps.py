@@ -29,7 +29,6 @@ class ModelNetwork(DraftNetwork):
     """A draft model over its own KV store: chains or trees, a token a pass."""
 
     def __init__(self, runner: DraftLanguageModel) -> None:
-        """Draft with `runner`."""
         self.runner = runner
 
     def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:

@@ -64,7 +64,6 @@ class StringDraftProposer(Proposer):
         self._num_steps = 0
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one and whose text can be continued."""
         self._num_steps += 1
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
         places, spans = [], []
@@ -94,14 +93,12 @@ class StringDraftProposer(Proposer):
         return self._inner.max_window
 
     def feed(self, sequences: Seq[Sequence], most_rows: int, window: int | None = None) -> int:
-        """The shadows of the sequences, as far as there are pages for them."""
         self._num_steps += 1
         shadows = [self._caught_up(sequence) for sequence in sequences]
         found = [s.sequence for s in shadows if s.sequence.token_ids and self._has_pages(s, 0)]
         return self._inner.feed(found, most_rows, window)
 
     def release(self, request_id: str) -> None:
-        """Forget a request and give back its shadow's pages."""
         shadow = self._shadows.pop(request_id, None)
         if shadow is not None:
             tables.clear(self._pool, shadow.sequence.page_table)
