@@ -30,13 +30,13 @@ from foretoken.lab.plan.setup import PlanSettings
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.chain import ChainSteps, StateSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
 from foretoken.proposers.heads.stateless_head import StatelessHead, serve_stateless
 from foretoken.proposers.method import DrafterSpec, Target
+from foretoken.proposers.steps import DraftSteps, StateSteps
 from foretoken.proposers.tree import SpanTree, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
@@ -125,7 +125,7 @@ class Toy(StatelessHead):
     def tops(self) -> tuple[nn.Module, ...]:
         return (self.top,)
 
-    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
         return ToySteps(self, hidden_BD, spans)
 
     def advance(self, state_BD: Tensor, tokens: list[int]) -> Tensor:

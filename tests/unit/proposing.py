@@ -8,7 +8,6 @@ from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
-from foretoken.proposers.models.language import DraftLanguageModel
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -37,7 +36,7 @@ def make_context(*pairs: tuple[Sequence, int]) -> Context:
 
 
 def draft_model(
-    runner: DraftLanguageModel,
+    runner: Any,
     sampler: DraftSampler,
     generations: list[int],
     limits: DraftLimits,

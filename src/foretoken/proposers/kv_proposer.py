@@ -13,9 +13,10 @@ import torch
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.chain import draft_chain
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.kv_progress import DraftProgress, Stretches
+from foretoken.proposers.steps import DraftSteps
 from foretoken.proposers.tree import (
     SpanTree,
     TreeShape,
@@ -40,7 +41,7 @@ class DraftNetwork(ABC):
     """Whether drafts are masks of a block, which one pass fills in."""
 
     @abstractmethod
-    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
         """The steps of one draft.
 
         Args:
@@ -101,7 +102,7 @@ class KVProposer(Proposer):
             fed = [tokens[:-1] for tokens in drafted.ids]
         else:
             trees = start_trees(self._trees, spans)
-            found = draft_trees(steps.trees(), self._sampler, trees)
+            found = draft_trees(steps, self._sampler, trees)
             draft = draft_of_trees(found, wanted, count, self.name)
             fed = [_first_branch(tree) for tree in trees]
         for span, tokens in zip(spans, fed, strict=True):
@@ -115,7 +116,7 @@ class KVProposer(Proposer):
             return spans
         return [span.clipped(max_drafts) for span in spans]
 
-    def make_steps(self, spans: list[Span]) -> ChainSteps:
+    def make_steps(self, spans: list[Span]) -> DraftSteps:
         """The steps of one draft, after what does not fit their first pass was fed."""
         progress, network, depths = self.progress, self.network, [s.draft_budget for s in spans]
         if self._trees is not None:

@@ -6,9 +6,9 @@ of its `Growth`, and `foretoken.proposers.tree_shapes` has the two ways.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -105,92 +105,12 @@ class SpanTree:
         return found
 
 
-class TreeSteps(ABC):
-    """What makes the logits of one call of `draft_trees`."""
+class TreeSteps(Protocol):
+    """What makes the logits of one call of `draft_trees`; `DraftSteps` has it."""
 
-    @abstractmethod
-    def first(self) -> Tensor:
-        """float32 logits after the newest token of every span, [B, V]."""
+    def first(self) -> Tensor: ...
 
-    @abstractmethod
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        """float32 logits after every node of the frontiers, tree after tree, [N, V].
-
-        Args:
-            trees: those that go on, in order; each among those of the call before.
-        """
-
-
-@final
-class DepthTrees(TreeSteps):
-    """Trees of a drafter whose logits depend on the depth of a node, and on its token at most."""
-
-    def __init__(
-        self,
-        first: Callable[[], Tensor],
-        at: Callable[[list[int], int, list[int]], Tensor],
-    ) -> None:
-        """Begin with `first`, go on with `at`(trees by index, depth, tokens of the nodes)."""
-        self._first, self._at, self._depth = first, at, 0
-
-    def first(self) -> Tensor:
-        return self._first()
-
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        self._depth += 1
-        owners = [tree.index for tree in trees for _ in tree.growth.frontier]
-        return self._at(owners, self._depth, newest_tokens(trees))
-
-
-@final
-class LevelRows:
-    """Which row of a drafter's newest outputs belongs to each node.
-
-    A drafter that keeps a state a node runs one pass a level. Its outputs have one row for each
-    node of the level, and the next level begins from the rows of the nodes before it.
-    """
-
-    def __init__(self, count: int) -> None:
-        """The first outputs have one row for each of `count` trees: their roots."""
-        self._row = {(index, -1): index for index in range(count)}
-
-    def advance(self, trees: Sequence[SpanTree]) -> list[int]:
-        """Go to the level of the frontiers; for each node there, the row of the node before."""
-        nodes = [(tree.index, node) for tree in trees for node in tree.growth.frontier]
-        # Siblings begin from the same row; nodes that were dropped leave theirs unused.
-        before = [self._row[t.index, t.parent(node)] for t in trees for node in t.growth.frontier]
-        self._row = {node: row for row, node in enumerate(nodes)}
-        return before
-
-
-@final
-class StateTrees(TreeSteps):
-    """Trees of a drafter that goes on from a state of each node."""
-
-    def __init__(
-        self,
-        begin: Callable[[], Tensor],
-        advance: Callable[[Tensor, Sequence[SpanTree]], Tensor],
-        logits: Callable[[Tensor], Tensor],
-        count: int,
-    ) -> None:
-        """Begin with the states `begin`(), [B, D], of `count` trees.
-
-        `advance`(states of the nodes before [F, D], trees) are those of the frontiers, and
-        `logits`(states) what follows from them.
-        """
-        self._begin, self._advance, self._logits = begin, advance, logits
-        self._rows = LevelRows(count)
-        self._states_FD: Tensor
-
-    def first(self) -> Tensor:
-        self._states_FD = self._begin()
-        return self._logits(self._states_FD)
-
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        # Siblings begin with the same state.
-        self._states_FD = self._advance(self._states_FD[self._rows.advance(trees)], trees)
-        return self._logits(self._states_FD)
+    def after_nodes(self, trees: Sequence[SpanTree]) -> Tensor: ...
 
 
 def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:
@@ -216,7 +136,7 @@ def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTre
         growing = [tree for tree in growing if tree.growth.frontier]
         if not growing:
             return [tree.growth.finish() for tree in trees]
-        logits_NV = steps.after(growing)
+        logits_NV = steps.after_nodes(growing)
 
 
 def start_trees(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:

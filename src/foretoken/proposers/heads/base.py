@@ -23,12 +23,10 @@ from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
-from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
-from foretoken.proposers.kv_progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
@@ -74,33 +72,6 @@ class HeadServingContext:
     """Where chains stop before their budget."""
     gaps: FeatureGaps | None = None
     """Tokens without hidden states, because they were computed while the head rested."""
-
-    def progress(
-        self, store: KVStore, made_of: MadeOf, *, max_positions: int, enters: bool = True
-    ) -> DraftProgress:
-        """The book of the keys and values that the head keeps.
-
-        Args:
-            store: where they lie, under the numbers of the target's pages.
-            made_of: what they are made of.
-            max_positions: as far as the head's own positions reach.
-            enters: as in `DraftLimits`.
-        """
-        config, engine = self.config, self.engine
-        longest = config.max_model_len or engine.target.model.shape.max_position_embeddings
-        limits = DraftLimits(
-            max_model_len=min(longest, max_positions),
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            enters=enters,
-        )
-        return DraftProgress(
-            engine.pool.generation,
-            engine.target.page_size,
-            limits,
-            made_of=made_of,
-            gaps=self.gaps,
-            pages=engine.draft_pages(config.label, store),
-        )
 
 
 class DraftHead(nn.Module, ABC):

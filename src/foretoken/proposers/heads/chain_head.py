@@ -24,7 +24,6 @@ from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLay
 from foretoken.ops.attention.base import Attend as PagedAttend
 from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.chain import ChainSteps, StateSteps
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.paged_head import (
     PagedContext,
@@ -35,6 +34,7 @@ from foretoken.proposers.heads.paged_head import (
 )
 from foretoken.proposers.heads.parts import Attend
 from foretoken.proposers.kv_progress import MadeOf, Stretches
+from foretoken.proposers.steps import DraftSteps, StateSteps
 from foretoken.proposers.tree import SpanTree, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import positions_of, slots_of
@@ -83,7 +83,7 @@ class CompiledChains(Protocol):
 
 Compile = Callable[[Any, RunnerParts], CompiledChains | None]
 """(network, what is around it) -> the network on kernels, or None if some part has none."""
-MakeSteps = Callable[["ChainRunner", list[Span], Stretches, list[int]], ChainSteps]
+MakeSteps = Callable[["ChainRunner", list[Span], Stretches, list[int]], DraftSteps]
 """(runner, spans, what is to be fed, depths) -> steps, as of `DraftNetwork.steps`."""
 
 
@@ -129,7 +129,7 @@ class ChainRunner(PagedRunner):
         self._group, self._attention = parts.geometry.group, parts.attention()
         return None if self._compile_with is None else self._compile_with(self.net, parts)
 
-    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
         return self._make_steps(self, spans, fed, depths)
 
     def feed(self, sequences: Sequence[RunningSequence], fed: Stretches) -> None:
@@ -246,7 +246,7 @@ class RecurrentSteps(StateSteps):
     ) -> None:
         super().__init__(spans)
         self.runner, self._fed = runner, fed
-        self._nodes: list[dict[int, int]] = [{} for _ in spans]
+        self._fed_nodes: list[dict[int, int]] = [{} for _ in spans]
         """Of trees: the slots of the nodes that were fed."""
 
     def begin(self) -> Tensor:
@@ -292,7 +292,7 @@ class RecurrentSteps(StateSteps):
 
     def _frontier(self, tree: SpanTree) -> SpanLayout:
         """Slots of the newest nodes: behind those that were fed before, each on its own branch."""
-        growth, fed = tree.growth, self._nodes[tree.index]
+        growth, fed = tree.growth, self._fed_nodes[tree.index]
         sequence, known = self.sequences[tree.index], len(fed)
         for node in growth.frontier:
             fed[node] = len(fed)

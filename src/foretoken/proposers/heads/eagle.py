@@ -22,32 +22,11 @@ from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.parts import (
     Attend,
-    HeadAttention,
-    HeadMLP,
-    HeadNorm,
+    HeadLayer,
     HeadShape,
     num_layers,
     read_layer_shape,
 )
-
-
-class EagleLayer(nn.Module):
-    """A Llama layer; the first one has no input norm."""
-
-    def __init__(self, shape: HeadShape, *, first: bool, attention_bias: bool) -> None:
-        super().__init__()
-        size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm = None if first else HeadNorm(size, eps)
-        self.self_attn = HeadAttention(shape, size, bias=attention_bias)
-        self.post_attention_layernorm = HeadNorm(size, eps)
-        self.mlp = HeadMLP(shape)
-
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """The residual stream after the layer."""
-        normed = x if self.input_layernorm is None else self.input_layernorm(x)
-        x = x + self.self_attn(normed, rotation, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
 
 
 @final
@@ -64,7 +43,7 @@ class Eagle(ChainHead):
         self.shape = shape
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList(
-            EagleLayer(shape, first=i == 0, attention_bias=attention_bias)
+            HeadLayer(shape, bias=attention_bias, normed=i > 0)
             for i in range(shape.num_hidden_layers)
         )
         self.embedding: Embedding

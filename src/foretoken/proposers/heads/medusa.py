@@ -24,7 +24,6 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
 from foretoken.ops.linear import KernelLinear
-from foretoken.proposers.chain import ChainSteps, DepthSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
@@ -34,6 +33,7 @@ from foretoken.proposers.heads.stateless_head import (
     draft_function,
     serve_stateless,
 )
+from foretoken.proposers.steps import DepthSteps, DraftSteps
 from foretoken.runtime.batch import Span
 
 
@@ -191,7 +191,7 @@ class Medusa(StatelessHead):
         if isinstance(linear, KernelLinear) and model.shape.logit_softcap is None:
             self._shared_linear = linear
 
-    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
         return _MedusaSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:

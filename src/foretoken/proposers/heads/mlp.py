@@ -25,7 +25,6 @@ from foretoken.errors import CheckpointError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMlp, FtMlpStage
 from foretoken.ops.linear import KernelLinear
-from foretoken.proposers.chain import ChainSteps, StateSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
@@ -35,6 +34,7 @@ from foretoken.proposers.heads.stateless_head import (
     draft_function,
     serve_stateless,
 )
+from foretoken.proposers.steps import DraftSteps, StateSteps
 from foretoken.proposers.tree import SpanTree, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
@@ -153,7 +153,7 @@ class MLPSpeculator(StatelessHead):
         )
         return net
 
-    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
         return _MLPSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:

@@ -27,7 +27,7 @@ from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.proposers.kv_progress import MadeOf
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.shape import RopeShape
 from foretoken.shape.memory_formula import KVPerToken
@@ -224,8 +224,20 @@ def serve_paged(
     """
     if runner.kernels is not None:
         runner.net.drop_matrices()
-    progress = site.progress(
-        runner.store, made_of, max_positions=runner.max_positions, enters=enters
+    config, engine = site.config, site.engine
+    longest = config.max_model_len or engine.target.model.shape.max_position_embeddings
+    limits = DraftLimits(
+        max_model_len=min(longest, runner.max_positions),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        enters=enters,
+    )
+    progress = DraftProgress(
+        engine.pool.generation,
+        runner.page_size,
+        limits,
+        made_of=made_of,
+        gaps=site.gaps,
+        pages=engine.draft_pages(config.label, runner.store),
     )
     return KVProposer(
         runner.net.method,

@@ -20,9 +20,10 @@ from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.chain import draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import serve_linears
+from foretoken.proposers.steps import DraftSteps
 from foretoken.proposers.tree import draft_of_trees, draft_trees, start_trees
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -37,7 +38,7 @@ class StatelessHead(DraftHead, ABC):
         """Most drafts on a branch."""
 
     @abstractmethod
-    def steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> DraftSteps:
         """The steps of one draft, given the hidden states of the newest computed tokens."""
 
     def compiled(self, features_SD: Tensor) -> "StatelessCall | None":
@@ -93,7 +94,7 @@ class StatelessProposer(Proposer):
         if site.trees is not None:
             trees = start_trees(site.trees, spans)
             steps = self.head.steps(self.newest_states(spans), spans)
-            found = draft_trees(steps.trees(), site.sampler, trees)
+            found = draft_trees(steps, site.sampler, trees)
             return draft_of_trees(found, wanted, count, self.name)
         spans = [span.clipped(self.head.max_drafts) for span in spans]
         drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
@@ -124,14 +125,14 @@ class StatelessProposer(Proposer):
 
 
 @final
-class _StatelessChains(ChainSteps):
+class _StatelessChains(DraftSteps):
     """All drafts in one call into C where it can; else the head's own steps, token by token."""
 
     all_or_none = True
 
     def __init__(self, proposer: StatelessProposer, spans: list[Span]) -> None:
         self._proposer, self._spans = proposer, spans
-        self._steps: ChainSteps | None = None
+        self._steps: DraftSteps | None = None
         self._call = proposer.compiled
         self.rolls_out = self._call is not None
 

@@ -37,33 +37,20 @@ logger = logging.getLogger("foretoken")
 _STEPS, _REPEATS = 8, 9
 
 
+Places = Sequence[SpanLayout]
+Tokens = Sequence[Sequence[int]]
+
+
 class DraftLanguageModel(Protocol):
-    """A draft model over its own KV store; `foretoken.runtime.runner.Runner` is one."""
+    """A draft model over its own KV store, as `Runner` is one; logits are over the target's ids."""
 
-    @property
-    def page_size(self) -> int:
-        """Positions of a page of the store."""
-
-    def forward_last(
-        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """float32 logits over the target's ids after the last token of each span, [B, V]."""
+    def forward_last(self, layouts: Places, token_ids: Tokens) -> Tensor: ...
 
     def roll_out(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        plan: RolloutPlan,
-    ) -> RolledOut | None:
-        """Feed each span and draft several tokens after it, or None: one by one."""
+        self, layouts: Places, token_ids: Tokens, plan: RolloutPlan
+    ) -> RolledOut | None: ...
 
-    def logits_at(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
-    ) -> Tensor:
-        """Logits as of `forward_last` after some of the tokens, by index over all spans, [R, V]."""
+    def logits_at(self, layouts: Places, token_ids: Tokens, rows: Sequence[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

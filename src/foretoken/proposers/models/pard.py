@@ -17,11 +17,11 @@ from torch import Tensor
 from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.chain import ChainSteps, DepthSteps
 from foretoken.proposers.kv_progress import Stretches
 from foretoken.proposers.kv_proposer import DraftNetwork
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.language import ModelOnDisk
+from foretoken.proposers.steps import DepthSteps, DraftSteps
 from foretoken.proposers.vocab.translation import Vocabulary, translation
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
@@ -71,7 +71,7 @@ class MaskNetwork(DraftNetwork):
         """Draft with `runner`, over its own KV store."""
         self._runner, self._mask = runner, mask_token_id
 
-    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
         return MaskSteps(self, spans, fed, depths)
 
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:

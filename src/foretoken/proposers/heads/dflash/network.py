@@ -3,8 +3,8 @@
 Once for each position, the features of some target layers become a context vector
 c = norm(fc(features)), of which every layer makes keys and values. A draft is one pass over a
 block: the newest token and mask tokens behind it, at their own positions. The rows of the block see
-the context before it and each other. Knows no pages and no requests; training gives the same
-network other functions to attend with.
+the context before it and each other; layers are Qwen3's. Knows no pages and no requests; training
+gives the same network other functions to attend with.
 
 Source: DFlash (arXiv 2602.06036) and its published checkpoints.
 """
@@ -21,10 +21,10 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.dflash.formats import describe
-from foretoken.proposers.heads.dflash.layers import BlockLayer, BlockShape, BlockView
+from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.proposers.heads.paged_head import PagedHead
-from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import Attend, HeadLayer, HeadNorm, HeadShape
 from foretoken.shape import RopeShape
 from foretoken.shape.fields import refuse_unless
 
@@ -52,7 +52,9 @@ class BlockHead(PagedHead, ABC):
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         self.fc = nn.Linear(len(shape.points) * shape.target_hidden_size, size, bias=False)
         self.hidden_norm = HeadNorm(size, eps)
-        self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(len(shape.views)))
+        self.layers = nn.ModuleList(
+            HeadLayer(shape.layer, bias=shape.attention_bias, norms=True) for _ in shape.views
+        )
         self.norm = HeadNorm(size, eps)
         self.d2t: Tensor
         self.embedding: Embedding
@@ -76,12 +78,12 @@ class BlockHead(PagedHead, ABC):
         return not self.shape.own_head
 
     @property
-    def decoder_layers(self) -> tuple[BlockLayer, ...]:
+    def decoder_layers(self) -> tuple[HeadLayer, ...]:
         """Its layers, in order."""
-        return tuple(cast("Iterable[BlockLayer]", self.layers))
+        return tuple(cast("Iterable[HeadLayer]", self.layers))
 
     @property
-    def viewed_layers(self) -> tuple[tuple[BlockLayer, BlockView], ...]:
+    def viewed_layers(self) -> tuple[tuple[HeadLayer, BlockView], ...]:
         """Each layer and what the rows of a block see in it."""
         return tuple(zip(self.decoder_layers, self.shape.views, strict=True))
 

@@ -22,7 +22,6 @@ from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.chain import ChainSteps, DepthSteps
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.layers import BlockView
@@ -30,6 +29,7 @@ from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
 from foretoken.proposers.heads.parts import Attend
 from foretoken.proposers.kv_progress import MadeOf, Stretches
+from foretoken.proposers.steps import DepthSteps, DraftSteps
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.runtime.sequence import Sequence as RunningSequence
@@ -104,7 +104,7 @@ class BlockRunner(PagedRunner):
     def _compile(self, parts: RunnerParts) -> CompiledBlocks | None:
         return compile_blocks(self.net, parts)
 
-    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
         return BlockSteps(self, spans, fed, depths)
 
     def feed(self, sequences: Sequence[RunningSequence], fed: Stretches) -> None:

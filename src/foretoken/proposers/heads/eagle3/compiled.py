@@ -14,7 +14,6 @@ from torch import Tensor
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
@@ -39,11 +38,9 @@ class CompiledEagle3:
     norm_features: Callable[[Tensor], Tensor]
     """What the network does to the target's features before it mixes them."""
     mixer: Linear
-    table: Embedding
-    """Embeddings."""
     layers: CompiledLayers
-    norm: RMSNorm
-    head: Linear
+    parts: RolloutParts
+    """What stands around the layers."""
     rollout: CompiledRollout
 
     def mix(self, features_TF: Tensor) -> Tensor:
@@ -53,13 +50,13 @@ class CompiledEagle3:
     def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
         """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
-        embedded_TD = self.table(inputs.tokens_T)
+        embedded_TD = self.parts.embedding(inputs.tokens_T)
         self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
         return x_TD
 
     def logits(self, outputs_BD: Tensor) -> Tensor:
         """float32 logits over the head's own ids, [B, N]."""
-        return self.head(self.norm(outputs_BD.contiguous()))
+        return self.parts.head(self.parts.norm(outputs_BD.contiguous()))
 
 
 def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
@@ -93,10 +90,8 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
     return CompiledEagle3(
         norm_features=net.normed_features,
         mixer=mixer,
-        table=parts.embedding,
         layers=layers,
-        norm=parts.norm,
-        head=parts.head,
+        parts=parts,
         rollout=rollout,
     )
 

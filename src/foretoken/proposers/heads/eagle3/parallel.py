@@ -15,10 +15,10 @@ from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.chain import DepthSteps
 from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.kv_progress import Stretches
+from foretoken.proposers.steps import DepthSteps
 from foretoken.runtime.batch import Span
 
 

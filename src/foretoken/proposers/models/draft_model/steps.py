@@ -15,11 +15,11 @@ from typing import final
 from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.kv_progress import Stretches
 from foretoken.proposers.kv_proposer import DraftNetwork
 from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.tree import SpanTree, TreeSteps
+from foretoken.proposers.steps import DraftSteps
+from foretoken.proposers.tree import SpanTree
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
@@ -31,7 +31,7 @@ class ModelNetwork(DraftNetwork):
     def __init__(self, runner: DraftLanguageModel) -> None:
         self.runner = runner
 
-    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> ChainSteps:
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
         return ModelSteps(self.runner, spans, fed)
 
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
@@ -39,7 +39,7 @@ class ModelNetwork(DraftNetwork):
 
 
 @final
-class ModelSteps(ChainSteps):
+class ModelSteps(DraftSteps):
     """One pass over what the draft has not seen, then one token of each sequence a pass."""
 
     rolls_out = True
@@ -63,8 +63,27 @@ class ModelSteps(ChainSteps):
         places = self._newest(active, drafted) if drafted[0] else self._unseen()
         return self.runner.roll_out(*places, plan)
 
-    def trees(self) -> TreeSteps:
-        return _ModelTrees(self)
+    def after_nodes(self, trees: Seq[SpanTree]) -> Tensor:
+        # Inner nodes are fed again and again.
+        layouts, ids = [], []
+        rows: list[int] = []
+        at = 0
+        for tree in trees:
+            growth, inner = tree.growth, tree.growth.inner
+            sequence = self.sequences[tree.index]
+            place = {node: i for i, node in enumerate(inner)}
+            layouts.append(
+                SpanLayout(
+                    start=sequence.num_tokens,
+                    num_tokens=len(inner),
+                    page_table=sequence.page_table,
+                    paths=tuple(tuple(place[n] for n in growth.path(node)) for node in inner),
+                )
+            )
+            ids.append([growth.tokens[node] for node in inner])
+            rows.extend(at + place[node] for node in growth.frontier)
+            at += len(inner)
+        return self.runner.logits_at(layouts, ids, rows)
 
     def _unseen(self) -> tuple[list[SpanLayout], list[list[int]]]:
         return self._fed.layouts(self.sequences), self._fed.tokens(self.sequences)
@@ -83,35 +102,3 @@ class ModelSteps(ChainSteps):
             for sequence, tokens in zip(sequences, drafted, strict=True)
         ]
         return layouts, [tokens[-1:] for tokens in drafted]
-
-
-@final
-class _ModelTrees(TreeSteps):
-    """Feeds what is missing, then inner nodes again and again."""
-
-    def __init__(self, steps: ModelSteps) -> None:
-        self._steps, self._runner = steps, steps.runner
-
-    def first(self) -> Tensor:
-        return self._steps.first()
-
-    def after(self, trees: Seq[SpanTree]) -> Tensor:
-        layouts, ids = [], []
-        rows: list[int] = []
-        at = 0
-        for tree in trees:
-            growth, inner = tree.growth, tree.growth.inner
-            sequence = self._steps.sequences[tree.index]
-            place = {node: i for i, node in enumerate(inner)}
-            layouts.append(
-                SpanLayout(
-                    start=sequence.num_tokens,
-                    num_tokens=len(inner),
-                    page_table=sequence.page_table,
-                    paths=tuple(tuple(place[n] for n in growth.path(node)) for node in inner),
-                )
-            )
-            ids.append([growth.tokens[node] for node in inner])
-            rows.extend(at + place[node] for node in growth.frontier)
-            at += len(inner)
-        return self._runner.logits_at(layouts, ids, rows)
