@@ -80,9 +80,8 @@ class Entering(Proposer):
         fresh = KVProposer(
             kept.name,
             kept.network,
-            kept._sampler,
+            replace(kept.drafting, confidence=None),
             DraftProgress(book._generations, PAGE, book.limits, made_of=book.made_of),
-            trees=kept._trees,
         )
         spans = [
             replace(span, sequence=book.seen(span.sequence), draft_budget=span.draft_budget)

@@ -5,6 +5,7 @@ from typing import Any
 
 from foretoken.proposers.base import Context
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.drafting import Drafting
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.models.draft_model.steps import ModelNetwork
@@ -44,4 +45,4 @@ def draft_model(
 ) -> KVProposer:
     progress = DraftProgress(generations, runner.page_size, limits)
     network = ModelNetwork(runner)
-    return KVProposer("draft_model", network, sampler, progress, confidence=confidence)
+    return KVProposer("draft_model", network, Drafting(sampler, None, confidence), progress)

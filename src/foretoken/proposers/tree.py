@@ -95,6 +95,16 @@ class SpanTree:
         path = self.growth.path(node)
         return path[-2] if len(path) > 1 else -1
 
+    def fed_branch(self) -> list[int]:
+        """Tokens of the first branch that were fed. They lie where those of a chain would; an
+        accepted branch beside it is fed again."""
+        found: list[int] = []
+        for place, node in enumerate(self.growth.inner):
+            if len(self.growth.path(node)) != place + 1:
+                break
+            found.append(self.growth.tokens[node])
+        return found
+
     def open_nodes(self) -> list[OpenNode]:
         """The nodes of the frontier, with what their children are chosen by."""
         found = []

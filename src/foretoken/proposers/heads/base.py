@@ -24,13 +24,10 @@ from foretoken.config.memory import HeadMemory
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.drafting import Drafting
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
-from foretoken.proposers.tree import TreeShape
-from foretoken.proposers.tree_shapes import tree_shape
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.shape.gguf import about_gguf
 from foretoken.shape.memory_formula import KVPerToken, WeightCounts
 
@@ -63,13 +60,10 @@ class HeadServingContext:
     engine: BuildContext
     view: FeatureView
     """The target's hidden states at the head's points."""
-    sampler: DraftSampler
+    drafting: Drafting
+    """How its tokens are chosen."""
     linears: HeadLinears
     """Makes the linear maps that serve."""
-    trees: TreeShape | None
-    """What trees it is to draft; None: chains."""
-    confidence: Confidence
-    """Where chains stop before their budget."""
     gaps: FeatureGaps | None = None
     """Tokens without hidden states, because they were computed while the head rested."""
 
@@ -203,15 +197,12 @@ def _build(head: DraftHead, serve: Serve, config: DrafterConfig, engine: BuildCo
     like = engine.target.model.embedding
     head = head.to(like.device, like.dtype).eval().requires_grad_(False)
     head.leave_file()
-    verifier = engine.verifier
     site = HeadServingContext(
         config=config,
         engine=engine,
         view=FeatureView(features, head.points),
-        sampler=DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
+        drafting=Drafting.of(config, engine.verifier),
         linears=HeadLinears(config.quantization, config.precision.x_bits),
-        trees=tree_shape(config),
-        confidence=Confidence.of(config),
         gaps=engine.target.gaps.get(config.label),
     )
     return serve(head, site)

@@ -239,11 +239,4 @@ def serve_paged(
         gaps=site.gaps,
         pages=engine.draft_pages(config.label, runner.store),
     )
-    return KVProposer(
-        runner.net.method,
-        runner,
-        site.sampler,
-        progress,
-        trees=site.trees,
-        confidence=site.confidence,
-    )
+    return KVProposer(runner.net.method, runner, site.drafting, progress)

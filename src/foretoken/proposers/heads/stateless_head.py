@@ -14,18 +14,17 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall, address_of
 from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import serve_linears
 from foretoken.proposers.steps import DraftSteps
-from foretoken.proposers.tree import draft_of_trees, draft_trees, start_trees
+from foretoken.proposers.tree import SpanTree
 from foretoken.runtime.batch import Span
+from foretoken.runtime.runner import slot_of
 from foretoken.runtime.sequence import Sequence
 
 
@@ -60,11 +59,7 @@ def serve_stateless(head: StatelessHead, site: HeadServingContext) -> Proposer:
         ConfigError: the trees are deeper than the head.
     """
     head.prepare(site)
-    trees = site.trees
-    if trees is not None and trees.depth > head.max_drafts:
-        allowed = f"at most {head.max_drafts}: the head drafts no further"
-        field = f"speculative_config.{trees.setting}"
-        raise ConfigError(field, f"a depth of {trees.depth}", allowed)
+    site.drafting.check_depth(head.max_drafts)
     rows_SF = site.view.rows_SF
     return StatelessProposer(head, site, None if rows_SF is None else head.compiled(rows_SF))
 
@@ -89,19 +84,13 @@ class StatelessProposer(Proposer):
             wanted = [i for i in wanted if self._has_state(context.spans[i].sequence)]
         if not wanted:
             return Draft.empty(len(context.spans))
-        spans = [context.spans[i] for i in wanted]
-        site, count = self._site, len(context.spans)
-        if site.trees is not None:
-            trees = start_trees(site.trees, spans)
-            steps = self.head.steps(self.newest_states(spans), spans)
-            found = draft_trees(steps, site.sampler, trees)
-            return draft_of_trees(found, wanted, count, self.name)
-        spans = [span.clipped(self.head.max_drafts) for span in spans]
-        drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
-        return drafted.as_draft(wanted, count, self.name)
+        drafting, count = self._site.drafting, len(context.spans)
+        wanting = [context.spans[i] for i in wanted]
+        spans = list(drafting.clipped(wanting, self.head.max_drafts))
+        return drafting.draft(_StatelessSteps(self, spans), spans, wanted, count, self.name)[0]
 
     def release(self, request_id: str) -> None:
-        self._site.sampler.release(request_id)
+        self._site.drafting.sampler.release(request_id)
 
     def _has_state(self, sequence: Sequence) -> bool:
         """Whether the features of the newest computed token were kept."""
@@ -111,12 +100,8 @@ class StatelessProposer(Proposer):
 
     def newest_slots(self, spans: Seq[Span]) -> list[int]:
         """Where the newest computed tokens' features are: those before the newest ones."""
-        slots = []
-        for span in spans:
-            position = span.sequence.num_tokens - 2
-            page = span.sequence.page_table[position // self._page_size]
-            slots.append(page * self._page_size + position % self._page_size)
-        return slots
+        sequences = (span.sequence for span in spans)
+        return [slot_of(s.num_tokens - 2, s.page_table, self._page_size) for s in sequences]
 
     def newest_states(self, spans: Seq[Span]) -> Tensor:
         """Hidden states of the newest computed tokens, [B, D]."""
@@ -125,7 +110,7 @@ class StatelessProposer(Proposer):
 
 
 @final
-class _StatelessChains(DraftSteps):
+class _StatelessSteps(DraftSteps):
     """All drafts in one call into C where it can; else the head's own steps, token by token."""
 
     all_or_none = True
@@ -144,6 +129,10 @@ class _StatelessChains(DraftSteps):
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         assert self._steps is not None, "a rollout drafts everything or nothing"
         return self._steps.after(active, drafted)
+
+    def after_nodes(self, trees: Seq[SpanTree]) -> Tensor:
+        assert self._steps is not None, "begun by `first`"
+        return self._steps.after_nodes(trees)
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan

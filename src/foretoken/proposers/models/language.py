@@ -22,12 +22,10 @@ from foretoken.config.quantization import AUTO
 from foretoken.kv.pool import PagePool
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.drafting import Drafting
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.proposers.method import BuildContext
-from foretoken.proposers.tree_shapes import tree_shape
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import ModelShape
@@ -113,7 +111,7 @@ class ModelOnDisk:
             pool: the pages that its keys and values lie under; None: the target's.
             sampler: over the ids that are drafted; None: the target's.
         """
-        config, verifier, limit = self.config, context.verifier, self.shape.max_position_embeddings
+        config, limit = self.config, self.shape.max_position_embeddings
         progress = DraftProgress(
             (pool or context.pool).generation,
             loaded.page_size,
@@ -124,14 +122,8 @@ class ModelOnDisk:
             ),
             pages=context.draft_pages(config.label, loaded, pool),
         )
-        return KVProposer(
-            config.method,
-            network,
-            DraftSampler(sampler or verifier.sampler, verifier.rule, config.draft_sample_method),
-            progress,
-            trees=tree_shape(config),
-            confidence=Confidence.of(config),
-        )
+        drafting = Drafting.of(config, context.verifier, sampler)
+        return KVProposer(config.method, network, drafting, progress)
 
 
 def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Runner:

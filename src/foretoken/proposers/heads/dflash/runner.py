@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.errors import ConfigError, UnsupportedModelError
+from foretoken.errors import UnsupportedModelError
 from foretoken.kv.store import write
 from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
@@ -67,11 +67,8 @@ def serve_blocks(head: BlockHead, site: HeadServingContext) -> Proposer:
         ConfigError: trees that are deeper than its blocks.
         UnsupportedModelError: the head wants other logits than the target's own head makes.
     """
-    trees, target, shape = site.trees, site.engine.target.model, head.shape
-    if trees is not None and trees.depth > shape.max_drafts:
-        field = f"speculative_config.{trees.setting}"
-        allowed = f"at most {shape.max_drafts}: its blocks have no more drafts"
-        raise ConfigError(field, f"a depth of {trees.depth}", allowed)
+    target, shape = site.engine.target.model, head.shape
+    site.drafting.check_depth(shape.max_drafts)
     cap = target.shape.logit_softcap
     if not shape.own_head and shape.logit_softcap not in (None, cap):
         allowed = f"{cap}, as the target's, whose output head it uses"
@@ -169,9 +166,8 @@ class BlockRunner(PagedRunner):
         token_ids: Sequence[int],
         plan: RolloutPlan,
     ) -> RolledOut | None:
-        """The same, and `plan.steps` tokens of each block; None: some part has no kernel."""
-        if self.kernels is None or not self.kernels.drafts:
-            return None
+        """The same, and `plan.steps` tokens of each block, where `drafts_at_once`."""
+        assert self.kernels is not None, "asked only where `drafts_at_once`"
         rows = self._few(context), blocks, token_ids
         return self.kernels.draft(*rows, plan, self.net.shape.first_row)
 
