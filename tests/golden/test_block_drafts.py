@@ -12,12 +12,11 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.layers.embedding import Embedding
 from foretoken.ops.linear import Linear
-from foretoken.proposers.chain import ChainDraft, draft_chain
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
 from foretoken.proposers.heads.chain_head import ChainRunner
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
 from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner, BlockSteps
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.parallel import Masks

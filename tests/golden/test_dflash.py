@@ -12,9 +12,9 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.dflash.layers import BlockView
 from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner
+from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
 from foretoken.proposers.heads.parts import HeadShape

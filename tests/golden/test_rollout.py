@@ -10,8 +10,7 @@ from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.chain import ChainDraft, draft_chain
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
 from foretoken.proposers.heads.chain_head import ChainRunner, RecurrentSteps
 from foretoken.proposers.kv_progress import DraftLimits, Stretches
 from foretoken.proposers.kv_proposer import KVProposer

@@ -14,12 +14,11 @@ from torch import Tensor
 from foretoken.control.plan import DraftPlan, StepForecast, StepLoad
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.chain import Confidence
 from foretoken.proposers.choose import planned
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy, Policy
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
 from foretoken.proposers.kv_progress import DraftLimits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler

@@ -4,11 +4,11 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from foretoken.proposers.base import Context
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import Confidence
 from foretoken.proposers.drafting import Drafting
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import KVProposer
-from foretoken.proposers.models.draft_model.steps import ModelNetwork
+from foretoken.proposers.models.draft_model import ModelNetwork
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from foretoken.proposers.chain import draft_chain
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import Confidence, draft_chain
 from foretoken.proposers.steps import DraftSteps
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

@@ -10,8 +10,7 @@ from typing import Self
 from foretoken.config import DrafterConfig
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
-from foretoken.proposers.chain import draft_chain
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import Confidence, draft_chain
 from foretoken.proposers.steps import DraftSteps
 from foretoken.proposers.tree import TreeShape, draft_of_trees, draft_trees, start_trees
 from foretoken.proposers.tree_shapes import tree_shape

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import Rotation
-from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
+from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Attend as PagedAttend
 from foretoken.ops.quantize_kv import quantize_kv
@@ -71,14 +71,11 @@ class CompiledChains(Protocol):
     def rollout(self) -> CompiledRollout:
         """Drafts whole chains."""
 
-    def mix(self, features_TF: Tensor) -> Tensor:
-        """[T, F] -> [T, D]."""
+    def mix(self, features_TF: Tensor) -> Tensor: ...
 
-    def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
-        """One pass over slots; the network's outputs [T, D]."""
+    def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor: ...
 
-    def logits(self, outputs_BD: Tensor) -> Tensor:
-        """float32 logits over the network's own ids, [B, N]."""
+    def logits(self, outputs_BD: Tensor) -> Tensor: ...
 
 
 Compile = Callable[[Any, RunnerParts], CompiledChains | None]
@@ -199,23 +196,6 @@ class ChainRunner(PagedRunner):
         if stream_TD is None and not kernels.rollout.reads_features:
             stream_TD = self.mixed_features(layouts)
         return kernels.rollout(layouts, token_ids, plan, self.store, stream_TD)
-
-    def draft_at_once(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[int],
-        plan: RolloutPlan,
-        masks: Callable[[int], MaskSlots],
-    ) -> RolledOut | None:
-        """Draft several tokens in one pass over features and the mask slots behind them, or None.
-
-        Spans end in `plan.steps` - 1 mask slots, which `masks` gives, and the pages cover no more.
-        """
-        kernels = self.kernels
-        if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
-            return None
-        found = masks(plan.steps - 1)
-        return kernels.rollout(layouts, [token_ids], plan, self.store, masks=found)
 
     def _attend(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: PagedAttend) -> Attend:
         """Attention over the store, which wants query heads group-major."""

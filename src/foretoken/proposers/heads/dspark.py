@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.proposers.heads.base import TargetFacts, find_head
 from foretoken.proposers.heads.dflash.formats import describe
-from foretoken.proposers.heads.dflash.layers import BlockShape
 from foretoken.proposers.heads.dflash.network import BlockFollow, BlockHead
 from foretoken.proposers.heads.dflash.runner import serve_blocks
+from foretoken.proposers.heads.dflash.shape import BlockShape
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.shape.fields import refuse_unless
 

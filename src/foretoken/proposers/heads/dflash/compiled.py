@@ -28,8 +28,8 @@ from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.proposers.heads.dflash.layers import BlockView
 from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.linears import HeadLinears, kernel_of, serve_linears
 from foretoken.proposers.heads.paged_head import RunnerParts
 from foretoken.proposers.heads.parts import HeadAttention, HeadLayer, group_major

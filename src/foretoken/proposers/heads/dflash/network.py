@@ -21,7 +21,7 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.dflash.formats import describe
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.proposers.heads.paged_head import PagedHead
 from foretoken.proposers.heads.parts import Attend, HeadLayer, HeadNorm, HeadShape

@@ -24,8 +24,8 @@ from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, compile_blocks
-from foretoken.proposers.heads.dflash.layers import BlockView
 from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
 from foretoken.proposers.heads.parts import Attend
 from foretoken.proposers.kv_progress import MadeOf, Stretches

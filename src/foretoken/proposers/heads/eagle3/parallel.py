@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from foretoken.models.rollout import MaskSlots
+from foretoken.models.rollout import MOST_ROWS, MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle3.network import Eagle3
@@ -70,10 +70,12 @@ class ParallelSteps(DepthSteps):
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
     ) -> RolledOut | None:
-        def masks(count: int) -> MaskSlots:
-            return MaskSlots(self._masks.rows(self.runner, count), self._masks.anchored)
-
-        return self.runner.draft_at_once(*self._with_masks(), plan, masks)
+        kernels, (layouts, tokens) = self.runner.kernels, self._with_masks()
+        if kernels is None or not kernels.rollout.reads_features or len(tokens) > MOST_ROWS:
+            return None
+        rows_KD = self._masks.rows(self.runner, plan.steps - 1)
+        masks = MaskSlots(rows_KD, self._masks.anchored)
+        return kernels.rollout(layouts, [tokens], plan, self.runner.store, masks=masks)
 
     def run(self) -> Tensor:
         runner, known = self.runner, self._fed.layouts(self.sequences)
