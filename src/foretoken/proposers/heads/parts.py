@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -75,19 +74,6 @@ def num_layers(names: Iterable[str]) -> int:
     return len(found) or 1
 
 
-class HeadNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019), normalised in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x normalised, of the same shape and type."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class HeadAttention(nn.Module):
     """Grouped-query attention whose input may be wider than its output."""
 
@@ -110,8 +96,8 @@ class HeadAttention(nn.Module):
         self.v_proj = nn.Linear(input_size, keys, bias=bias)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=bias and norms)
         size, eps = shape.head_dim, shape.rms_norm_eps
-        self.q_norm = HeadNorm(size, eps) if norms else nn.Identity()
-        self.k_norm = HeadNorm(size, eps) if norms else nn.Identity()
+        self.q_norm = nn.RMSNorm(size, eps) if norms else nn.Identity()
+        self.k_norm = nn.RMSNorm(size, eps) if norms else nn.Identity()
 
     def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Keys and values [..., K, h] of [..., input_size]."""
@@ -150,9 +136,9 @@ class HeadLayer(nn.Module):
         """As `HeadAttention`; without the norm before attention if not `normed`."""
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm = HeadNorm(size, eps) if normed else nn.Identity()
+        self.input_layernorm = nn.RMSNorm(size, eps) if normed else nn.Identity()
         self.self_attn = HeadAttention(shape, size, bias=bias, norms=norms)
-        self.post_attention_layernorm = HeadNorm(size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
         self.mlp = HeadMLP(shape)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:

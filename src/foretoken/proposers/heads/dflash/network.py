@@ -24,7 +24,7 @@ from foretoken.proposers.heads.dflash.formats import describe
 from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.proposers.heads.paged_head import PagedHead
-from foretoken.proposers.heads.parts import Attend, HeadLayer, HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import Attend, HeadLayer, HeadShape
 from foretoken.shape import RopeShape
 from foretoken.shape.fields import refuse_unless
 
@@ -51,11 +51,11 @@ class BlockHead(PagedHead, ABC):
         self.shape, self.points = shape, shape.points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         self.fc = nn.Linear(len(shape.points) * shape.target_hidden_size, size, bias=False)
-        self.hidden_norm = HeadNorm(size, eps)
+        self.hidden_norm = nn.RMSNorm(size, eps)
         self.layers = nn.ModuleList(
             HeadLayer(shape.layer, bias=shape.attention_bias, norms=True) for _ in shape.views
         )
-        self.norm = HeadNorm(size, eps)
+        self.norm = nn.RMSNorm(size, eps)
         self.d2t: Tensor
         self.embedding: Embedding
         if shape.own_embedding:

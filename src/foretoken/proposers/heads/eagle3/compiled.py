@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
@@ -27,7 +27,7 @@ from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.paged_head import RunnerParts
-from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
+from foretoken.proposers.heads.parts import HeadShape, group_major
 
 
 @final
@@ -104,8 +104,8 @@ class _Builder:
     geometry: Geometry
     make: HeadLinears
 
-    def norm(self, module: HeadNorm) -> RMSNorm:
-        return RMSNorm(module.weight.detach(), module.eps)
+    def norm(self, module: nn.RMSNorm) -> RMSNorm:
+        return RMSNorm(module.weight.detach(), self.shape.rms_norm_eps)
 
     def layer(self, module: Eagle3Layer) -> Layer:
         first = module.hidden_norm is not None

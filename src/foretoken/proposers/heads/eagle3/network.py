@@ -24,7 +24,7 @@ from foretoken.proposers.heads.chain_head import ChainHead
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import Attend, HeadShape
 
 
 @final
@@ -52,15 +52,15 @@ class Eagle3(ChainHead):
         self.points = points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         wide, count = shape.target_hidden_size, shape.num_features
-        self.input_norm = HeadNorm(count * wide, eps) if shape.norm_before_fc else None
+        self.input_norm = nn.RMSNorm(count * wide, eps) if shape.norm_before_fc else None
         self.fc_norm = (
-            nn.ModuleList(HeadNorm(wide, eps) for _ in range(count)) if shape.fc_norm else None
+            nn.ModuleList(nn.RMSNorm(wide, eps) for _ in range(count)) if shape.fc_norm else None
         )
         self.fc = nn.Linear(count * wide, size, bias=False)
         self.layers = nn.ModuleList(
             Eagle3Layer(shape, first=i == 0) for i in range(shape.layer.num_hidden_layers)
         )
-        self.norm = HeadNorm(size, eps)
+        self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.d2t: Tensor
         self.embedding: Embedding

@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
+from os.path import commonprefix
 from typing import NamedTuple
 
 _MOST_LENGTHS = 4
@@ -122,7 +123,7 @@ def _follow(texts: list[list[int]], count: int, least: float) -> Path:
     tokens: list[int] = []
     probability, score = 1.0, 0.0
     while len(tokens) < count:
-        reached = _common(min(texts), max(texts), count)
+        reached = min(len(commonprefix(texts)), count)
         if reached > len(tokens):
             score += probability * (reached - len(tokens))
             tokens = texts[0][:reached]
@@ -136,13 +137,3 @@ def _follow(texts: list[list[int]], count: int, least: float) -> Path:
             break
         texts = [text for text in texts if len(text) > reached and text[reached] == token]
     return Path(tokens, score)
-
-
-def _common(first: list[int], second: list[int], limit: int) -> int:
-    """How many leading tokens are the same, at most `limit`."""
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other or count == limit:
-            break
-        count += 1
-    return count
