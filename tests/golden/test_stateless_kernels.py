@@ -12,7 +12,7 @@ from foretoken.config import DrafterConfig
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context
-from foretoken.proposers.drafting import Drafting
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
@@ -84,7 +84,7 @@ def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]
         config=DrafterConfig(method=head.method, model="random"),
         engine=engine,
         view=view,
-        drafting=Drafting(DraftSampler(Sampler(VOCAB))),
+        drafting=DraftSampling(DraftSampler(Sampler(VOCAB))),
         linears=HeadLinears(),
     )
     assert view.rows_SF is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from foretoken.proposers.base import Context
 from foretoken.proposers.chain import Confidence
-from foretoken.proposers.drafting import Drafting
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.models.draft_model import ModelNetwork
@@ -45,4 +45,4 @@ def draft_model(
 ) -> KVProposer:
     progress = DraftProgress(generations, runner.page_size, limits)
     network = ModelNetwork(runner)
-    return KVProposer("draft_model", network, Drafting(sampler, None, confidence), progress)
+    return KVProposer("draft_model", network, DraftSampling(sampler, None, confidence), progress)

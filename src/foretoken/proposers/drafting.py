@@ -21,7 +21,7 @@ from foretoken.runtime.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftSampling:
     """Turns the logits of one drafter into drafts."""
 
     sampler: DraftSampler

@@ -13,7 +13,7 @@ import torch
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.drafting import Drafting
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.kv_progress import DraftProgress, Stretches
 from foretoken.proposers.steps import DraftSteps
 from foretoken.runtime.batch import Span
@@ -50,7 +50,7 @@ class KVProposer(Proposer):
     """Drafts chains or trees with a model or a head that keeps keys and values."""
 
     def __init__(
-        self, name: str, network: DraftNetwork, drafting: Drafting, progress: DraftProgress
+        self, name: str, network: DraftNetwork, drafting: DraftSampling, progress: DraftProgress
     ) -> None:
         """Nothing is fed yet.
 

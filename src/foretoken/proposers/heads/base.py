@@ -24,7 +24,7 @@ from foretoken.config.memory import HeadMemory
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.drafting import Drafting
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
@@ -60,7 +60,7 @@ class HeadServingContext:
     engine: BuildContext
     view: FeatureView
     """The target's hidden states at the head's points."""
-    drafting: Drafting
+    drafting: DraftSampling
     """How its tokens are chosen."""
     linears: HeadLinears
     """Makes the linear maps that serve."""
@@ -201,7 +201,7 @@ def _build(head: DraftHead, serve: Serve, config: DrafterConfig, engine: BuildCo
         config=config,
         engine=engine,
         view=FeatureView(features, head.points),
-        drafting=Drafting.of(config, engine.verifier),
+        drafting=DraftSampling.of(config, engine.verifier),
         linears=HeadLinears(config.quantization, config.precision.x_bits),
         gaps=engine.target.gaps.get(config.label),
     )

@@ -22,7 +22,7 @@ from foretoken.config.quantization import AUTO
 from foretoken.kv.pool import PagePool
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.drafting import Drafting
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
 from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.proposers.method import BuildContext
@@ -122,7 +122,7 @@ class ModelOnDisk:
             ),
             pages=context.draft_pages(config.label, loaded, pool),
         )
-        drafting = Drafting.of(config, context.verifier, sampler)
+        drafting = DraftSampling.of(config, context.verifier, sampler)
         return KVProposer(config.method, network, drafting, progress)
 
 

@@ -43,8 +43,6 @@ class _Shadow:
 class StringDraftProposer(Proposer):
     """Drafts text with a model that has another tokenizer."""
 
-    name = "draft_model"
-
     def __init__(
         self, inner: KVProposer, pool: PagePool, target: ByteEncoder, draft: ByteEncoder
     ) -> None:
@@ -56,6 +54,7 @@ class StringDraftProposer(Proposer):
             target: cuts text into the target's tokens.
             draft: cuts text into the draft's.
         """
+        self.name = inner.name
         self._inner = inner
         self._pool = pool
         self._target = target
