@@ -15,6 +15,7 @@ from foretoken.control.plan import DraftPlan, StepForecast, StepLoad
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import Confidence
+from foretoken.proposers.choose import policy as policies
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
