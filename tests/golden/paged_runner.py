@@ -7,7 +7,7 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.chain_head import ChainHead, ChainRunner
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 
 PAGE, PAGES = 8, 6
 TABLE = [4, 1, 5, 0, 2, 3]
@@ -23,7 +23,8 @@ def make(net: ChainHead, features_TF: torch.Tensor) -> ChainRunner:
     store.write(FINAL, slots, features_TF)
     context = PagedContext(
         features=FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x, vocab_size=61),
+        target_logits=lambda x: x,
+        vocab_size=61,
         num_pages=PAGES,
         page_size=PAGE,
     )

@@ -21,7 +21,7 @@ from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.parallel import Masks
 from foretoken.proposers.heads.linears import HeadLinears
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.proposers.kv_progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -106,10 +106,11 @@ def runners(
     store.slots_SF.normal_()
     table_VD = torch.randn(VOCAB, HIDDEN)
     linear: Linear = HeadLinears()(table_VD, top=True)
-    top = TargetTop(logits=lambda x: linear(x).float(), vocab_size=VOCAB, linear=linear)
     context = PagedContext(
         features=FeatureView(store, [0, FINAL]),
-        top=top,
+        target_logits=lambda x: linear(x).float(),
+        vocab_size=VOCAB,
+        target_head=linear,
         num_pages=10,
         page_size=PAGE,
         kv_store_dtype=kv_store_dtype,

@@ -16,7 +16,7 @@ from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.runner import BlockRunner
 from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.dspark import DSpark
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import blocks as ref
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED, TAPS, View
@@ -71,7 +71,8 @@ def make(net: BlockHead, features_TF: torch.Tensor, *, kernels: bool = True) -> 
     net.use_embedding(Embedding(table()))
     context = PagedContext(
         features=FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x @ table().T, vocab_size=VOCAB),
+        target_logits=lambda x: x @ table().T,
+        vocab_size=VOCAB,
         num_pages=len(TABLE),
         page_size=PAGE,
     )

@@ -15,7 +15,7 @@ from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
@@ -50,7 +50,8 @@ def runners(
 
     context = PagedContext(
         features=view,
-        top=TargetTop(logits=nn.Identity(), vocab_size=VOCAB),
+        target_logits=nn.Identity(),
+        vocab_size=VOCAB,
         num_pages=10,
         page_size=PAGE,
         kv_store_dtype=kv_store_dtype,

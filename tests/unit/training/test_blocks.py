@@ -20,7 +20,7 @@ from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.dflash.runner import BlockRunner
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.folder import method_of, read_head
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
@@ -101,7 +101,8 @@ def served(net: BlockHead, given: Captured, row: int, slot: int) -> BlockRunner:
     head_VD = target_parts().head_VD
     context = PagedContext(
         features=FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x @ head_VD.T, vocab_size=VOCAB),
+        target_logits=lambda x: x @ head_VD.T,
+        vocab_size=VOCAB,
         num_pages=16,
         page_size=PAGE,
     )

@@ -14,7 +14,7 @@ from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.paged_head import PagedContext, TargetTop
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
@@ -149,7 +149,8 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
     store.write(FINAL, slots, captured.features_BTF[row])
     context = PagedContext(
         features=FeatureView(store, [FINAL]),
-        top=TargetTop(logits=target.logits, vocab_size=50),
+        target_logits=target.logits,
+        vocab_size=50,
         num_pages=16,
         page_size=page,
     )

@@ -78,27 +78,20 @@ class PagedHead(DraftHead, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetTop:
-    """What makes the target's logits of hidden states."""
-
-    logits: Callable[[Tensor], Tensor]
-    """float32 [N, V] of [N, D]."""
-    vocab_size: int
-    linear: Linear | None = None
-    """What does all of that alone, if anything does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedContext:
     """What a runner reads and writes, and whose head it borrows."""
 
     features: FeatureView
     """What the target's runner keeps at the network's points."""
-    top: TargetTop
-    """Makes the logits of networks without a head."""
+    target_logits: Callable[[Tensor], Tensor]
+    """float32 [N, V] of [N, D], for networks without a head."""
+    vocab_size: int
+    """Ids of the target."""
     num_pages: int
     """As many as the target has, under the same numbers."""
     page_size: int
+    target_head: Linear | None = None
+    """What does all of `target_logits` alone, if anything does."""
     kv_store_dtype: torch.dtype | None = None
     """How keys and values are stored; None: in the network's type."""
     make: HeadLinears | None = None
@@ -110,11 +103,9 @@ class PagedContext:
         engine, target = site.engine, site.engine.target.model
         return cls(
             features=site.view,
-            top=TargetTop(
-                logits=target.draft_logits,
-                vocab_size=engine.vocab_size,
-                linear=target.head if target.shape.logit_softcap is None else None,
-            ),
+            target_logits=target.draft_logits,
+            vocab_size=engine.vocab_size,
+            target_head=target.head if target.shape.logit_softcap is None else None,
             num_pages=engine.pool.num_pages,
             page_size=engine.target.page_size,
             kv_store_dtype=kv_store_dtype(site.config.kv_cache_dtype),
@@ -131,7 +122,8 @@ class RunnerParts:
     rotary: RotaryTable
     geometry: Geometry
     linears: HeadLinears
-    top: TargetTop
+    target_head: Linear | None
+    vocab_size: int
 
     def attention(self, window: int | None = None) -> Attention:
         """Attention over the store; with a window, only that far back."""
@@ -160,7 +152,7 @@ class PagedRunner(DraftNetwork, ABC):
             device=like.device,
         )
         self.max_positions = shape.max_position_embeddings
-        self._top = context.top
+        self._target_logits, self._vocab_size = context.target_logits, context.vocab_size
         self._rotary = RotaryTable(net.rope, max_positions=self.max_positions, like=like)
         parts = RunnerParts(
             features=self.features,
@@ -176,13 +168,14 @@ class PagedRunner(DraftNetwork, ABC):
                 kv_store_dtype=context.kv_store_dtype,
             ),
             linears=context.make or HeadLinears(),
-            top=context.top,
+            target_head=context.target_head,
+            vocab_size=context.vocab_size,
         )
         self.kernels = self._compile(parts)
         if self.kernels is None and context.make is not None:
             serve_linears(net, net.tops, context.make)
         ids_N = net.target_ids
-        whole = ids_N is None or len(ids_N) == self._top.vocab_size
+        whole = ids_N is None or len(ids_N) == self._vocab_size
         self._target_ids = None if whole else ids_N
 
     def spare_pages(self, context: PagedContext) -> int:
@@ -196,14 +189,14 @@ class PagedRunner(DraftNetwork, ABC):
     def own_logits(self, outputs_ND: Tensor) -> Tensor:
         """float32 logits over the network's own ids, [N, Vd]."""
         if not self.net.makes_logits:
-            return self._top.logits(outputs_ND)
+            return self._target_logits(outputs_ND)
         return self.net.logits(outputs_ND).float()
 
     def spread(self, own_NV: Tensor) -> Tensor:
         """Logits over the target's vocabulary, [N, V]; ids that it cannot draft get -inf."""
         if self._target_ids is None:
             return own_NV
-        full_NV = own_NV.new_full((own_NV.shape[0], self._top.vocab_size), NEVER)
+        full_NV = own_NV.new_full((own_NV.shape[0], self._vocab_size), NEVER)
         return full_NV.index_copy_(1, self._target_ids, own_NV)
 
     def logits(self, outputs_ND: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ class CompiledBlocks:
             kv=ctypes.addressof(self._stores),
             hidden=layer.hidden_size,
             inner=layer.intermediate_size,
-            vocabulary=self._site.top.vocab_size,
+            vocabulary=self._site.vocab_size,
             width=cos.shape[-1],
             kv_stride=store.stride(0),
             num_layers=len(self._packed.layers),
@@ -184,7 +184,7 @@ class CompiledBlocks:
         site, follow, model = self._site, net.follow, self._model
         features, dtype = site.features, self._table.dtype
         own = net.lm_head if net.shape.own_head else None
-        head = site.top.linear if own is None else kernel_of(own, dtype, torch.float32)
+        head = site.target_head if own is None else kernel_of(own, dtype, torch.float32)
         if follow is None or not isinstance(head, KernelLinear):
             return False
         if (head.dtype, head.out_dtype) != (dtype, torch.float32):

@@ -80,7 +80,7 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
         norm=build.norm(net.norm),
         head=make.of([net.lm_head], top=True),
         ids_N=net.target_ids.contiguous(),
-        vocab_size=around.top.vocab_size,
+        vocab_size=around.vocab_size,
         takes_beside=True,
         mixed=mixed,
     )

@@ -1,9 +1,4 @@
-"""The sizes and the decoder layers of EAGLE-3 networks, with all published variants.
-
-The `speculators` format has norm_before_residual, norm_before_fc, fc_norm and norm_output. P-EAGLE
-(arXiv 2602.01469) has masks for slots whose features do not exist; `anchored` is a variant of our
-own.
-"""
+"""The sizes and the decoder layers of EAGLE-3 networks, with all published variants."""
 
 from dataclasses import dataclass
 

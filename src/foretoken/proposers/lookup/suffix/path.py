@@ -6,8 +6,7 @@ without a loop over them. The draft follows the most frequent continuation among
 match far enough, as long as its frequency allows; of several match lengths the one with the best
 expected acceptance wins.
 
-Source: suffix decoding (Oliaro et al. 2024, arXiv 2411.04975); keys and scores as in vLLM's
-`suffix`.
+Scores are as in vLLM's `suffix`.
 """
 
 from array import array
