@@ -15,7 +15,6 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
@@ -46,7 +45,6 @@ class Eagle(ChainHead):
             HeadLayer(shape, bias=attention_bias, normed=i > 0)
             for i in range(shape.num_hidden_layers)
         )
-        self.embedding: Embedding
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
@@ -71,16 +69,13 @@ class Eagle(ChainHead):
     def borrows_head(self, *, rounded: bool) -> bool:
         return True
 
-    def use_embedding(self, embedding: Embedding) -> None:
-        self.embedding = embedding
-
     def mix(self, features: Tensor) -> Tensor:
         return features
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
     ) -> Tensor:
-        embedded = self.embedding(tokens)
+        embedded = self.table(tokens)
         x: Tensor = self.fc(torch.cat((embedded, hidden), dim=-1))
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, rotation, attend)

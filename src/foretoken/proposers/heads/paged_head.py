@@ -55,9 +55,19 @@ class PagedHead(DraftHead, ABC):
         """The target's id of each of its logits, int64 ascending; None: they are the target's."""
         return None
 
-    @abstractmethod
+    embedding: Embedding
+    """The target's table; unset where `embed_tokens` is the head's own."""
+
+    @property
+    def table(self) -> Embedding:
+        """The token embeddings: its own, or the target's."""
+        own = getattr(self, "embed_tokens", None)
+        return self.embedding if own is None else Embedding(own.weight)
+
     def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with the target's table, shared and not trained, unless it has its own."""
+        if not hasattr(self, "embed_tokens"):
+            self.embedding = embedding
 
     @property
     def makes_logits(self) -> bool:

@@ -57,7 +57,6 @@ class BlockHead(PagedHead, ABC):
         )
         self.norm = nn.RMSNorm(size, eps)
         self.d2t: Tensor
-        self.embedding: Embedding
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
         if shape.own_head:
@@ -108,19 +107,13 @@ class BlockHead(PagedHead, ABC):
         ids: Tensor = self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
         return ids
 
-    @property
-    def table(self) -> Embedding:
-        """The token embeddings: its own, or the target's."""
-        return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
-
     def use_embedding(self, embedding: Embedding) -> None:
         """Embed tokens with the target's table as it is stored, unless it has another one. A copy,
         which DeepSpec's files have, is given up."""
         if self.shape.own_embedding and embedding.equals(self.embed_tokens.weight):
             self.shape = replace(self.shape, own_embedding=False)
             del self.embed_tokens
-        if not self.shape.own_embedding:
-            self.embedding = embedding
+        super().use_embedding(embedding)
 
     def use_head(self, tied: Embedding) -> None:
         """Leave logits to the target's head, of these weights, if its own is a copy of it."""

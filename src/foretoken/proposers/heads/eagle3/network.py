@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.kv.features import FINAL
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts, check_ids
 from foretoken.proposers.heads.chain_head import ChainHead
@@ -63,7 +62,6 @@ class Eagle3(ChainHead):
         self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.d2t: Tensor
-        self.embedding: Embedding
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         if shape.parallel:
             self.mask_hidden = nn.Parameter(torch.zeros(1, shape.mask_depths, count * wide))
@@ -95,15 +93,6 @@ class Eagle3(ChainHead):
     @property
     def tops(self) -> tuple[nn.Module, ...]:
         return (self.lm_head,)
-
-    @property
-    def table(self) -> Embedding:
-        """The token embeddings: its own, or the target's."""
-        return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
-
-    def use_embedding(self, embedding: Embedding) -> None:
-        if not self.shape.own_embedding:
-            self.embedding = embedding
 
     def drop_matrices(self) -> None:
         """Free all linear maps: from now on something else runs them. Norms, tables, masks and ids
