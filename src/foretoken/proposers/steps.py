@@ -1,6 +1,6 @@
 """The steps of a draft: what a drafter runs to give logits, one token or level after the other.
 
-`draft_chain` (`chain.py`) and `draft_trees` (`tree.py`) turn the logits into tokens. Beside the
+`draft_chain` (`chain.py`) and `draft_trees` (`drafting.py`) turn the logits into tokens. Beside the
 contract there are the two ways that most drafters have: one pass for all depths, and a state that
 goes on. Knows nothing of how a token is chosen.
 """

@@ -1,22 +1,18 @@
-"""Drafting trees level by level: the loop that all drafters of trees share.
+"""What a tree of drafts is while it grows, level by level.
 
-A drafter gives logits after the nodes of the newest level, this loop fills their places with
-candidates. It knows nothing of where logits come from. How a tree takes its shape is the business
-of its `Growth`, and `foretoken.proposers.tree_shapes` has the two ways.
+How it takes its shape is the business of its `Growth`, and `tree_shapes.py` has the two ways. Knows
+nothing of where logits come from.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
-from foretoken.runtime.candidates import Candidates, OpenNode, choose_candidates
-from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.candidates import Candidates, OpenNode
 from foretoken.runtime.rows import Rows
 
 
@@ -115,57 +111,6 @@ class SpanTree:
         return found
 
 
-class TreeSteps(Protocol):
-    """What makes the logits of one call of `draft_trees`; `DraftSteps` has it."""
-
-    def first(self) -> Tensor: ...
-
-    def after_nodes(self, trees: Sequence[SpanTree]) -> Tensor: ...
-
-
 def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:
     """The tokens of the frontiers, tree after tree."""
     return [tree.growth.tokens[node] for tree in trees for node in tree.growth.frontier]
-
-
-def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTree]) -> list[Grown]:
-    """Draft all levels of all trees; distributions of all trees if any has some."""
-    draws = any(
-        sampler.draws(tree.span.sequence.request.params) and not tree.growth.fixed for tree in trees
-    )
-    logits_NV, growing = steps.first(), list(trees)
-    while True:
-        # All places of all trees are filled together: one sort and one draw for the whole level.
-        nodes = [tree.open_nodes() for tree in growing]
-        flat = [node for some in nodes for node in some]
-        found = choose_candidates(sampler, logits_NV, flat, with_probs=draws)
-        # What a tree keeps of its candidates is its own business; one without a new level is done.
-        for tree, some in zip(growing, nodes, strict=True):
-            tree.growth.grow(found[: len(some)])
-            found = found[len(some) :]
-        growing = [tree for tree in growing if tree.growth.frontier]
-        if not growing:
-            return [tree.growth.finish() for tree in trees]
-        logits_NV = steps.after_nodes(growing)
-
-
-def start_trees(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
-    """A tree of this shape for each span, with nothing but its root."""
-    return [SpanTree(i, span, shape.start(span.draft_budget)) for i, span in enumerate(spans)]
-
-
-def draft_of_trees(
-    found: Sequence[Grown], places: Sequence[int], count: int, drafter: str
-) -> Draft:
-    """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
-    ids: list[tuple[int, ...]] = [()] * count
-    parents: list[tuple[int, ...] | None] = [None] * count
-    for place, grown in zip(places, found, strict=True):
-        ids[place], parents[place] = grown.ids, grown.parents
-    probs = [row for grown in found for row in grown.probs]
-    return Draft(
-        ids=tuple(ids),
-        parents=tuple(parents),
-        probs_KV=torch.stack(probs) if probs else None,
-        drafter=drafter,
-    )
