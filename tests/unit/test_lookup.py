@@ -379,7 +379,7 @@ SAYS = 261
 class Parrot:
     """Drafts one token, whatever came before; stands for a draft model."""
 
-    gain = None
+    name = "parrot"
 
     def __init__(self) -> None:
         self.progress = self
