@@ -235,8 +235,8 @@ class CompiledBlocks:
         token_ids: Sequence[int],
         plan: RolloutPlan,
         first_row: int,
-    ) -> RolledOut | None:
-        """Feed places, run blocks and draft up to `plan.steps` tokens of each; None: too much.
+    ) -> RolledOut:
+        """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each.
 
         Args:
             context, blocks, token_ids: as for `run`.
@@ -244,8 +244,7 @@ class CompiledBlocks:
             first_row: the row of a block that gives the first.
         """
         fed = sum(layout.num_tokens for layout in context)
-        if fed > MOST_ROWS:
-            return None
+        assert fed <= MOST_ROWS, fed
         steps, count = plan.steps, len(blocks)
         call, kept = self._begin(context, blocks, token_ids, steps)
         model, head = self._model, self._head

@@ -165,7 +165,7 @@ class BlockRunner(PagedRunner):
         blocks: Sequence[SpanLayout],
         token_ids: Sequence[int],
         plan: RolloutPlan,
-    ) -> RolledOut | None:
+    ) -> RolledOut:
         """The same, and `plan.steps` tokens of each block, where `drafts_at_once`."""
         assert self.kernels is not None, "asked only where `drafts_at_once`"
         rows = self._few(context), blocks, token_ids
