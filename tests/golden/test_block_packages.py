@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
-from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head

@@ -11,7 +11,7 @@ from foretoken.kv import table as tables
 from foretoken.kv.features import FeatureGaps, GapRecord
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_sequence, make_span
 

@@ -16,11 +16,11 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
+from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.runner import BlockRunner
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.folder import method_of, read_head
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
@@ -99,12 +99,14 @@ def served(net: BlockHead, given: Captured, row: int, slot: int) -> BlockRunner:
     slots = [TABLE[i // PAGE] * PAGE + i % PAGE for i in range(slot + 1)]
     store.write(FINAL, torch.tensor(slots), given.features_BTF[row, : slot + 1])
     head_VD = target_parts().head_VD
-    return BlockRunner(
-        net,
-        FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x @ head_VD.T, vocab_size=VOCAB),
-        pages=HeadPages(16, PAGE),
+    context = PagedContext(
+        features=FeatureView(store, [FINAL]),
+        target_logits=lambda x: x @ head_VD.T,
+        vocab_size=VOCAB,
+        num_pages=16,
+        page_size=PAGE,
     )
+    return BlockRunner(net, context)
 
 
 @pytest.mark.parametrize("few", [None, FEW])
@@ -125,7 +127,7 @@ def test_training_blocks_are_serving_blocks(method: str, few: int | None) -> Non
         blocks = [SpanLayout(start=slot + 1, num_tokens=size, page_table=TABLE)]
         outputs = runner.run(context, blocks, [text[slot + 1], *[MASK] * (size - 1)])[first:]
         before = torch.tensor(text[slot + 1 : slot + 1 + DEPTH])
-        wanted = runner.net.after(runner.logits(outputs), outputs, before)
+        wanted = runner.net.after(runner.own_logits(outputs), outputs, before)
         sure = runner.net.sure(outputs, before)
         for depth, guess in enumerate(every):
             found = guess.logits(slot + 1)[row, slot]

@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
@@ -145,10 +147,14 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
     table = [5, 2, 7, 0, 1]
     slots = torch.tensor([table[i // page] * page + i % page for i in range(LENGTH)])
     store.write(FINAL, slots, captured.features_BTF[row])
-    runner = HeadRunner(
-        net, FeatureView(store, [FINAL]), target_logits=target.logits, vocab_size=50,
-        pages=HeadPages(16, page),
-    )  # fmt: skip
+    context = PagedContext(
+        features=FeatureView(store, [FINAL]),
+        target_logits=target.logits,
+        vocab_size=50,
+        num_pages=16,
+        page_size=page,
+    )
+    runner = ChainRunner(net, context, compile_eagle3 if isinstance(net, Eagle3) else None)
     with torch.no_grad():
         layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]
         hidden = runner.mixed_features(layouts)

@@ -18,7 +18,7 @@ from foretoken.config.method_registry import DraftingMethod, register_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import write_tiny_llama
@@ -242,7 +242,7 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
     facts = replace(
         LAYER, vocab_size=shape["vocab_size"], hidden_size=shape["hidden_size"], num_hidden_layers=8
     )
-    loaded = Eagle3.load(head, facts)
+    loaded = Eagle3.read(head, facts)
     assert loaded.points == (2, 4, 5)
     ids = loaded.target_ids
     stored = load_file(folder / "model.safetensors")["t2d"]

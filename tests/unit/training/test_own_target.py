@@ -15,7 +15,7 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings

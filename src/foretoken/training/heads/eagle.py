@@ -14,7 +14,7 @@ from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.guesses import DepthAttention, Guess, Guesser, ahead, rotary_of
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout, usual_width
 from foretoken.training.heads.target import Captured, TargetParts

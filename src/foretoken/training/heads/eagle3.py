@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
 from foretoken.training.heads.guesses import Guess, Guesser, rotary_of
 from foretoken.training.heads.kind import (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foretoken.config.method_registry import ANCHORED
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle3 import default_points, eagle3_net, speculators_config
 from foretoken.training.heads.guesses import (
     DepthAttention,

@@ -46,7 +46,7 @@ def read_start(
     if kind != net.method:
         raise ConfigError(_KEY, str(folder), f"a head of kind {net.method}, not {kind}")
     with torch.no_grad():
-        start = type(net).load(read, target.layer_shape(inner_size=0, layers=target.layers))
+        start = type(net).read(read, target.layer_shape(inner_size=0, layers=target.layers))
     wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
     for name, tensor in start.state_dict().items():
         if wanted.get(name) != list(tensor.shape):

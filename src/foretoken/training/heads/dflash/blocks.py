@@ -19,8 +19,8 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.dflash.formats import usual_points
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.shape import RopeShape
 from foretoken.training.heads.guesses import Guess, Guesser, ahead, rotary_of
 from foretoken.training.heads.kind import require_mask, usual_vocabulary, usual_width

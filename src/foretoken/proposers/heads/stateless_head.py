@@ -14,17 +14,17 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
 from foretoken.kernels.structures import FtHeadCall, address_of
 from foretoken.models.draft_call import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadServingContext
 from foretoken.proposers.heads.linears import serve_linears
-from foretoken.proposers.tree import TreeSteps, draft_of_trees, draft_trees, start_trees
+from foretoken.proposers.steps import DraftSteps
+from foretoken.proposers.tree import SpanTree
 from foretoken.runtime.batch import Span
+from foretoken.runtime.runner import slot_of
 from foretoken.runtime.sequence import Sequence
 
 
@@ -37,12 +37,8 @@ class StatelessHead(DraftHead, ABC):
         """Most drafts on a branch."""
 
     @abstractmethod
-    def chain_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> ChainSteps:
+    def steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> DraftSteps:
         """The steps of one draft, given the hidden states of the newest computed tokens."""
-
-    @abstractmethod
-    def tree_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> TreeSteps:
-        """The steps of one draft of trees, given the same."""
 
     def compiled(self, features_SD: Tensor) -> "StatelessCall | None":
         """Whole chains by one call into C, once it serves; None: some part has no kernel.
@@ -51,24 +47,21 @@ class StatelessHead(DraftHead, ABC):
         """
         return None
 
-    def serve(self, site: HeadServingContext) -> None:
+    def prepare(self, site: HeadServingContext) -> None:
         """Exchange its linear maps for those that serve."""
         serve_linears(self, self.tops, site.linears)
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Chains or trees from the newest hidden states.
 
-        Raises:
-            ConfigError: the trees are deeper than the head.
-        """
-        self.serve(site)
-        trees = site.trees
-        if trees is not None and trees.depth > self.max_drafts:
-            allowed = f"at most {self.max_drafts}: the head drafts no further"
-            field = f"speculative_config.{trees.setting}"
-            raise ConfigError(field, f"a depth of {trees.depth}", allowed)
-        rows_SF = site.view.rows_SF
-        return StatelessProposer(self, site, None if rows_SF is None else self.compiled(rows_SF))
+def serve_stateless(head: StatelessHead, site: HeadServingContext) -> Proposer:
+    """Chains or trees from the newest hidden states.
+
+    Raises:
+        ConfigError: the trees are deeper than the head.
+    """
+    head.prepare(site)
+    site.drafting.check_depth(head.max_drafts)
+    rows_SF = site.view.rows_SF
+    return StatelessProposer(head, site, None if rows_SF is None else head.compiled(rows_SF))
 
 
 class StatelessProposer(Proposer):
@@ -86,26 +79,18 @@ class StatelessProposer(Proposer):
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one."""
         wanted = context.wanted
         if self._site.gaps:
             wanted = [i for i in wanted if self._has_state(context.spans[i].sequence)]
         if not wanted:
             return Draft.empty(len(context.spans))
-        spans = [context.spans[i] for i in wanted]
-        site, count = self._site, len(context.spans)
-        if site.trees is not None:
-            trees = start_trees(site.trees, spans)
-            steps = self.head.tree_steps(self.newest_states(spans), spans)
-            found = draft_trees(steps, site.sampler, trees)
-            return draft_of_trees(found, wanted, count, self.name)
-        spans = [span.clipped(self.head.max_drafts) for span in spans]
-        drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
-        return drafted.as_draft(wanted, count, self.name)
+        drafting, count = self._site.drafting, len(context.spans)
+        wanting = [context.spans[i] for i in wanted]
+        spans = list(drafting.clipped(wanting, self.head.max_drafts))
+        return drafting.draft(_StatelessSteps(self, spans), spans, wanted, count, self.name)[0]
 
     def release(self, request_id: str) -> None:
-        """Forget the request's sampling state; nothing else is kept."""
-        self._site.sampler.release(request_id)
+        self._site.drafting.sampler.release(request_id)
 
     def _has_state(self, sequence: Sequence) -> bool:
         """Whether the features of the newest computed token were kept."""
@@ -115,12 +100,8 @@ class StatelessProposer(Proposer):
 
     def newest_slots(self, spans: Seq[Span]) -> list[int]:
         """Where the newest computed tokens' features are: those before the newest ones."""
-        slots = []
-        for span in spans:
-            position = span.sequence.num_tokens - 2
-            page = span.sequence.page_table[position // self._page_size]
-            slots.append(page * self._page_size + position % self._page_size)
-        return slots
+        sequences = (span.sequence for span in spans)
+        return [slot_of(s.num_tokens - 2, s.page_table, self._page_size) for s in sequences]
 
     def newest_states(self, spans: Seq[Span]) -> Tensor:
         """Hidden states of the newest computed tokens, [B, D]."""
@@ -129,25 +110,29 @@ class StatelessProposer(Proposer):
 
 
 @final
-class _StatelessChains(ChainSteps):
+class _StatelessSteps(DraftSteps):
     """All drafts in one call into C where it can; else the head's own steps, token by token."""
 
     all_or_none = True
 
     def __init__(self, proposer: StatelessProposer, spans: list[Span]) -> None:
         self._proposer, self._spans = proposer, spans
-        self._steps: ChainSteps | None = None
+        self._steps: DraftSteps | None = None
         self._call = proposer.compiled
         self.rolls_out = self._call is not None
 
     def first(self) -> Tensor:
         states_BD = self._proposer.newest_states(self._spans)
-        self._steps = self._proposer.head.chain_steps(states_BD, self._spans)
+        self._steps = self._proposer.head.steps(states_BD, self._spans)
         return self._steps.first()
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         assert self._steps is not None, "a rollout drafts everything or nothing"
         return self._steps.after(active, drafted)
+
+    def after_nodes(self, trees: Seq[SpanTree]) -> Tensor:
+        assert self._steps is not None, "begun by `first`"
+        return self._steps.after_nodes(trees)
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan

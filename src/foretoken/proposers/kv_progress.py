@@ -20,6 +20,7 @@ from enum import Enum
 
 from foretoken.kv.features import FeatureGaps
 from foretoken.kv.shared_pages import DraftPages
+from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
@@ -42,6 +43,18 @@ class Stretches:
 
     starts: list[int]
     ends: list[int]
+
+    def layouts(self, sequences: Seq[Sequence]) -> list[SpanLayout]:
+        """Where they lie."""
+        return [
+            SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+            for sequence, start, end in zip(sequences, self.starts, self.ends, strict=True)
+        ]
+
+    def tokens(self, sequences: Seq[Sequence], shift: int = 0) -> list[list[int]]:
+        """The tokens of each sequence so many places behind those of the stretch."""
+        each = zip(sequences, self.starts, self.ends, strict=True)
+        return [one.token_ids[start + shift : end + shift] for one, start, end in each]
 
     def within(self, most: int, feed: Callable[[int, int, int], object]) -> "Stretches":
         """What is left for one pass of at most `most` places, at least one of each sequence.
@@ -181,9 +194,10 @@ class DraftProgress:
 
     def seen(self, sequence: Sequence) -> Sequence:
         """The sequence as the drafter sees it: without what comes before the origin."""
-        origin = self._origin(sequence)
-        if origin == 0:
+        reach = self._reach(sequence)
+        if reach is None or not reach.origin:
             return sequence
+        origin = reach.origin
         return Sequence(
             request=sequence.request,
             token_ids=sequence.token_ids[origin:],
@@ -200,7 +214,7 @@ class DraftProgress:
         start, end = self._missing(sequence, self._reach(sequence))
         if end - start <= window + self._page_size:
             return False
-        origin = min(self._page_from(end - window), self._page_of(end - 1))
+        origin = min(self._page_from(end - window), (end - 1) // self._page_size * self._page_size)
         if self._gaps is not None:
             known = self._gaps.known_from(sequence.page_table, start, end)
             origin = max(origin, self._page_from(known))
@@ -291,10 +305,6 @@ class DraftProgress:
         first = self._missing(sequence, self._reach(sequence))[0] // self._page_size
         return self._pages.take(sequence.page_table[first : -(-stop // self._page_size)])
 
-    def _origin(self, sequence: Sequence) -> int:
-        reach = self._reach(sequence)
-        return 0 if reach is None else reach.origin
-
     def _missing(self, sequence: Sequence, reach: _Reach | None) -> tuple[int, int]:
         """The places to be fed: from the first that is not valid to the newest.
 
@@ -332,10 +342,6 @@ class DraftProgress:
         reach = _Reach(sequence.num_preemptions, origin, (), origin, self._num_losses)
         self._reaches[sequence.request.request_id] = reach
         return True
-
-    def _page_of(self, place: int) -> int:
-        """The first place of the page that has this one."""
-        return place - place % self._page_size
 
     def _page_from(self, place: int) -> int:
         """The first place of a page from this one on."""

@@ -16,7 +16,7 @@ from foretoken.kv import table as tables
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, complete
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -43,8 +43,6 @@ class _Shadow:
 class StringDraftProposer(Proposer):
     """Drafts text with a model that has another tokenizer."""
 
-    name = "draft_model"
-
     def __init__(
         self, inner: KVProposer, pool: PagePool, target: ByteEncoder, draft: ByteEncoder
     ) -> None:
@@ -56,6 +54,7 @@ class StringDraftProposer(Proposer):
             target: cuts text into the target's tokens.
             draft: cuts text into the draft's.
         """
+        self.name = inner.name
         self._inner = inner
         self._pool = pool
         self._target = target
@@ -64,7 +63,6 @@ class StringDraftProposer(Proposer):
         self._num_steps = 0
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one and whose text can be continued."""
         self._num_steps += 1
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
         places, spans = [], []
@@ -94,14 +92,12 @@ class StringDraftProposer(Proposer):
         return self._inner.max_window
 
     def feed(self, sequences: Seq[Sequence], most_rows: int, window: int | None = None) -> int:
-        """The shadows of the sequences, as far as there are pages for them."""
         self._num_steps += 1
         shadows = [self._caught_up(sequence) for sequence in sequences]
         found = [s.sequence for s in shadows if s.sequence.token_ids and self._has_pages(s, 0)]
         return self._inner.feed(found, most_rows, window)
 
     def release(self, request_id: str) -> None:
-        """Forget a request and give back its shadow's pages."""
         shadow = self._shadows.pop(request_id, None)
         if shadow is not None:
             tables.clear(self._pool, shadow.sequence.page_table)

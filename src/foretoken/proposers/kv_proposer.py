@@ -1,6 +1,6 @@
 """Drafters with keys and values of their own, under the target's page tables.
 
-Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.progress` says
+Their KV lies in their own tensors but under the target's pages. `kv_progress.py` says
 what they have to be fed before they draft; `KVProposer` is a step of any such drafter; what is run
 is the business of its network and its steps.
 """
@@ -13,36 +13,18 @@ import torch
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.progress import DraftProgress, Stretches
-from foretoken.proposers.tree import (
-    SpanTree,
-    TreeShape,
-    TreeSteps,
-    draft_of_trees,
-    draft_trees,
-    start_trees,
-)
+from foretoken.proposers.drafting import DraftSampling
+from foretoken.proposers.kv_progress import DraftProgress, Stretches
+from foretoken.proposers.steps import DraftSteps
 from foretoken.runtime.batch import Span
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
 
 
-class KVSteps(ChainSteps, ABC):
-    """What a drafter with KV of its own runs in one step, for some spans."""
-
-    keeps_drafts: bool = False
-    """Whether the KV of a draft that was fed is that of the token, should it be accepted. It is not
-    where guesses stand in the place of features or tokens."""
-
-    @abstractmethod
-    def trees(self) -> TreeSteps:
-        """The steps of a draft of trees; asked with nothing run yet, and then nothing else."""
-
-
 class DraftNetwork(ABC):
-    """A model or a head with its keys and values. Sequences are as `DraftProgress` sees them."""
+    """A model or a head with its keys and values: what is run, for `KVProposer`.
+
+    Sequences are as `DraftProgress` sees them.
+    """
 
     max_drafts: int | None = None
     """Most drafts of a chain; None: as many as are wanted."""
@@ -50,8 +32,14 @@ class DraftNetwork(ABC):
     """Whether drafts are masks of a block, which one pass fills in."""
 
     @abstractmethod
-    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
-        """The steps of one draft of these spans, which begins with what is to be fed of each."""
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
+        """The steps of one draft.
+
+        Args:
+            spans: that want a draft.
+            fed: what is to be fed of each before.
+            depths: the most drafts of each one after the other.
+        """
 
     @abstractmethod
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
@@ -62,73 +50,48 @@ class KVProposer(Proposer):
     """Drafts chains or trees with a model or a head that keeps keys and values."""
 
     def __init__(
-        self,
-        name: str,
-        network: DraftNetwork,
-        sampler: DraftSampler,
-        progress: DraftProgress,
-        *,
-        trees: TreeShape | None = None,
-        confidence: Confidence | None = None,
+        self, name: str, network: DraftNetwork, drafting: DraftSampling, progress: DraftProgress
     ) -> None:
         """Nothing is fed yet.
 
         Args:
             name: the word the user typed.
             network: what is run.
-            sampler: turns logits into tokens and, under rejection, distributions.
+            drafting: how its tokens are chosen.
             progress: the book of the drafter's keys and values, and how far they may reach.
-            trees: the shape of trees; None: chains.
-            confidence: where chains stop before their budget; default: nowhere.
         """
         self.name = name
-        self.network = network
+        self.network, self.progress, self.drafting = network, progress, drafting
         self.drafts_blocks = network.drafts_blocks
-        self.progress = progress
-        self._sampler = sampler
-        self._trees, self._confidence = trees, confidence
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one and still fit the drafter's context."""
-        progress, every = self.progress, self._clipped(context.spans)
+        progress = self.progress
+        every = self.drafting.clipped(context.spans, self.network.max_drafts)
         wanted = [
             i for i in context.wanted if progress.prepare(every[i].sequence, every[i].draft_budget)
         ]
         if not wanted:
             return Draft.empty(len(every))
-        spans, count = [every[i] for i in wanted], len(every)
+        spans = [every[i] for i in wanted]
         steps = self.make_steps(spans)
-        if self._trees is None:
-            drafted = draft_chain(steps, self._sampler, spans, self._confidence)
-            draft = drafted.as_draft(wanted, count, self.name)
-            # The last draft of a chain was chosen and never fed.
-            fed = [tokens[:-1] for tokens in drafted.ids]
-        else:
-            trees = start_trees(self._trees, spans)
-            found = draft_trees(steps.trees(), self._sampler, trees)
-            draft = draft_of_trees(found, wanted, count, self.name)
-            fed = [_first_branch(tree) for tree in trees]
+        draft, fed = self.drafting.draft(steps, spans, wanted, len(every), self.name)
         for span, tokens in zip(spans, fed, strict=True):
-            self.progress.record(span.sequence, tokens if steps.keeps_drafts else ())
+            progress.record(span.sequence, tokens if steps.keeps_drafts else ())
         return draft
 
-    def _clipped(self, spans: Seq[Span]) -> Seq[Span]:
-        """The spans with no more drafts than the network has; trees have their own depth."""
-        max_drafts = self.network.max_drafts
-        if max_drafts is None or self._trees is not None:
-            return spans
-        return [span.clipped(max_drafts) for span in spans]
-
-    def make_steps(self, spans: list[Span]) -> KVSteps:
+    def make_steps(self, spans: list[Span]) -> DraftSteps:
         """The steps of one draft, after what does not fit their first pass was fed."""
-        progress, network = self.progress, self.network
+        progress, network, depths = self.progress, self.network, [s.draft_budget for s in spans]
+        if self.drafting.trees is not None:
+            depths = [min(depth, self.drafting.trees.depth) for depth in depths]
         missing, seen = progress.missing(spans), [_seen(progress, span) for span in spans]
 
         def feed(index: int, start: int, end: int) -> None:
             network.feed([seen[index].sequence], Stretches([start], [end]))
 
-        return network.steps(seen, missing.within(progress.limits.max_num_batched_tokens, feed))
+        fed = missing.within(progress.limits.max_num_batched_tokens, feed)
+        return network.steps(seen, fed, depths)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Places without keys and values, the newest included, which is fed with every draft."""
@@ -136,7 +99,6 @@ class KVProposer(Proposer):
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
-        """As its book counts them."""
         return self.progress.num_queried_tokens, self.progress.num_hit_tokens
 
     @property
@@ -170,23 +132,11 @@ class KVProposer(Proposer):
         return sum(ends) - sum(starts)
 
     def release(self, request_id: str) -> None:
-        """Forget how far a request's KV reached; its pages keep their marks."""
         self.progress.release(request_id)
-        self._sampler.release(request_id)
+        self.drafting.sampler.release(request_id)
 
 
 def _seen(progress: DraftProgress, span: Span) -> Span:
     """The span over what the drafter sees of its sequence."""
     sequence = progress.seen(span.sequence)
     return span if sequence is span.sequence else replace(span, sequence=sequence)
-
-
-def _first_branch(tree: SpanTree) -> list[int]:
-    """Tokens of the first branch that were fed. They lie where those of a chain would; an accepted
-    branch beside it is fed again."""
-    found: list[int] = []
-    for place, node in enumerate(tree.growth.inner):
-        if len(tree.growth.path(node)) != place + 1:
-            break
-        found.append(tree.growth.tokens[node])
-    return found

@@ -18,11 +18,9 @@ class ForcedProposer(Proposer):
     looks_up: ClassVar[bool] = True
 
     def __init__(self, grammars: Grammars) -> None:
-        """Ask `grammars`, which are the verifier's own."""
         self._grammars = grammars
 
     def propose(self, context: Context) -> Draft:
-        """Forced tokens of the spans that want a draft; empty where there is a choice."""
         ids = tuple(self._draft(span) for span in context.spans)
         promises = tuple(float(len(one)) for one in ids)
         return Draft(ids=ids, drafter=self.name, promises=promises)
