@@ -32,9 +32,6 @@ RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
 _AT_ONCE = 1.0 / 8.0
 """Share of what is left to lose that one step may take."""
-_BENEFIT = 1.15
-"""A sequence that may still lose something gets the benefit of the doubt: of many estimates that
-are all a little wrong, the lowest would decide for everybody."""
 _KNOWN = 0.75
 """A sequence whose drafts may well have this part of their chance, but hardly less, is known: what
 it still loses is bad luck."""
@@ -101,11 +98,6 @@ class AllocationInputs:
         """Seconds that the step may take if a sequence gets one token, [N]."""
         return self.plain_s + self.allowed_s
 
-    @property
-    def token_s(self) -> Floats:
-        """What each further expected token of a sequence adds to that, [N]."""
-        return self.plain_s * np.where(self.allowed_s > 0.0, _BENEFIT, 1.0)
-
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
         allowed = [view for view in views if view.max_drafts_N.any()]
@@ -129,7 +121,7 @@ class AllocationInputs:
             rows_s=self.rows_s,
             plain_s=self.plain_s,
             bound_s=self.bound_s,
-            token_s=self.token_s,
+            token_s=np.full(len(self.ids), self.plain_s),
             margin=self.margin,
         )
         found = self.search(step, options)
@@ -155,12 +147,12 @@ class AllocationInputs:
         if not risky_N.any():
             return found
         poor_s = self.plain_s * poor_N / np.maximum(accepted_N, 1e-9)
-        token_s = np.where(risky_N, poor_s, self.token_s)
+        token_s = np.where(risky_N, poor_s, self.plain_s)
         for bound_s in (np.where(risky_N, most_s, self.bound_s), self.bound_s):
             # Either all that is left at once, for what is likely to come back, or a part of it.
             careful = self.search(replace(step, bound_s=bound_s, token_s=token_s), options)
             accepted_N = accepted_drafts(careful, options)
-            if (self.bound_s + self.token_s * accepted_N >= careful.seconds).all():
+            if (self.bound_s + self.plain_s * accepted_N >= careful.seconds).all():
                 break
         return replace(careful, unguarded=max(found.unguarded, careful.unguarded))
 
@@ -231,7 +223,7 @@ class AllocationInputs:
         seconds += float(self.rows_s[min(int(lengths_N.sum()), len(self.rows_s) - 1)])
         longer = replace(found, lengths_N=lengths_N, seconds=seconds, depth=int(lengths_N.max()))
         accepted_N = accepted_drafts(longer, options)
-        loses = (self.bound_s + self.token_s * accepted_N < seconds).any()
+        loses = (self.bound_s + self.plain_s * accepted_N < seconds).any()
         if loses or (lengths_N == found.lengths_N).all():
             return None
         return replace(longer, tokens=len(self.ids) + float(accepted_N.sum()))
