@@ -30,8 +30,6 @@ from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
-_AT_ONCE = 1.0 / 8.0
-"""Share of what is left to lose that one step may take."""
 _KNOWN = 0.75
 """A sequence whose drafts may well have this part of their chance, but hardly less, is known: what
 it still loses is bad luck."""
@@ -89,14 +87,9 @@ class AllocationInputs:
     search: Search = allocate
 
     @property
-    def allowed_s(self) -> Floats:
-        """Seconds by which the step may make each sequence slower, [N]."""
-        return _AT_ONCE * self.left_s
-
-    @property
     def bound_s(self) -> Floats:
         """Seconds that the step may take if a sequence gets one token, [N]."""
-        return self.plain_s + self.allowed_s
+        return self.plain_s + self.left_s
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
@@ -142,18 +135,12 @@ class AllocationInputs:
             for index, option in enumerate(options)
         ]
         accepted_N, poor_N = accepted_drafts(found, options), accepted_drafts(found, poor)
-        most_s = self.plain_s + self.left_s
-        risky_N = (poor_N < accepted_N) & (most_s + self.plain_s * poor_N < found.seconds)
+        risky_N = (poor_N < accepted_N) & (self.bound_s + self.plain_s * poor_N < found.seconds)
         if not risky_N.any():
             return found
         poor_s = self.plain_s * poor_N / np.maximum(accepted_N, 1e-9)
         token_s = np.where(risky_N, poor_s, self.plain_s)
-        for bound_s in (np.where(risky_N, most_s, self.bound_s), self.bound_s):
-            # Either all that is left at once, for what is likely to come back, or a part of it.
-            careful = self.search(replace(step, bound_s=bound_s, token_s=token_s), options)
-            accepted_N = accepted_drafts(careful, options)
-            if (self.bound_s + self.plain_s * accepted_N >= careful.seconds).all():
-                break
+        careful = self.search(replace(step, token_s=token_s), options)
         return replace(careful, unguarded=max(found.unguarded, careful.unguarded))
 
     def _poor(self, option: DraftOption) -> DraftOption:

@@ -131,7 +131,7 @@ class Planner:
         reading, wanted = decision.reading, decision.wanted
         rows = int(wanted.lengths_N.sum())
         held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
+        poor_N = np.flatnonzero(inputs.left_s < _POOR * times.plain_s) if held_back else ()
         active = ActivePlan(
             plan=plan,
             held=held_by(ids, plan, decision),
