@@ -84,8 +84,6 @@ class AdaptiveControl:
         self._in_vain = 1.0
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
-        self._is_broken = False
-        """Whether somebody has lost by the plan what it may lose."""
         self._times, self._departures = RecentTimes(), Departures()
         self._waiting: list[PastStep] = []
         self._unplanned: DraftPlan | None = None
@@ -137,12 +135,6 @@ class AdaptiveControl:
             began = self._clock()
             self._catch_up(active)
             self._aside_s += self._clock() - began
-        share = _DECIDING_MOST if len(sequences) == 1 else _DECIDING_AGAIN
-        if self._is_broken and self._unearned_s(share) > 0.0:
-            # Somebody would lose more by it, and another plan would take more than it can save.
-            self._steps_left = 0
-            self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
-            return self._unplanned
         if not self._is_kept(active, sequences) or self._is_unsure(active, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
@@ -181,7 +173,6 @@ class AdaptiveControl:
         if active.plan.wanted and active.weighed is not None:
             self._told = active
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
-        self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
@@ -251,8 +242,8 @@ class AdaptiveControl:
                 self._charge(active, forecast, min(stats.busy_s, forecast.seconds), accepted)
             self._times.add(plan.load, stats, missing, aside_s, settled=settled, is_usual=is_usual)
         self._waiting.clear()
-        if active.is_spent or active.below_floor != self._planner.below_floor:
-            self._steps_left, self._is_broken = 0, active.is_spent
+        if active.below_floor != self._planner.below_floor:
+            self._steps_left = 0
         if self._times.count >= _TOGETHER:
             self._learn_times(active)
 
@@ -308,7 +299,7 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._active, self._told, self._is_broken = None, None, False
+        self._active = self._told = None
         self._first.forget()
         self._waiting.clear()
         self._times.clear()
@@ -392,7 +383,7 @@ class AdaptiveControl:
         for request_id, drafter, num_drafted, num_accepted, _ in outcomes:
             drafted += num_drafted
             kept += num_accepted
-            active.note(request_id, num_drafted, num_accepted)
+            active.accepted[request_id] += num_accepted
             if drafter not in planner.drafters:
                 continue
             if drafter == active.trial:

@@ -1,6 +1,6 @@
 """One drafter as control sees it: what is fixed, and what it did of late."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -134,10 +134,3 @@ class DrafterState:
 def least_gain(drafters: Iterable[DrafterState]) -> float:
     """Share of its tokens per second that a step has to gain by drafts."""
     return MARGIN if any(not one.idle for one in drafters) else _BEGINNING
-
-
-def reading_s(
-    drafters: Mapping[str, DrafterState], missing: Mapping[str, int], context: float
-) -> float:
-    """Seconds in which drafters read so many tokens each."""
-    return sum(drafters[name].cost.feeding(rows, context) for name, rows in missing.items())

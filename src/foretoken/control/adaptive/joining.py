@@ -13,7 +13,7 @@ from foretoken.control.adaptive.active_plan import ActivePlan, PlannedDrafts
 from foretoken.control.adaptive.allocation_inputs import RETURNS
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.plan_assembly import CATCHING_UP, most_behind
+from foretoken.control.adaptive.plan_assembly import CATCHING_UP
 from foretoken.control.adaptive.tracked import TrackedRequest
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.lengths import OutputLengths
@@ -40,7 +40,7 @@ class Newcomers:
         """A newcomer does what its class does, as far as it may. `alone`: nobody waits for it."""
         sequence, missing = one.sequence, 0
         request = sequence.request
-        length, name, budget, surplus, chances = active.usual(one.class_key)
+        length, name, budget, surplus = active.usual(one.class_key)
         if name:
             allowed = self._caps.budget(request, name)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
@@ -53,16 +53,9 @@ class Newcomers:
             budget = min(budget, self._caps.budget(request))
         if not length:
             name = ""
-        held = PlannedDrafts(length, name, max(budget, length), surplus, chances)
-        gained_s, token_s = self._ledger.gained(request.request_id), active.forecast.token_s
-        tokens_N = sequence.num_output + self._left_of(one)
-        guard_N = np.array([self._caps.guard(request)])
-        left_s = self._ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
-        may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
-        active.join(
-            request.request_id, held, missing,
-            gained_s=gained_s, may_lose_s=may_lose_s, alone=alone,
-        )  # fmt: skip
+        held = PlannedDrafts(length, name, max(budget, length), surplus)
+        gained_s = self._ledger.gained(request.request_id)
+        active.join(request.request_id, held, missing, gained_s=gained_s, alone=alone)
 
     def drafts_at_once(self, one: TrackedRequest, name: str) -> bool:
         """Whether the drafter, if there is one, can draft at once for a sequence that is alone,

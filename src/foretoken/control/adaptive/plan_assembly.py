@@ -11,14 +11,10 @@ from foretoken.control.adaptive.allocation_inputs import AllocationInputs, Draft
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost
-from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-_BELIEVED = 2.0
-"""Plain steps by which a request that was expected to gain may fall behind before its expectation
-is looked at again."""
 _CHUNK_SHARE = 0.5
 """Share of a plain step that reading may take while others wait."""
 _ALL = 1 << 30
@@ -117,27 +113,6 @@ def surplus(
         cost = forecast.price * (forecast.row_s + slot_s) * int(found.lengths_N[place])
         values.append(accepted - cost)
     return tuple(values)
-
-
-def may_lose(
-    ids: Seq[str], found: Allocation, options: Seq[DraftOption], plain_s: float, left_s: Floats
-) -> dict[str, float]:
-    """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
-    drafts. `left_s` [N]: what its guard leaves of each."""
-    if not found.lengths_N.any():
-        return {}
-    accepted_N = accepted_drafts(found, options)
-    each = zip(ids, left_s.tolist(), accepted_N.tolist(), strict=True)
-    return {
-        request_id: most_behind(one_s, plain_s, gains=plain_s * (1.0 + accepted) >= found.seconds)
-        for request_id, one_s, accepted in each
-    }
-
-
-def most_behind(left_s: float, plain_s: float, *, gains: bool) -> float:
-    """Seconds by which a request may fall behind plain steps, which take `plain_s`, while a plan is
-    kept: what its guard leaves, or some more if it is expected to gain."""
-    return max(left_s, _BELIEVED * plain_s if gains else 0.0)
 
 
 def step_shape(count: int, load: StepLoad, context: float) -> StepShape:

@@ -14,7 +14,7 @@ from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.deciding_share import DecidingShare
-from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
 from foretoken.control.adaptive.exploring import (
     OTHER_LENGTHS_STEPS,
     Account,
@@ -29,7 +29,6 @@ from foretoken.control.adaptive.plan_assembly import (
     budgets,
     chance_of_none,
     chunk_rows,
-    may_lose,
     read_first,
     step_shape,
     surplus,
@@ -142,11 +141,9 @@ class Planner:
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if decision.trial is None else decision.trial.of,
             lasts=decision.lasts,
-            may_lose_s=may_lose(ids, decision.found, decision.options, inputs.plain_s, left_s),
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
-            invested_s=reading_s(self.drafters, reading.missing, context),
             chance_of_none=chance_of_none(decision.found, decision.options),
             has_free=has_free,
             below_floor=below_floor,
@@ -215,9 +212,7 @@ class Planner:
             )
         count = len(sequences)
         times = self._plain_times(step_shape(count, load, active.context), count)
-        plan = active.carried(sequences, load, times, feeds)
-        active.invested_s += reading_s(self.drafters, active.missing, active.context)
-        return plan
+        return active.carried(sequences, load, times, feeds)
 
     def make_again(
         self, active: ActivePlan, sequence: DecodingSequence, load: StepLoad
@@ -247,7 +242,6 @@ class Planner:
         self._newcomers.join(again, one, alone=True)
         times = self._plain_times(step_shape(1, load, active.context), 1)
         again.carried([sequence], load, times, ())
-        again.invested_s += reading_s(self.drafters, again.missing, active.context)
         return again
 
     def _chunk(self, active: ActivePlan) -> int:
