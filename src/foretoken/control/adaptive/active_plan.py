@@ -99,11 +99,6 @@ class ActivePlan:
     """Changes of acceptance that had been noticed."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
-    held_back: float = 0.0
-    """Share of tokens per second that is forgone so that nobody waits for others."""
-    blocking: set[str] = field(default_factory=set)
-    """Requests for which it is forgone, those that have ended left out: they may lose nothing
-    more."""
     weighed: tuple[AllocationInputs, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None
@@ -154,7 +149,7 @@ class ActivePlan:
         return replace(
             self, plan=replace(self.plan, resting=resting), held={}, gained_s={},
             begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0,
-            accepted=Counter(), blocking=set(), _classes={class_key: self.usual(class_key)},
+            accepted=Counter(), _classes={class_key: self.usual(class_key)},
         )  # fmt: skip
 
     def join(

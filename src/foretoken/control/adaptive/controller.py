@@ -39,9 +39,6 @@ _AT_REST = 0.5
 """Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
 """The same where the number of sequences changes much, or a class is new."""
-_DECIDING_OF_GAIN, _DECIDING_MOST = 0.25, 0.03
-"""The same where those have ended that all others were held back for: a part of what these may
-gain, and no more than so much."""
 _FEW = 2
 """Sequences up to which one that is new is planned for as soon as its first token is out: what one
 accepts tells little of the next, and what is lost meanwhile is lost for all."""
@@ -250,15 +247,7 @@ class AdaptiveControl:
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
         self._look_back()
-        self._repeated, active = None, self._active
-        if active is not None and request_id in active.blocking:
-            active.blocking.discard(request_id)
-            if not active.blocking and self._step_s:
-                # All whom the others were held back for are gone.
-                share = _DECIDING_OF_GAIN * active.held_back
-                share = min(max(share, _DECIDING_AGAIN), _DECIDING_MOST)
-                left = math.ceil(self._unearned_s(share) / self._step_s)
-                self._steps_left = min(self._steps_left, left)
+        self._repeated = None
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:
@@ -332,7 +321,7 @@ class AdaptiveControl:
         times = max(count / self._num_planned, self._num_planned / count)
         if times >= _TOO_MUCH:
             return False
-        return times < _MUCH or self._unearned_s(_DECIDING_AGAIN) > 0.0
+        return times < _MUCH or self._has_to_earn
 
     def _is_unsure(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan has no good answer for the newest sequence, and a new one pays."""
@@ -341,14 +330,14 @@ class AdaptiveControl:
             return False
         if len(sequences) <= _FEW or (request.brings_drafts and not active.has_free):
             return True
-        if self._unearned_s(_DECIDING_AGAIN) > 0.0:
+        if self._has_to_earn:
             return False
         return class_of(request) not in active.class_of.values()
 
-    def _unearned_s(self, share: float) -> float:
-        """Seconds of steps until one more plan will have taken no more than `share` of the time
-        since the last."""
-        return max(self._deciding_s / share - self._since_made_s, 0.0)
+    @property
+    def _has_to_earn(self) -> bool:
+        """Whether one more plan would take more than its share of the time since the last."""
+        return self._deciding_s > _DECIDING_AGAIN * self._since_made_s
 
     def _still_holds(
         self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad

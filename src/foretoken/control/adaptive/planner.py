@@ -47,8 +47,6 @@ from foretoken.types import FinishReason, Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
-_POOR = 0.02
-"""Part of a plain step below which a sequence has next to nothing to lose."""
 
 
 @final
@@ -129,8 +127,6 @@ class Planner:
         plan = self._plan(sequences, load, inputs, decision, views, has_free=has_free)
         reading, wanted = decision.reading, decision.wanted
         rows = int(wanted.lengths_N.sum())
-        held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(inputs.left_s < _POOR * times.plain_s) if held_back else ()
         active = ActivePlan(
             plan=plan,
             held=held_by(ids, plan, decision),
@@ -149,8 +145,6 @@ class Planner:
             below_floor=below_floor,
             num_changes=self.acceptance.num_changes,
             unguarded=decision.found.unguarded,
-            held_back=held_back,
-            blocking={ids[place] for place in poor_N},
             weighed=(inputs, decision.weighed),
         )
         for feed in reading.feeds:
