@@ -82,7 +82,7 @@ class Planner:
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
         self._other_lengths = Lengths()
-        self._newcomers = Newcomers(caps, self.drafters, self.ledger, self.lengths)
+        self._newcomers = Newcomers(caps, self.drafters, self.ledger)
 
     @property
     def operator(self) -> Speculation:
