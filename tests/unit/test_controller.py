@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
+from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
-from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.drafter_cost import DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import SamplingParams, Speculation, StepStats
 from tests.marks import slow_but
@@ -308,22 +308,6 @@ def test_a_trial_is_told_by_its_classes_though_requests_have_ended(
     batch.control.release(sequences.pop(0).request.request_id)
     batch.run(sequences, 3)
     assert told == [True]
-
-
-def test_a_drafter_whose_plans_do_not_last_has_to_bring_more_at_once() -> None:
-    """What it reads of sequences comes back in so many steps, or not at all."""
-    state = DrafterState(DrafterFacts(name="draft", max_drafts=5), DrafterCost(KNOWN, sd=0.1))
-    at_first = state.lasts
-    for _ in range(20):
-        state.pass_by(4, used=True, tried=False, rested=False)
-        state.pass_by(4, used=False, tried=False, rested=False)
-    assert state.lasts == pytest.approx(4.0, abs=4.0)
-    # It is believed to last again after a while at rest, or it would never be tried for long.
-    state.pass_by(20_000, used=False, tried=False, rested=True)
-    assert state.lasts > 0.9 * at_first
-    trials = state.lasts
-    state.pass_by(1, used=True, tried=True, rested=False)
-    assert state.lasts >= trials
 
 
 def test_the_operator_is_obeyed_at_once() -> None:

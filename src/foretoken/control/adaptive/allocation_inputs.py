@@ -4,7 +4,6 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -49,8 +48,6 @@ class DrafterView:
     """Tokens of each that the drafter has to read, beyond those of the last step."""
     windowed_N: NDArray[np.bool_]
     """Whether those are only the latest of all that it has not read."""
-    lasts: float = math.inf
-    """Steps for which it may be expected to draft once it has begun."""
 
 
 class OutputTokens(NamedTuple):
@@ -271,7 +268,7 @@ class AllocationInputs:
             late_N = catching_s > survival[:, 0] * (self.plain_s / count) * steps_N
             steps_N = np.maximum(self.outputs.total_N / (1.0 + survival[:, 0]), 1.0)
             late_N = late_N if late_N.any() else None
-        start_s = each_s + catching_s / np.minimum(steps_N, view.lasts)
+        start_s = each_s + catching_s / steps_N
         return DraftOption(
             name=view.name,
             survival_NK=survival,
