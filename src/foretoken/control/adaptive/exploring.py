@@ -32,8 +32,6 @@ _READING = 2.0
 _ALONE_STEPS = 8
 """Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
 it, so it may be, and then it is worth more than one look."""
-_SAVED = 18.0
-"""Plain steps in the account from which on even what cannot pay, by what is believed, is tried."""
 _SEVERAL = 4
 """Sequences of a trial of which the outcome is not known."""
 _KNOWN = 24
@@ -124,8 +122,7 @@ def pick_trial(
         drafter, option = drafters[view.name], by_name[view.name]
         if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
-        saved = balance_s >= _SAVED * inputs.plain_s
-        if not saved and not inputs.could_pay(option, _HOPE):
+        if not inputs.could_pay(option, _HOPE):
             drafter.put_off()
             continue
         chosen = _to_try(view, drafter, inputs)
