@@ -178,32 +178,6 @@ class AllocationInputs:
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
 
-    def shorter(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
-        """The best plan whose drafts end before those of `found`; None: it has none."""
-        other = self.best([option.up_to(found.depth - 1) for option in options])
-        return other if other.lengths_N.any() else None
-
-    def longer(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
-        """One draft more for all that draft in `found`, as far as they may; None: nobody may, or
-        somebody would lose by it."""
-        chosen = sorted(set(found.drafter_N.tolist()) - {-1})
-        lengths_N, seconds = found.lengths_N.copy(), 0.0
-        for index in chosen:
-            option = options[index]
-            own_N = found.drafter_N == index
-            most_N = (option.survival_NK > 0.0).sum(axis=1)
-            lengths_N[own_N] = np.minimum(lengths_N + 1, most_N)[own_N]
-            rows = int(lengths_N[own_N].sum())
-            seconds += float(option.depth_s[lengths_N[own_N].max()] + option.slot_s * rows)
-            seconds += float(option.start_s[own_N].sum())
-        seconds += float(self.rows_s[min(int(lengths_N.sum()), len(self.rows_s) - 1)])
-        longer = replace(found, lengths_N=lengths_N, seconds=seconds, depth=int(lengths_N.max()))
-        accepted_N = accepted_drafts(longer, options)
-        loses = (self.bound_s + self.plain_s * accepted_N < seconds).any()
-        if loses or (lengths_N == found.lengths_N).all():
-            return None
-        return replace(longer, tokens=len(self.ids) + float(accepted_N.sum()))
-
     def outlook(self, option: DraftOption) -> Outlook:
         """What a drafter's best length would come to if all sequences had it."""
         count, slots_NK = len(self.ids), option.survival_NK > 0.0

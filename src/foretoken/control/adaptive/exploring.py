@@ -43,13 +43,6 @@ _HOPE = 0.95
 _PLAIN_SHARE = 0.0025
 """Of all time, for steps that are left plain: where drafts bring little, one knows well what plain
 steps take, and where they bring much, one step in two hundred tells enough."""
-_LENGTHS_AGAIN, _LENGTHS_AGAIN_MOST = 32, 512
-"""Steps with drafts after which they are shorter or longer for a few, at first and at most."""
-OTHER_LENGTHS_STEPS = 8
-"""How many those are."""
-_LENGTHS_LOSS = 0.06
-"""Share of tokens per second that other lengths may seem to lose: costs that are believed a little
-wrong are seen to be wrong, and what is far off stays untried."""
 _PLAIN_STEPS = 3
 """How many those are in turn. What the first takes is not learnt: in a server it takes up to half
 as much again, for the change."""
@@ -141,38 +134,6 @@ def pick_trial(
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)
     return None
-
-
-@final
-class Lengths:
-    """When to draft a little less or more than seems best, to see what that takes."""
-
-    __slots__ = ("_due", "_shorter", "_steps")
-
-    def __init__(self) -> None:
-        """Soon."""
-        self._steps, self._due, self._shorter = 0, _LENGTHS_AGAIN, True
-
-    def pass_by(self, steps: int) -> None:
-        """So many steps with drafts."""
-        self._steps += steps
-
-    def pick(
-        self, inputs: AllocationInputs, found: Allocation, options: list[DraftOption]
-    ) -> Allocation | None:
-        """Other lengths than those of `found`, if they are due; None: they are not, or lose much.
-
-        Each time the other way: shorter, then longer.
-        """
-        if self._steps < self._due or not found.lengths_N.any():
-            return None
-        shorter = self._shorter and found.depth > 1
-        other = inputs.shorter(found, options) if shorter else inputs.longer(found, options)
-        self._shorter = not shorter
-        self._steps, self._due = 0, min(2 * self._due, _LENGTHS_AGAIN_MOST)
-        if other is None or other.rate < (1.0 - _LENGTHS_LOSS) * found.rate:
-            return None
-        return other
 
 
 def surprises(inputs: AllocationInputs, drafter: str) -> bool:

@@ -24,8 +24,6 @@ class PlanDecision(NamedTuple):
     trial: Trial | None
     waking: set[str]
     """Drafters at rest that are wanted again."""
-    lasts: int
-    """Steps of what is there to find something out; 0: it is not."""
 
 
 def held_by(ids: Seq[str], plan: DraftPlan, decision: PlanDecision) -> dict[str, PlannedDrafts]:

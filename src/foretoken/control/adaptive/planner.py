@@ -16,9 +16,7 @@ from foretoken.control.adaptive.allocation_inputs import AllocationInputs, Draft
 from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
 from foretoken.control.adaptive.exploring import (
-    OTHER_LENGTHS_STEPS,
     Account,
-    Lengths,
     is_known,
     pick_trial,
     surprises,
@@ -81,7 +79,6 @@ class Planner:
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
-        self._other_lengths = Lengths()
         self._newcomers = Newcomers(caps, self.drafters, self.ledger)
 
     @property
@@ -136,7 +133,7 @@ class Planner:
             row_takes_s=(wanted.seconds - inputs.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if decision.trial is None else decision.trial.of,
-            lasts=decision.lasts,
+            lasts=0 if decision.trial is None else decision.trial.steps,
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
@@ -265,24 +262,19 @@ class Planner:
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
-        other = None if trial else self._other_lengths.pick(inputs, found, options)
-        lasts = trial.steps if trial else OTHER_LENGTHS_STEPS if other else 0
-        found = other or found
         reading, wanted = read_first(found, options, views, inputs, alone=alone), found
         if reading.waiting:
             options = inputs.without(
                 options, {i: one.drafter for i, one in reading.waiting.items()}
             )
             found = inputs.best(options)
-        return PlanDecision(found, options, weighed, reading, wanted, trial, waking, lasts)
+        return PlanDecision(found, options, weighed, reading, wanted, trial, waking)
 
     def put_away(self, active: ActivePlan, steps: int) -> None:
         """A plan has held for so many steps."""
         forecast = active.forecast
         lost = 0.0 if active.trial else max(active.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
-        if active.drafts and not active.trial:
-            self._other_lengths.pass_by(steps)
         alive = [request_id for request_id in active.held if request_id in self._requests]
         if not active.trial:
             # A trial is paid by the account, not by those who wait for it.
