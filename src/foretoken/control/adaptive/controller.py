@@ -35,8 +35,6 @@ from foretoken.types import StepStats
 _DECIDING, _DECIDING_LEAST = 0.012, 0.003
 """Share of the time that planning may take for one sequence, and for many: the fewer there are, the
 more depends on each, and the more there is to gain."""
-_AT_REST = 0.5
-"""Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
 """The same where the number of sequences changes much, or a class is new."""
 _FEW = 2
@@ -140,7 +138,7 @@ class AdaptiveControl:
             # Nobody drafts before the next plan, which somebody new brings closer.
             if self._is_closed and sequences[-1].request.request_id not in active.held:
                 self._is_closed = False
-                self._steps_left = int(_AT_REST * self._steps_left)
+                self._steps_left //= 2
             self._unplanned = self._plain(sequences, load)
             return self._unplanned
         if not self._still_holds(active, sequences, load):
@@ -355,7 +353,7 @@ class AdaptiveControl:
             return _KEPT_LEAST
         share, most = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST), _KEPT_MOST
         if not active.drafts:
-            share, most = _AT_REST * share, _KEPT_AT_REST
+            most = _KEPT_AT_REST
         steps = math.ceil(self._deciding_s / (share * self._step_s))
         drafters = self._planner.drafters.values()
         unused = [d for d in drafters if d.facts.name not in active.plan.drafters]
