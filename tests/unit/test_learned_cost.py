@@ -144,21 +144,6 @@ def test_one_long_step_changes_nothing() -> None:
     assert cost.seconds(StepShape(4)).seconds == pytest.approx(before, rel=0.03)
 
 
-def test_a_batch_that_somebody_just_left_does_not_make_a_full_one_seem_slow() -> None:
-    """A server writes the end of an answer and reads the next request beside its steps."""
-    found = []
-    for settled in (False, True):
-        cost, full, left = exact(), StepShape(8, 8, 32.0), StepShape(7, 7, 32.0)
-        for _ in range(200):
-            for _ in range(3):
-                cost.observe(full, planted(full))
-                cost.observe(left, 1.2 * planted(left), settled=settled)
-        found.append(cost.seconds(full).seconds / planted(full))
-    assert found[0] == pytest.approx(1.0, abs=0.02)
-    # Slower with fewer rows is what the model cannot say: without being told, it blames both.
-    assert found[1] > 1.04
-
-
 def test_a_wrong_prior_is_not_mistaken_for_a_slow_machine() -> None:
     """A data sheet is wrong where many rows are multiplied: few rows still cost what they did."""
     cost = TargetStepTimeModel([(shape, 5e-3 + 1e-4 * shape.rows) for shape in SHAPES], sd=0.4)
@@ -203,9 +188,6 @@ def test_what_is_measured_is_less_doubted() -> None:
         cost.observe(shape, planted(shape))
     after = cost.seconds(shape)
     assert after.sd < 0.5 * before.sd
-    step = cost.difference(StepShape(6, 1, 50.0), shape)
-    assert 0.0 <= step.seconds
-    assert step.sd < math.hypot(after.sd, cost.seconds(StepShape(6, 1, 50.0)).sd)
 
 
 def test_what_is_visited_no_more_returns_to_the_prior() -> None:

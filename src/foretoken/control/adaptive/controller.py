@@ -17,7 +17,7 @@ from typing import Any, final
 from foretoken.control.adaptive.active_plan import ActivePlan, FirstPlan
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes, SeenStep
+from foretoken.control.adaptive.step_times import PastStep, RecentTimes, SeenStep
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
@@ -79,7 +79,7 @@ class AdaptiveControl:
         self._in_vain = 1.0
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
-        self._times, self._departures = RecentTimes(), Departures()
+        self._times = RecentTimes()
         self._waiting: list[PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
@@ -190,7 +190,6 @@ class AdaptiveControl:
         for seen in self._seen:
             plan, _, stats, aside_s = seen
             had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
-            settled = self._departures.settled(plan.load)
             if active is None:
                 continue
             self._step_s = stats.busy_s
@@ -201,14 +200,14 @@ class AdaptiveControl:
                 self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
             if plan is active.plan:
                 is_usual = had_drafted == self._has_drafted
-                self._waiting.append(PastStep(seen, active.missing, is_usual, settled))
+                self._waiting.append(PastStep(seen, active.missing, is_usual))
                 # What was missing was read in this step.
                 active.missing = Counter()
             elif plan is self._unplanned:
                 # Nothing was planned for this step: all that it tells is what it took.
                 self._unplanned_s += stats.busy_s
                 if not stats.num_prefilled and not stats.num_draft_tokens:
-                    self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
+                    self._times.add(plan.load, stats, {}, aside_s, is_usual=True)
         self._seen.clear()
 
     def _is_due(self, active: ActivePlan) -> bool:
@@ -221,7 +220,7 @@ class AdaptiveControl:
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for (plan, outcomes, stats, aside_s), missing, is_usual, settled in self._waiting:
+        for (plan, outcomes, stats, aside_s), missing, is_usual in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(active, outcomes)
@@ -229,13 +228,13 @@ class AdaptiveControl:
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
             if drafted or missing.total():
-                told = settled and not stats.num_prefilled and not forecast.prompt_s
+                told = not stats.num_prefilled and not forecast.prompt_s
                 active.book(forecast, stats.busy_s - aside_s if told else None, aside_s)
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if active.trial:
                 self._charge(active, forecast, min(stats.busy_s, forecast.seconds), accepted)
-            self._times.add(plan.load, stats, missing, aside_s, settled=settled, is_usual=is_usual)
+            self._times.add(plan.load, stats, missing, aside_s, is_usual=is_usual)
         self._waiting.clear()
         if active.below_floor != self._planner.below_floor:
             self._steps_left = 0

@@ -21,8 +21,6 @@ _CHANGED = 2.0
 """Times as long from which on it is the machine that changed."""
 _MUCH_READ = 64
 """Tokens of which reading takes longer than what else is slow in a first step with drafts."""
-_SETTLES = 3
-"""Steps after which a server is done with a request that ended."""
 
 
 class SeenStep(NamedTuple):
@@ -43,8 +41,6 @@ class PastStep(NamedTuple):
     """Tokens that each drafter read in it; 0 for one that had read all before."""
     is_usual: bool
     """Whether it is no change from plain steps to drafts or back."""
-    is_settled: bool
-    """Whether nobody ended just before."""
 
 
 class DraftingKind(NamedTuple):
@@ -68,27 +64,6 @@ class DraftingKind(NamedTuple):
 
 
 @final
-class Departures:
-    """How long ago requests ended."""
-
-    __slots__ = ("_decoding", "_steps")
-
-    def __init__(self) -> None:
-        """Nobody was there."""
-        self._decoding, self._steps = 0, _SETTLES
-
-    def settled(self, load: StepLoad) -> bool:
-        """Whether nobody ended just before this step, which is over."""
-        if load.num_decoding < self._decoding:
-            self._steps = 0
-        elif load.num_decoding > self._decoding:
-            self._steps = _SETTLES
-        self._steps += 1
-        self._decoding = load.num_decoding
-        return self._steps > _SETTLES
-
-
-@final
 class RecentTimes:
     """Seconds of steps by their shape."""
 
@@ -97,7 +72,7 @@ class RecentTimes:
     def __init__(self) -> None:
         """No step yet."""
         self.count = 0
-        self._target: dict[tuple[int, int, int, int, bool], list[float]] = {}
+        self._target: dict[tuple[int, int, int, int], list[float]] = {}
         self._drafters: dict[DraftingKind, list[float]] = {}
 
     def add(
@@ -107,12 +82,10 @@ class RecentTimes:
         missing: Mapping[str, int],
         deciding_s: float,
         *,
-        settled: bool,
         is_usual: bool,
     ) -> None:
         """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
-        `missing` in it. `settled`: nobody ended just before. `is_usual`: it is no change from plain
-        steps to drafts or back. What did not run just before is slow at first, and what is seldom
+        `missing` in it. `is_usual`: it is no change from plain steps to drafts or back. What did not run just before is slow at first, and what is seldom
         done would seem dear for that alone."""
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         if not is_usual:
@@ -123,7 +96,7 @@ class RecentTimes:
         self.count += 1
         # What was really computed of prompts may differ from what was foreseen.
         prompt = stats.num_tokens - drafted - decoding
-        key = decoding, load.num_prefilling, prompt, drafted, settled
+        key = decoding, load.num_prefilling, prompt, drafted
         # What drafting takes beside the drafters is part of checking drafts.
         drafters_s = sum(one.seconds for one in stats.drafters)
         seconds = stats.busy_s - drafters_s - deciding_s
@@ -143,7 +116,7 @@ class RecentTimes:
     ) -> None:
         """Steps of sequences of so many tokens are learnt from, and forgotten: each one `apart`, or
         the middle of those of a shape."""
-        for (decoding, prefilling, prompt, drafted, settled), seconds in self._target.items():
+        for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
                 sequences=decoding + prefilling,
@@ -151,7 +124,7 @@ class RecentTimes:
                 prompt_rows=prompt,
             )
             for one, times in _counted(seconds, apart=apart):
-                target.observe(shape, one, times=times, settled=settled)
+                target.observe(shape, one, times=times)
         for drafting, seconds in self._drafters.items():
             if drafting.name not in drafters or not drafting.sequences:
                 continue

@@ -1,11 +1,8 @@
 """Seconds of target steps, learnt from every step of a running engine.
 
 A step takes s (t0 + G(rows) + t1 sequences + t2 keys read + t3 rows x context + t4 rows with
-logits, where drafts are checked t5 + t6 sequences, and where somebody has just ended t7). G is
-piecewise linear and never falls, no coefficient is negative, and s is the `level`: how slow the
-machine is just now. t7 is what a server does for those who leave and their successors, beside its
-steps: no plan changes that, so no forecast has it. Without it, a full batch would seem to take as
-long as one that somebody has just left.
+logits, and where drafts are checked t5 + t6 sequences). G is piecewise linear and never falls, no
+coefficient is negative, and s is the `level`: how slow the machine is just now.
 How coefficients are learnt is in `regression.py`. Costs are in seconds, know no tokens, and nothing
 here decides.
 """
@@ -25,13 +22,9 @@ _FROM_R = np.array(_KNOTS[:-1])
 _WIDTH_R = np.array([*np.diff(_KNOTS[:-1]), math.inf])
 _SEGMENTS = len(_FROM_R)
 _FIRST = 1
-_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED, _ENDED = range(
-    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 7
+_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(
+    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 6
 )
-_NUM_COLUMNS = _ENDED + 1
-_SETTLED, _UNSETTLED = 0.0, 1.0
-"""Whether somebody has just ended: what a shape ends with."""
-_REGION_UNSETTLED = 1 << 40
 THOUSAND = 1e-3
 """Keys are counted in thousands, so that all columns are of a size."""
 
@@ -67,7 +60,7 @@ class TargetStepTimeModel(CostModel):
         self._shapes = [shape for shape, _ in known]
         self._learner = Learner(
             _step_columns,
-            [((*shape, _SETTLED), seconds) for shape, seconds in known],
+            known,
             sd=sd,
             slopes=range(_FIRST, _SEQUENCES),
             knots=_KNOTS,
@@ -97,14 +90,7 @@ class TargetStepTimeModel(CostModel):
     def seconds(self, shape: StepShape) -> StepTime:
         """How long such a step takes at the present level."""
         expected = self._expected(shape)
-        return self._time(expected, _step_columns(np.array([(*shape, _SETTLED)]))[0])
-
-    def difference(self, shape: StepShape, than: StepShape) -> StepTime:
-        """How much longer one step takes than another; doubts that they share cancel."""
-        columns_SP = _step_columns(np.array([(*one, _SETTLED) for one in (shape, than)]))
-        return self._time(
-            self._expected(shape) - self._expected(than), columns_SP[0] - columns_SP[1]
-        )
+        return self._time(expected, _step_columns(np.array([shape]))[0])
 
     def curve(self, shape: StepShape, most: int) -> Floats:
         """Seconds of the same step with 0 to `most` rows more, float64 [most + 1].
@@ -114,7 +100,7 @@ class TargetStepTimeModel(CostModel):
         if shape.rows + most >= len(self._by_rows):
             self._tabulate(2 * (shape.rows + most))
         first = shape.rows
-        each, key, product, logits, check, checked, _ = self._tail
+        each, key, product, logits, check, checked = self._tail
         keys = key * shape.sequences * shape.context
         slope = product * shape.context + logits
         fixed = each * shape.sequences + keys + slope * first - logits * shape.prompt_rows
@@ -126,22 +112,14 @@ class TargetStepTimeModel(CostModel):
         found[max(shape.sequences + shape.prompt_rows + 1 - first, 0) :] += level * checking
         return found
 
-    def observe(
-        self, shape: StepShape, seconds: float, *, times: int = 1, settled: bool = True
-    ) -> None:
-        """A step, drafting aside, took so long: the mean of so many. `settled`: nobody ended just
-        before."""
+    def observe(self, shape: StepShape, seconds: float, *, times: int = 1) -> None:
+        """A step, drafting aside, took so long: the mean of so many."""
         # Shapes of one region take about as long: each count within a power of two, contexts,
         # which grow while sequences run, within a power of four.
         rows, sequences, context, _ = shape
         deep = int(context).bit_length() // 2
         region = rows.bit_length() << 12 | sequences.bit_length() << 6 | deep
-        expected = self._expected(shape)
-        flag = _SETTLED
-        if not settled:
-            region, flag = region | _REGION_UNSETTLED, _UNSETTLED
-            expected += self._tail[-1]
-        if self._learner.observe((*shape, flag), seconds, expected, region, times=times):
+        if self._learner.observe(shape, seconds, self._expected(shape), region, times=times):
             self._tabulate(len(self._by_rows) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -161,7 +139,6 @@ class TargetStepTimeModel(CostModel):
             "logits_s": float(values[_LOGITS]),
             "check_s": float(values[_CHECK]),
             "checked_sequence_s": float(values[_CHECKED]),
-            "ended_s": float(values[_ENDED]),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +169,7 @@ class TargetStepTimeModel(CostModel):
         rows, sequences, context, prompt_rows = shape
         if rows >= len(self._by_rows):
             self._tabulate(2 * rows)
-        each, keys, product, logits, check, checked, _ = self._tail
+        each, keys, product, logits, check, checked = self._tail
         seconds: float = self._by_rows.item(rows)
         seconds += each * sequences + (keys * sequences + product * rows) * context
         if _checks_drafts(shape):
@@ -223,8 +200,8 @@ class TargetStepTimeModel(CostModel):
 
 def _step_columns(shapes_NF: Floats) -> Floats:
     """The summands of steps without their coefficients, [N, P]."""
-    rows_N, sequences_N, context_N, prompt_rows_N, unsettled_N = shapes_NF.T
-    columns_NP = np.empty((len(shapes_NF), _NUM_COLUMNS))
+    rows_N, sequences_N, context_N, prompt_rows_N = shapes_NF.T
+    columns_NP = np.empty((len(shapes_NF), _CHECKED + 1))
     columns_NP[:, 0] = 1.0
     columns_NP[:, _FIRST:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
     columns_NP[:, _SEQUENCES] = sequences_N
@@ -234,7 +211,6 @@ def _step_columns(shapes_NF: Floats) -> Floats:
     columns_NP[:, _LOGITS] = rows_N - prompt_rows_N
     columns_NP[:, _CHECK] = rows_N - prompt_rows_N > sequences_N
     columns_NP[:, _CHECKED] = columns_NP[:, _CHECK] * sequences_N
-    columns_NP[:, _ENDED] = unsettled_N
     return columns_NP
 
 
