@@ -221,33 +221,6 @@ def answered(batch: Batch, count: int, tokens: int) -> list[float]:
     return speeds
 
 
-def test_who_is_alone_and_new_does_what_was_planned_for_the_last_one() -> None:
-    """Plans take half a step here, and answers some twenty steps."""
-    batch = Batch(World(), lambda sequence, step: 0.8, deciding_s=0.5)
-    answered(batch, 40, 60)
-    before = batch.searches
-    speeds = answered(batch, 80, 60)
-    assert batch.searches - before < 40
-    assert sum(speeds) / 80 >= 0.9 * best_speed(World(), 1, 0.8)
-
-
-def test_a_plan_for_the_last_one_does_not_outlive_what_it_was_made_of() -> None:
-    """The operator allows two drafts; another class has answers of its own."""
-    batch = Batch(World(), lambda sequence, step: 0.9, deciding_s=0.5)
-    answered(batch, 20, 60)
-    assert max(map(max, batch.lengths[-20:])) > 2
-    batch.live.speculation = Speculation(num_speculative_tokens=2)
-    before = len(batch.lengths)
-    answered(batch, 2, 60)
-    assert max(map(max, batch.lengths[before:])) == 2
-    batch.live.speculation = Speculation()
-    answered(batch, 4, 60)
-    searches = batch.searches
-    batch.answer([running("salted", most=60, salt="other")])
-    assert batch.searches > searches
-
-
-@pytest.mark.slow
 def test_poor_beginnings_are_not_believed_for_long() -> None:
     """The first three answers accept next to nothing, those that follow gain by drafts."""
     for seed in range(8):

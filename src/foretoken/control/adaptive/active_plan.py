@@ -6,7 +6,7 @@ different takes little. Whoever joins does what its class does. Knows no models.
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from foretoken.control.adaptive.allocation import DraftOption
@@ -38,10 +38,6 @@ PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
-_BEGINS = 2
-"""Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
-_DECIDING_FIRST = 0.005
-"""Share of the time that plans for those may take that are alone and have just begun."""
 
 
 class PlainTimes(NamedTuple):
@@ -95,8 +91,6 @@ class ActivePlan:
     """Whether there were drafts without a pass to make room for."""
     below_floor: frozenset[str] = frozenset()
     """Drafters that were no choice, since too little of them was accepted."""
-    num_changes: int = 0
-    """Changes of acceptance that had been noticed."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[AllocationInputs, list[DraftOption]] | None = None
@@ -143,15 +137,6 @@ class ActivePlan:
         token_s = self.forecast.token_s
         return self.gained_s[request_id] + self.spare_s + token_s * self.accepted[request_id]
 
-    def emptied(self, class_key: str, resting: frozenset[str]) -> "ActivePlan":
-        """The same plan for nobody yet, to be joined by one request of this class, which is alone.
-        These drafters rest now."""
-        return replace(
-            self, plan=replace(self.plan, resting=resting), held={}, gained_s={},
-            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0,
-            accepted=Counter(), _classes={class_key: self.usual(class_key)},
-        )  # fmt: skip
-
     def join(
         self,
         request_id: str,
@@ -159,15 +144,14 @@ class ActivePlan:
         missing: int,
         *,
         gained_s: float,
-        alone: bool = False,
     ) -> None:
         """A request that the plan was not made for takes part. Its drafter has not read `missing`
-        tokens of it. It has gained so much before. `alone`: nobody waits while it is read."""
+        tokens of it. It has gained so much before."""
         self.held[request_id] = held
         self.gained_s[request_id] = gained_s - self.spare_s
         if not held.length:
             return
-        if alone or missing < CATCHING_UP:
+        if missing < CATCHING_UP:
             self.missing[held.drafter] += missing
         else:
             self.reading[request_id] = Waiting(held.drafter, missing)
@@ -244,43 +228,3 @@ class ActivePlan:
 def _most_common(held: list[PlannedDrafts]) -> PlannedDrafts:
     (length, drafter), _ = Counter((one.length, one.drafter) for one in held).most_common(1)[0]
     return next(one for one in held if (one.length, one.drafter) == (length, drafter))
-
-
-@final
-class FirstPlan:
-    """The latest plan for a sequence that was alone and had just begun, kept for the next that is.
-
-    Nothing is known of either but its class, so that what was planned for the last is as good for
-    the next. Where answers are short, a plan for each would take longer than it brings.
-    """
-
-    __slots__ = ("_active", "_since_s")
-
-    def __init__(self) -> None:
-        """None yet."""
-        self._active: ActivePlan | None = None
-        self._since_s = 0.0
-
-    def keep(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> None:
-        """A plan was made for these sequences."""
-        if _is_first(sequences):
-            self._active, self._since_s = active, 0.0
-
-    def pass_by(self, seconds: float) -> None:
-        """Steps took so long."""
-        self._since_s += seconds
-
-    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> ActivePlan | None:
-        """The plan to be made again for these sequences, where one takes `deciding_s`; None: they
-        are no such ones, or it has had its share of the time."""
-        if not _is_first(sequences) or self._since_s * _DECIDING_FIRST > deciding_s:
-            return None
-        return self._active
-
-    def forget(self) -> None:
-        """What it was made of is no more."""
-        self._active = None
-
-
-def _is_first(sequences: Seq[DecodingSequence]) -> bool:
-    return len(sequences) == 1 and sequences[0].num_output <= _BEGINS

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, final
 
-from foretoken.control.adaptive.active_plan import ActivePlan, FirstPlan
+from foretoken.control.adaptive.active_plan import ActivePlan
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.adaptive.step_times import PastStep, RecentTimes, SeenStep
@@ -88,7 +88,6 @@ class AdaptiveControl:
         """What deciding took of the step that is under way."""
         self._has_drafted = False
         """Whether drafters ran in the last step."""
-        self._first = FirstPlan()
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
@@ -151,19 +150,13 @@ class AdaptiveControl:
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """A new plan, after everything was learnt from the steps of the last one."""
         began = self._clock()
-        if self._planner.operator is not self._operator:
-            self._first.forget()
         if self._active is not None:
             self._catch_up(self._active)
             self._end_trial(self._active)
             self._planner.put_away(self._active, self._steps_done)
-        self._sequences = list(sequences)
-        first, again = self._first.of(self._sequences, self._deciding_s), None
-        if first is not None:
-            again = self._planner.make_again(first, self._sequences[0], load)
-        if again is None and self._active is not None:
             self._learn_times(self._active)
-        active = again or self._planner.make(self._sequences, load)
+        self._sequences = list(sequences)
+        active = self._planner.make(self._sequences, load)
         self._active, self._operator = active, self._planner.operator
         if active.plan.wanted and active.weighed is not None:
             self._told = active
@@ -171,9 +164,7 @@ class AdaptiveControl:
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
-        if again is None:
-            self._first.keep(active, self._sequences)
-            self._deciding_s += 0.2 * (took_s - self._deciding_s)
+        self._deciding_s += 0.2 * (took_s - self._deciding_s)
         self._steps_left = self._steps_to_keep(active)
         return active.plan
 
@@ -194,7 +185,6 @@ class AdaptiveControl:
                 continue
             self._step_s = stats.busy_s
             self._since_made_s += stats.busy_s
-            self._first.pass_by(stats.busy_s)
             if not active.trial:
                 # What a trial takes is paid from the account, and says nothing of plans that last.
                 self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
@@ -286,7 +276,6 @@ class AdaptiveControl:
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
         self._active = self._told = None
-        self._first.forget()
         self._waiting.clear()
         self._times.clear()
         return self._plain(sequences, load)

@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
+from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.deciding_share import DecidingShare
@@ -22,7 +22,6 @@ from foretoken.control.adaptive.exploring import (
     surprises,
 )
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.joining import Newcomers
 from foretoken.control.adaptive.plan_assembly import (
     budgets,
     chance_of_none,
@@ -79,7 +78,6 @@ class Planner:
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
-        self._newcomers = Newcomers(caps, self.drafters, self.ledger)
 
     @property
     def operator(self) -> Speculation:
@@ -140,7 +138,6 @@ class Planner:
             chance_of_none=chance_of_none(decision.found, decision.options),
             has_free=has_free,
             below_floor=below_floor,
-            num_changes=self.acceptance.num_changes,
             unguarded=decision.found.unguarded,
             weighed=(inputs, decision.weighed),
         )
@@ -195,7 +192,7 @@ class Planner:
         """
         for sequence in sequences:
             if sequence.request.request_id not in active.held:
-                self._newcomers.join(active, self._track(sequence))
+                self._join(active, self._track(sequence))
         feeds = active.read_on(sequences, self._chunk(active)) if active.reading else []
         for feed in feeds:
             note_read(
@@ -205,35 +202,19 @@ class Planner:
         times = self._plain_times(step_shape(count, load, active.context), count)
         return active.carried(sequences, load, times, feeds)
 
-    def make_again(
-        self, active: ActivePlan, sequence: DecodingSequence, load: StepLoad
-    ) -> ActivePlan | None:
-        """The plan `active` for another sequence that was alone and had just begun, for this one,
-        which is and has. None: it does not hold for it.
-
-        A tenth of what a plan takes, and where answers are short there is one for each of them.
-        """
-        one = self._track(sequence)
-        if (
-            active.trial
-            or active.lasts
-            or active.reading
-            or one.class_key not in active.class_of.values()
-        ):
-            return None
-        changed = active.num_changes != self.acceptance.num_changes
-        if changed or active.below_floor != self.below_floor:
-            return None
-        name = active.usual(one.class_key).drafter
-        if sequence.request.brings_drafts and not active.has_free:
-            return None
-        if not self._newcomers.drafts_at_once(one, name):
-            return None
-        again = active.emptied(one.class_key, self._resting({name}) & active.plan.resting)
-        self._newcomers.join(again, one, alone=True)
-        times = self._plain_times(step_shape(1, load, active.context), 1)
-        again.carried([sequence], load, times, ())
-        return again
+    def _join(self, active: ActivePlan, one: TrackedRequest) -> None:
+        """A newcomer does what most of its class do, as far as it may."""
+        sequence, request, missing = one.sequence, one.sequence.request, 0
+        length, name, budget, surplus = active.usual(one.class_key)
+        if name:
+            allowed = self._caps.budget(request, name)
+            length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
+            missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
+        if budget:
+            budget = min(budget, self._caps.budget(request))
+        held = PlannedDrafts(length, name if length else "", max(budget, length), surplus)
+        gained_s = self.ledger.gained(request.request_id)
+        active.join(request.request_id, held, missing, gained_s=gained_s)
 
     def _chunk(self, active: ActivePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""

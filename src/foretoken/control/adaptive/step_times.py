@@ -85,8 +85,8 @@ class RecentTimes:
         is_usual: bool,
     ) -> None:
         """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
-        `missing` in it. `is_usual`: it is no change from plain steps to drafts or back. What did not run just before is slow at first, and what is seldom
-        done would seem dear for that alone."""
+        `missing` in it. `is_usual`: it is no change from plain steps to drafts or back. What did
+        not run just before is slow at first, and what is seldom done would seem dear for that."""
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         if not is_usual:
             if decoding == 1 and sum(missing.values()) >= _MUCH_READ:
