@@ -185,9 +185,6 @@ class AdaptiveControl:
                 continue
             self._step_s = stats.busy_s
             self._since_made_s += stats.busy_s
-            if not active.trial:
-                # What a trial takes is paid from the account, and says nothing of plans that last.
-                self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
             if plan is active.plan:
                 is_usual = had_drafted == self._has_drafted
                 self._waiting.append(PastStep(seen, active.missing, is_usual))

@@ -13,7 +13,6 @@ import numpy as np
 from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
-from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
 from foretoken.control.adaptive.exploring import (
     Account,
@@ -72,7 +71,6 @@ class Planner:
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
-        self.deciding = DecidingShare()
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps, self._search = caps, search
@@ -341,7 +339,7 @@ class Planner:
             prompt_s=prompt_s,
             rows_s=plain_s + more_s,
             acceptance=self.acceptance,
-            margin=least_gain(self.drafters.values()) + self.deciding.of_drafts,
+            margin=least_gain(self.drafters.values()),
             search=self._search,
         )
 
