@@ -209,25 +209,6 @@ def test_nothing_is_noticed_where_nothing_changes(chance: float) -> None:
     assert found.num_changes <= 6e-4 * trials
 
 
-def test_a_class_that_collapses_is_noticed() -> None:
-    """Requests that begin afterwards are not taken for what the class was."""
-    names = [f"r{i}" for i in range(4)]
-
-    def after(num_collapsed: int) -> float:
-        found = model()
-        for name in names:
-            found.begin(name, "c")
-        for step in range(320):
-            for i, name in enumerate(names):
-                collapsed = step >= 300 and i < num_collapsed
-                found.observe(name, DRAFTER, 2, 0 if collapsed else 2)
-        found.begin("next", "c")
-        return first(found, "next")
-
-    assert after(4) < 0.3
-    assert after(1) > 0.8
-
-
 def test_a_tree_counts_by_the_depth_of_its_branch() -> None:
     """Seven nodes on three levels: the depth is what is drafted, not the nodes."""
     found = model()

@@ -51,10 +51,6 @@ _KEEPS_REST = 0.9995
 """What a class showed is multiplied by at each step in which a drafter rests."""
 _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
-_ALARMED_REQUESTS, _ALARM_STEPS = 3, 32
-"""A class changed when so many of its requests did within so many steps."""
-_CLASS_KEEPS, _CLASS_KEEPS_MOST = 0.25, 12.0
-"""What remains of a class's trials then: a share, and at most so many of a bucket."""
 _STALE = 32.0
 """A class's chances are worked out again after one new trial to so many old ones."""
 _MOST_CLASSES = 256
@@ -81,10 +77,8 @@ class LearnedAcceptance:
         self._rows.cells[self._nothing + 2 * BUCKETS] = 1.0
         self._class_keys: dict[str, str] = {}
         self._drafters: dict[str, DrafterAcceptance] = {}
-        self._step = 0
         self.num_changes = 0
-        """Changes that were noticed so far, of requests and of classes. While it stays, chances
-        move slowly, and a plan made of them stays good."""
+        """Changes that were noticed so far, of requests and of classes."""
 
     def begin(self, request_id: str, class_key: str) -> None:
         """Learn of this request from now on, until it is released. The key names what requests have
@@ -151,11 +145,7 @@ class LearnedAcceptance:
             track = self._begun(drafter, request_id)
             if track is None:
                 return
-        # A request is in a step once, so that its second outcome begins another step.
-        if track.step == self._step:
-            self._step += 1
-        track.step = self._step
-        self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
+        self._add(track, trials_of_draft(num_drafted, num_accepted))
 
     def observe_trial(
         self, request_id: str, drafter: str, num_drafted: int, num_accepted: int
@@ -290,7 +280,7 @@ class LearnedAcceptance:
         chances = chances_by_bucket(one.accepted, one.trials, one.prior, CLASS_WEIGHT)
         return [min(max(chance, LEAST), MOST) for chance in chances]
 
-    def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...], request_id: str) -> None:
+    def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...]) -> None:
         """One draft's trials, for the request and its class."""
         cells, row, own = self._rows.cells, track.row, track.own_class
         up, down = track.up, track.down
@@ -325,9 +315,9 @@ class LearnedAcceptance:
         track.downs = track.downs + 1 if down else 0
         track.history.append(pieces)
         if up > _LIMIT or down > _LIMIT:
-            self._change(track, request_id)
+            self._change(track)
 
-    def _change(self, track: RequestTrack, request_id: str) -> None:
+    def _change(self, track: RequestTrack) -> None:
         """The request is not what it was: count again from where that began."""
         cells, row = self._rows.cells, track.row
         since = track.ups if track.up > _LIMIT else track.downs
@@ -342,7 +332,6 @@ class LearnedAcceptance:
         track.up = track.down = 0.0
         track.ups = track.downs = 0
         self.num_changes += 1
-        self._alarm(track.own_class, request_id)
 
     def _begin_anew(self, drafter: str, own: AcceptanceClass) -> None:
         """The class rose: it is what its latest trials say, and so are its requests."""
@@ -360,19 +349,4 @@ class LearnedAcceptance:
                 track.up = track.down = 0.0
         own.rise, own.rise_trials, own.new = 0.0, [], inf
         own.num_seen = 0
-        self.num_changes += 1
-
-    def _alarm(self, own: AcceptanceClass, request_id: str) -> None:
-        """A request of the class changed; where several do at once, the class did."""
-        own.alarms[request_id] = self._step
-        recent = {one: at for one, at in own.alarms.items() if self._step - at < _ALARM_STEPS}
-        own.alarms = recent
-        if len(recent) < _ALARMED_REQUESTS:
-            return
-        own.alarms = {}
-        most = max(own.trials)
-        share = min(_CLASS_KEEPS, _CLASS_KEEPS_MOST / most) if most else _CLASS_KEEPS
-        own.accepted = [share * one for one in own.accepted]
-        own.trials = [share * one for one in own.trials]
-        own.new = inf
         self.num_changes += 1

@@ -25,7 +25,7 @@ class AcceptanceClass:
     """What the requests of a class showed together."""
 
     __slots__ = (
-        "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
+        "accepted", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
         "spread", "trials",
     )  # fmt: skip
 
@@ -39,8 +39,6 @@ class AcceptanceClass:
         self.spread = Spread()
         self.members = 0
         """Running requests."""
-        self.alarms: dict[str, int] = {}
-        """Requests that changed, with the step."""
         self.num_seen = 0
         """Drafts since the class was new or changed."""
         self.rise = 0.0
@@ -53,7 +51,7 @@ class AcceptanceClass:
 class RequestTrack:
     """What one request showed of one drafter, beside its row of numbers."""
 
-    __slots__ = ("down", "downs", "history", "own_class", "row", "step", "up", "ups")
+    __slots__ = ("down", "downs", "history", "own_class", "row", "up", "ups")
 
     def __init__(self, row: int, own_class: AcceptanceClass) -> None:
         self.row = row
@@ -63,7 +61,6 @@ class RequestTrack:
         """How much better the trials are explained by a chance that rose or fell."""
         self.ups = self.downs = 0
         """Drafts since either was 0: where that change began."""
-        self.step = 0
 
 
 @final
