@@ -266,8 +266,7 @@ class AdaptiveControl:
         context = 0.0 if self._active is None else self._active.context
         shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
         return [
-            {"rows": shape.rows, "seconds": self._planner.target.seconds(shape).seconds}
-            for shape in shapes
+            {"rows": shape.rows, "seconds": self._planner.target.seconds(shape)} for shape in shapes
         ]
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:

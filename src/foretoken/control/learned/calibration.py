@@ -92,4 +92,4 @@ def calibrate(
 
 def promised(cost: CostModel, shapes: Sequence[StepShape]) -> list[tuple[StepShape, float]]:
     """A prior where nothing can be timed: what a roofline says of the same shapes."""
-    return [(shape, cost.seconds(shape).seconds) for shape in shapes]
+    return [(shape, cost.seconds(shape)) for shape in shapes]

@@ -192,10 +192,6 @@ class Learner:
         """Everything takes `times` as long as when it was measured last, as others showed."""
         self._shift(math.log(times))
 
-    def variance(self, columns_P: Floats) -> float:
-        """Squared seconds of doubt about a sum of columns, at level 1."""
-        return float(columns_P @ self.covariance @ columns_P)
-
     def _follow(self) -> None:
         """The level is the median ratio where that is too far off to be chance."""
         num = len(self._ratios)

@@ -13,7 +13,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from foretoken.control.cost import CostModel, StepShape, StepTime
+from foretoken.control.cost import CostModel, StepShape
 from foretoken.control.learned.regression import Floats, Learner
 
 _KNOTS = tuple(float(2**power) for power in range(11))
@@ -87,10 +87,9 @@ class TargetStepTimeModel(CostModel):
         """Median and ninth decile of |log(measured / predicted)|; NaN before any step."""
         return self._learner.error
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """How long such a step takes at the present level."""
-        expected = self._expected(shape)
-        return self._time(expected, _step_columns(np.array([shape]))[0])
+        return self._learner.level * self._expected(shape)
 
     def curve(self, shape: StepShape, most: int) -> Floats:
         """Seconds of the same step with 0 to `most` rows more, float64 [most + 1].
@@ -175,12 +174,6 @@ class TargetStepTimeModel(CostModel):
         if _checks_drafts(shape):
             seconds += check + checked * sequences
         return seconds + logits * (rows - prompt_rows)
-
-    def _time(self, expected: float, columns_P: Floats) -> StepTime:
-        learner = self._learner
-        chance = (learner.noise * expected) ** 2 / 16.0
-        sd = math.sqrt(learner.variance(columns_P) + chance)
-        return StepTime(learner.level * expected, learner.level * sd)
 
     def _tabulate(self, most_rows: int) -> None:
         """t0 + G for every number of rows, and the other coefficients per token."""

@@ -44,7 +44,7 @@ class MeasuredCost:
 
     def verify(self, rows: int) -> float:
         """V of so many rows per request, on the line through the measured one."""
-        return LineCost(row_s=(self.verify_cost - 1.0) / self.k).seconds(StepShape(rows)).seconds
+        return LineCost(row_s=(self.verify_cost - 1.0) / self.k).seconds(StepShape(rows))
 
     def gain(self, k: int) -> float:
         """Speed-up of k drafts by whole time, steps that draft nothing included."""
