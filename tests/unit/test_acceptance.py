@@ -247,7 +247,7 @@ def test_released_requests_leave_no_memory() -> None:
 
 
 def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_acceptance, "_MOST_CLASSES", 8)
+    monkeypatch.setattr(learned_acceptance, "MOST_CLASSES", 8)
     found = model()
     found.observe("r", DRAFTER, 2, 1)
     for i in range(50):

@@ -20,6 +20,7 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.adaptive.step_times import PastStep, RecentTimes, SeenStep
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
+from foretoken.control.learned.regression import LEAST_BATCH
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -53,8 +54,6 @@ _LEARNS_EVERY_S = 0.03
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
-_TOGETHER = 16
-"""Steps whose times are learnt together, those of a shape by their mean."""
 
 
 @final
@@ -225,7 +224,7 @@ class AdaptiveControl:
         self._waiting.clear()
         if active.below_floor != self._planner.below_floor:
             self._steps_left = 0
-        if self._times.count >= _TOGETHER:
+        if self._times.count >= LEAST_BATCH:
             self._learn_times(active)
 
     def release(self, request_id: str) -> None:

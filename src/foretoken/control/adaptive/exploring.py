@@ -27,8 +27,6 @@ _CREDIT = 8.0
 """Plain steps for each drafter at the start, before anything is earned."""
 _DRAFTS = 2
 """Drafts of a sequence in a trial."""
-_READING = 2.0
-"""Plain steps that a drafter may read before a trial: it is over at once, and others wait."""
 _ALONE_STEPS = 8
 """Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
 it, so it may be, and then it is worth more than one look."""
@@ -123,7 +121,8 @@ def pick_trial(
             view.cost.feeding(int(missed), inputs.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
-        most_s = balance_s if alone else _READING * inputs.plain_s
+        # A trial is over at once, and others wait while its sequences are read.
+        most_s = balance_s if alone else 2.0 * inputs.plain_s
         chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
             tried = inputs.trial(option, chosen[:size], _DRAFTS)

@@ -1,5 +1,6 @@
 """From the best allocation to the plan of a step: who has to catch up first, which budgets hold."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -15,9 +16,6 @@ from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoa
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-_CHUNK_SHARE = 0.5
-"""Share of a plain step that reading may take while others wait."""
-_ALL = 1 << 30
 
 
 class Waiting(NamedTuple):
@@ -50,7 +48,7 @@ def read_first(
     waits for long. `alone`: nobody waits."""
     by_name = {view.name: view for view in views}
     reading = FirstReading([], {}, Counter())
-    left = _ALL
+    left = sys.maxsize
     for place, chosen in enumerate(found.drafter_N.tolist()):
         if chosen < 0:
             continue
@@ -59,7 +57,7 @@ def read_first(
         if missed < CATCHING_UP:
             reading.missing[view.name] += missed
             continue
-        if left == _ALL and not alone:
+        if left == sys.maxsize and not alone:
             left = chunk_rows(view.cost, inputs.context, inputs.plain_s)
         # A window is read whole or not at all: the next would be another one.
         windowed = bool(view.windowed_N[place])
@@ -74,10 +72,10 @@ def read_first(
 
 
 def chunk_rows(cost: DrafterCost, context: float, plain_s: float) -> int:
-    """Tokens that a drafter reads in the time that others may wait."""
+    """Tokens that a drafter reads in half a plain step, for which others may wait."""
     one, two = cost.feeding(READ_TOGETHER, context), cost.feeding(2 * READ_TOGETHER, context)
     row_s = max((two - one) / READ_TOGETHER, 1e-9)
-    return max(int(_CHUNK_SHARE * plain_s / row_s), READ_TOGETHER)
+    return max(int(0.5 * plain_s / row_s), READ_TOGETHER)
 
 
 def budgets(

@@ -17,8 +17,6 @@ from foretoken.types import StepStats
 
 _FAR = 1.35
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
-_CHANGED = 2.0
-"""Times as long from which on it is the machine that changed."""
 _MUCH_READ = 64
 """Tokens of which reading takes longer than what else is slow in a first step with drafts."""
 
@@ -156,7 +154,7 @@ def _counted(seconds: list[float], *, apart: bool) -> list[tuple[float, int]]:
     if apart or count == 1:
         return [(one, 1) for one in seconds]
     ordered, quarter = sorted(seconds), count // 4
-    if ordered[-1 - quarter] > _CHANGED * ordered[quarter]:
+    if ordered[-1 - quarter] > 2.0 * ordered[quarter]:
         return [(one, 1) for one in seconds]
     median = ordered[count // 2]
     low, high = median / _FAR, median * _FAR

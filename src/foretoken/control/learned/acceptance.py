@@ -22,6 +22,7 @@ from foretoken.control.learned.classes import (
     DrafterAcceptance,
     RequestTrack,
 )
+from foretoken.control.learned.lengths import MOST_CLASSES
 from foretoken.control.learned.spread import likely_part
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
@@ -35,8 +36,6 @@ from foretoken.control.learned.trials import (
 
 _CHANGED_WEIGHT = 2.0
 """Trials that the class counts for beside those of a request that has changed."""
-_UNKNOWN = 0.5
-"""The usual chance of a drafter that nobody gave one."""
 _LIMIT = 6.0
 """A change is noticed when it explains the trials so much better than none, in nats."""
 _RISE_LIMIT = 2.5
@@ -53,8 +52,6 @@ _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
 _STALE = 32.0
 """A class's chances are worked out again after one new trial to so many old ones."""
-_MOST_CLASSES = 256
-"""Classes of a drafter that are remembered, the ones used last."""
 _FEW = 8
 """Up to so many requests, plain arithmetic is faster than arrays."""
 _LOG_2 = log(2.0)
@@ -218,7 +215,7 @@ class LearnedAcceptance:
     def _owner(self, drafter: str) -> DrafterAcceptance:
         owner = self._drafters.get(drafter)
         if owner is None:
-            usual = min(max(self._priors.get(drafter, _UNKNOWN), LEAST), MOST)
+            usual = min(max(self._priors.get(drafter, 0.5), LEAST), MOST)
             owner = self._drafters[drafter] = DrafterAcceptance(usual)
         return owner
 
@@ -239,7 +236,7 @@ class LearnedAcceptance:
     def _of_key(self, owner: DrafterAcceptance, key: str) -> AcceptanceClass:
         found = owner.classes.pop(key, None)
         if found is None:
-            if len(owner.classes) >= _MOST_CLASSES:
+            if len(owner.classes) >= MOST_CLASSES:
                 self._forget_class(owner)
             found = AcceptanceClass(self._rows.take(), owner.prior())
         owner.classes[key] = found  # the classes used last stand last

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_BATCH, MOST_BATCH = 16, 128
-"""Observations between two fits: few while something is new, many while nothing is."""
+"""Observations between two fits: few while something is new, many while nothing is. So many steps
+are learnt together at the least, those of a shape by their mean."""
 _KEEPS = 0.998
 """Share of what is known that remains at each observation; the rest returns to the prior."""
 _NOISE = 0.1
@@ -37,10 +38,8 @@ _SEEN_AFTER = _WINDOW // 2 + 1
 _FOLLOWS = 1.0 / 32.0
 """Share of what a measurement is off by that the level follows."""
 _MOST_LEVEL = math.log(16.0)
-_ERRORS = 256
-"""Errors kept to report them."""
-_FITS = 256
-"""Fits of which the levels are kept, to tell the usual one."""
+_REMEMBERED = 256
+"""Errors that are kept to report them, and fits of which the level is, to tell the usual one."""
 _UNEXPECTED = 256.0
 """Times what was expected, from which on a step tells nothing of how sure that was."""
 _JITTER = 1e-9
@@ -95,8 +94,8 @@ class Learner:
         self._levels_then: list[float] = []
         """Of each measurement in the buffer, the level before it."""
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._levels: deque[float] = deque(maxlen=_FITS)
-        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self._levels: deque[float] = deque(maxlen=_REMEMBERED)
+        self._errors: deque[float] = deque(maxlen=_REMEMBERED)
         self._known: set[int] = set()
         self._new: set[int] = set()
         self._solve()
@@ -263,7 +262,7 @@ class Learner:
         now_N = np.maximum(columns_NP @ self.coefficients, 1e-12)
         taken = _median(np.log(now_N) - np.log(np.maximum(before_N, 1e-12)))
         self._shift(-taken)
-        self._levels = deque((level - taken for level in self._levels), maxlen=_FITS)
+        self._levels = deque((level - taken for level in self._levels), maxlen=_REMEMBERED)
         self._known |= self._new
         self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
         self._new.clear()

@@ -21,10 +21,7 @@ _KNOTS = tuple(float(2**power) for power in range(11))
 _FROM_R = np.array(_KNOTS[:-1])
 _WIDTH_R = np.array([*np.diff(_KNOTS[:-1]), math.inf])
 _SEGMENTS = len(_FROM_R)
-_FIRST = 1
-_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(
-    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 6
-)
+_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(1 + _SEGMENTS, 7 + _SEGMENTS)
 THOUSAND = 1e-3
 """Keys are counted in thousands, so that all columns are of a size."""
 
@@ -62,7 +59,7 @@ class TargetStepTimeModel(CostModel):
             _step_columns,
             known,
             sd=sd,
-            slopes=range(_FIRST, _SEQUENCES),
+            slopes=range(1, _SEQUENCES),
             knots=_KNOTS,
         )
         self._tabulate(_TABLE_ROWS)
@@ -130,7 +127,7 @@ class TargetStepTimeModel(CostModel):
             "step_s": float(values[0]),
             "row_s": {
                 int(knot): float(slope)
-                for knot, slope in zip(_FROM_R, values[_FIRST:_SEQUENCES], strict=True)
+                for knot, slope in zip(_FROM_R, values[1:_SEQUENCES], strict=True)
             },
             "sequence_s": float(values[_SEQUENCES]),
             "key_s": float(values[_KEYS]) * THOUSAND,
@@ -179,7 +176,7 @@ class TargetStepTimeModel(CostModel):
         """t0 + G for every number of rows, and the other coefficients per token."""
         values = self._learner.coefficients
         at_knots = values[0] + np.concatenate(
-            ([0.0], np.cumsum(values[_FIRST : _SEQUENCES - 1] * _WIDTH_R[:-1]))
+            ([0.0], np.cumsum(values[1 : _SEQUENCES - 1] * _WIDTH_R[:-1]))
         )
         rows_R = np.arange(most_rows + 1, dtype=np.float64)
         self._by_rows: Floats = np.interp(rows_R, _FROM_R, at_knots)
@@ -196,7 +193,7 @@ def _step_columns(shapes_NF: Floats) -> Floats:
     rows_N, sequences_N, context_N, prompt_rows_N = shapes_NF.T
     columns_NP = np.empty((len(shapes_NF), _CHECKED + 1))
     columns_NP[:, 0] = 1.0
-    columns_NP[:, _FIRST:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
+    columns_NP[:, 1:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
     columns_NP[:, _SEQUENCES] = sequences_N
     context_N = THOUSAND * context_N
     columns_NP[:, _KEYS] = sequences_N * context_N

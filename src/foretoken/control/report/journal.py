@@ -30,8 +30,6 @@ MOST_CHANGES = 32
 """Changes that are remembered, the last ones."""
 _HALVED_AT = 512
 """Verifications after which all that was counted so far counts half."""
-_LEAST_CHANGE = 2
-"""Draft tokens by which the usual length has to differ from what was last said of it."""
 _LEARNS = 0.05
 """Share of a new draft in the usual length."""
 _GONE_THROUGH_EVERY_S = 0.008
@@ -187,7 +185,7 @@ class ControlJournal:
                     drafter.rested_s += self._seconds - drafter.since_s
                 drafter.rests, drafter.since_s = not drafter.rests, self._seconds
                 self._say(name, drafter)
-            elif not drafter.rests and abs(drafter.length - drafter.said) >= _LEAST_CHANGE:
+            elif not drafter.rests and abs(drafter.length - drafter.said) >= 2.0:
                 self._say(name, drafter)
 
     def why_plain(self, drafter: str | None = None) -> str:
