@@ -163,6 +163,14 @@ class AllocationInputs:
                 return True
         return False
 
+    def pays_if_rows_are_free(self, option: DraftOption) -> bool:
+        """Whether a draft for each sequence would bring anything if checking it took nothing: what
+        drafts are believed to cost may be what keeps them from being made."""
+        slots_s = (option.slot_s + option.each_s) * len(self.ids)
+        seconds = self.plain_s + option.depth_s[1] + slots_s
+        tokens = 1.0 + float(option.survival_NK[:, 0].mean())
+        return bool(tokens * self.plain_s > seconds)
+
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)

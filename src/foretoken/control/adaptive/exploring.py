@@ -27,6 +27,10 @@ _CREDIT = 8.0
 """Plain steps for each drafter at the start, before anything is earned."""
 _DRAFTS = 2
 """Drafts of a sequence in a trial."""
+_FULL_EVERY, _FULL_STEPS = 6, 3
+"""Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
+was not in use lately. What these take is learnt from all but the first: without
+that, a drafter that once seemed too dear would seem so for ever."""
 _ALONE_STEPS = 8
 """Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
 it, so it may be, and then it is worth more than one look."""
@@ -100,6 +104,8 @@ def pick_trial(
 ) -> Trial | None:
     """A trial that is due and can be paid; None: the plan `found` is carried out."""
     balance_s = account.balance_s
+    # Where some are held back for others it is not for what drafts are believed to cost.
+    is_held = found.unguarded > found.rate
     if account.steps_since_plain >= _PLAIN_AGAIN and found.lengths_N.any():
         lost_s = _PLAIN_STEPS * (inputs.plain_s - len(inputs.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
@@ -116,7 +122,9 @@ def pick_trial(
         if not inputs.could_pay(option, _HOPE):
             drafter.put_off()
             continue
-        chosen = _to_try(view, drafter, inputs)
+        due = not drafter.num_trials % _FULL_EVERY and not drafter.hopes
+        full = due and not is_held and inputs.pays_if_rows_are_free(option)
+        chosen = _to_try(view, drafter, inputs, full=full)
         reading_s = [
             view.cost.feeding(int(missed), inputs.context)
             for missed in np.cumsum(view.missing_N[chosen])
@@ -125,10 +133,10 @@ def pick_trial(
         most_s = balance_s if alone else 2.0 * inputs.plain_s
         chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
-            tried = inputs.trial(option, chosen[:size], _DRAFTS)
+            tried = inputs.trial(option, chosen[:size], 1 if full else _DRAFTS)
             lost_s = tried.seconds - tried.tokens * inputs.plain_s / len(inputs.ids)
             looks = alone and reading_s[size - 1] > inputs.plain_s
-            for steps in (_ALONE_STEPS, 1) if looks else (1,):
+            for steps in (_FULL_STEPS, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)
@@ -145,12 +153,16 @@ def is_known(inputs: AllocationInputs, drafter: str) -> bool:
     return inputs.acceptance.seen(inputs.classes, drafter) >= _KNOWN
 
 
-def _to_try(view: DrafterView, drafter: DrafterState, inputs: AllocationInputs) -> Counts:
+def _to_try(
+    view: DrafterView, drafter: DrafterState, inputs: AllocationInputs, *, full: bool
+) -> Counts:
     """Sequences of the next trial: those whose class surprised, and of which least has to be read,
     in turn."""
     may = np.flatnonzero(view.max_drafts_N)
     may = np.roll(may, -drafter.num_trials % len(may))
     rises_N = np.array(inputs.acceptance.rises(inputs.classes, view.name))[may] >= _SURPRISING
     found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]
+    if full:
+        return found
     several = rises_N.any() or not is_known(inputs, view.name)
     return found[: _SEVERAL if several else 1]
