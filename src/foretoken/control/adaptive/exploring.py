@@ -27,10 +27,12 @@ _CREDIT = 8.0
 """Plain steps for each drafter at the start, before anything is earned."""
 _DRAFTS = 2
 """Drafts of a sequence in a trial."""
-_FULL_EVERY, _FULL_STEPS = 6, 3
-"""Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
-was not in use lately. What these take is learnt from all but the first: without
-that, a drafter that once seemed too dear would seem so for ever."""
+_IN_TURN = 3
+"""Steps of a trial without drafts or of all sequences. What the first takes is not learnt: in a
+server it takes up to half as much again, for the change."""
+_FULL_EVERY = 6
+"""Of so many trials one is of all sequences, with a draft each, if the drafter was not in use
+lately: without that, a drafter that once seemed too dear would seem so for ever."""
 _ALONE_STEPS = 8
 """Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
 it, so it may be, and then it is worth more than one look."""
@@ -45,9 +47,6 @@ _HOPE = 0.95
 _PLAIN_SHARE = 0.0025
 """Of all time, for steps that are left plain: where drafts bring little, one knows well what plain
 steps take, and where they bring much, one step in two hundred tells enough."""
-_PLAIN_STEPS = 3
-"""How many those are in turn. What the first takes is not learnt: in a server it takes up to half
-as much again, for the change."""
 _PLAIN_AGAIN = 8
 """Steps with drafts after which some are left plain, at the least."""
 
@@ -107,10 +106,10 @@ def pick_trial(
     # Where some are held back for others it is not for what drafts are believed to cost.
     is_held = found.unguarded > found.rate
     if account.steps_since_plain >= _PLAIN_AGAIN and found.lengths_N.any():
-        lost_s = _PLAIN_STEPS * (inputs.plain_s - len(inputs.ids) / found.rate)
+        lost_s = _IN_TURN * (inputs.plain_s - len(inputs.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
-            return Trial(PLAIN, inputs.best([]), [], _PLAIN_STEPS)
+            return Trial(PLAIN, inputs.best([]), [], _IN_TURN)
     alone = len(inputs.ids) == 1
     used = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
     by_name = {option.name: option for option in options}
@@ -136,7 +135,7 @@ def pick_trial(
             tried = inputs.trial(option, chosen[:size], 1 if full else _DRAFTS)
             lost_s = tried.seconds - tried.tokens * inputs.plain_s / len(inputs.ids)
             looks = alone and reading_s[size - 1] > inputs.plain_s
-            for steps in (_FULL_STEPS, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
+            for steps in (_IN_TURN, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)

@@ -3,6 +3,7 @@
 Steps of one shape are learnt together by a mean that no single slow step moves.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -11,11 +12,12 @@ from typing import NamedTuple, final
 from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import DraftShape
+from foretoken.control.learned.regression import NOISE, OUTLIER
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
 from foretoken.types import StepStats
 
-_FAR = 1.35
+_FAR = math.exp(OUTLIER * NOISE)
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 _MUCH_READ = 64
 """Tokens of which reading takes longer than what else is slow in a first step with drafts."""

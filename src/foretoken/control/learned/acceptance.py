@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from foretoken.control.learned.classes import (
     CLASS_WEIGHT,
     LEAST,
-    MOST,
     AcceptanceClass,
     DrafterAcceptance,
     RequestTrack,
@@ -215,7 +214,7 @@ class LearnedAcceptance:
     def _owner(self, drafter: str) -> DrafterAcceptance:
         owner = self._drafters.get(drafter)
         if owner is None:
-            usual = min(max(self._priors.get(drafter, 0.5), LEAST), MOST)
+            usual = min(max(self._priors.get(drafter, 0.5), LEAST), 1.0 - LEAST)
             owner = self._drafters[drafter] = DrafterAcceptance(usual)
         return owner
 
@@ -275,7 +274,7 @@ class LearnedAcceptance:
 
     def _class_chances(self, one: AcceptanceClass) -> list[float]:
         chances = chances_by_bucket(one.accepted, one.trials, one.prior, CLASS_WEIGHT)
-        return [min(max(chance, LEAST), MOST) for chance in chances]
+        return [min(max(chance, LEAST), 1.0 - LEAST) for chance in chances]
 
     def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...]) -> None:
         """One draft's trials, for the request and its class."""

@@ -12,8 +12,8 @@ from foretoken.control.learned.trials import BUCKETS, BucketTrials, chances_by_b
 
 CLASS_WEIGHT = 10.0
 """Trials that the usual chance of a drafter counts for beside those of a class."""
-LEAST, MOST = 0.002, 0.998
-"""Range of a class's chances, so that their odds are finite."""
+LEAST = 0.002
+"""A class's chances are no closer to 0 or 1, so that their odds are finite."""
 _POOLED_WEIGHT = 30.0
 """Trials that all other classes count for when a class is new."""
 _HISTORY = 32
@@ -84,4 +84,4 @@ class DrafterAcceptance:
         chances = chances_by_bucket(
             [share * one for one in accepted], [share * one for one in trials], prior, CLASS_WEIGHT
         )
-        return [min(max(chance, LEAST), MOST) for chance in chances]
+        return [min(max(chance, LEAST), 1.0 - LEAST) for chance in chances]

@@ -31,8 +31,6 @@ _HOST_SHARE = 0.2
 """Of a plain step, what a sequence may take besides its rows."""
 _HOST_STEPS = 256
 """Steps after which one knows what they take beside the model's pass."""
-_TABLE_ROWS = 512
-"""Rows for which G is tabulated at first; the table grows with what is asked."""
 
 
 @final
@@ -62,12 +60,12 @@ class TargetStepTimeModel(CostModel):
             slopes=range(1, _SEQUENCES),
             knots=_KNOTS,
         )
-        self._tabulate(_TABLE_ROWS)
+        self._tabulate(int(_FROM_R[-1]))
         if passes_only:
             plain_s = self._expected(StepShape(1, 1))
             each_s = _HOST_SHARE * plain_s
             self._learner.widen({0: plain_s, _SEQUENCES: each_s, _CHECK: each_s, _CHECKED: each_s})
-            self._tabulate(_TABLE_ROWS)
+            self._tabulate(int(_FROM_R[-1]))
 
     @property
     def level(self) -> float:
