@@ -163,52 +163,6 @@ def test_a_request_that_is_better_early_is_taken_to_be_so_deeper() -> None:
     assert after[3] > 0.6
 
 
-def trials_to_notice(old: float, new: float, seed: int) -> int:
-    """Trials from the change of a request's chance until it is noticed."""
-    found, rng = model(), np.random.default_rng(seed)
-    for _ in range(60):
-        found.observe("r", DRAFTER, 1, accepted(rng, [old]))
-    before = found.num_changes
-    for trials in range(1, 200):
-        found.observe("r", DRAFTER, 1, accepted(rng, [new]))
-        if found.num_changes > before:
-            return trials
-    return 200
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "most"), [(0.9, 0.0, 6), (0.9, 0.3, 10), (0.2, 0.9, 10), (0.0, 0.9, 4)]
-)
-def test_a_change_is_noticed(old: float, new: float, most: int) -> None:
-    assert np.median([trials_to_notice(old, new, seed) for seed in range(60)]) <= most
-
-
-def test_after_a_change_what_was_before_it_counts_no_more() -> None:
-    found = model()
-    for _ in range(200):
-        found.observe("r", DRAFTER, 5, 5)
-    for _ in range(8):
-        found.observe("r", DRAFTER, 5, 0)
-    assert first(found) < 0.25
-    for _ in range(16):
-        found.observe("r", DRAFTER, 1, 0)
-    assert first(found) < 0.1
-    for _ in range(16):
-        found.observe("r", DRAFTER, 1, 1)
-    assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.8
-
-
-@pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.9, 0.98])
-def test_nothing_is_noticed_where_nothing_changes(chance: float) -> None:
-    found, rng = model(), np.random.default_rng(3)
-    trials = 0
-    while trials < 20_000:
-        kept = accepted(rng, [chance] * 4)
-        found.observe("r", DRAFTER, 4, kept)
-        trials += kept + (kept < 4)
-    assert found.num_changes <= 6e-4 * trials
-
-
 def test_a_tree_counts_by_the_depth_of_its_branch() -> None:
     """Seven nodes on three levels: the depth is what is drafted, not the nodes."""
     found = model()

@@ -33,15 +33,8 @@ from foretoken.control.learned.trials import (
     trials_of_draft,
 )
 
-_CHANGED_WEIGHT = 2.0
-"""Trials that the class counts for beside those of a request that has changed."""
-_LIMIT = 6.0
-"""A change is noticed when it explains the trials so much better than none, in nats."""
 _RISE_LIMIT = 2.5
-"""The same for a class in trials, which are few and each of which moves what the class is known
-for."""
-_WARM = 12.0
-"""Trials of a bucket before one can tell that it changed."""
+"""A class rose when that explains the trials of a resting drafter so much better, in nats."""
 _SURPRISE = 0.06
 """What is likelier or less likely than this counts as if it were not: two surprises alone prove
 nothing."""
@@ -61,8 +54,9 @@ class LearnedAcceptance:
     """Hazards by depth for each request and drafter, censored where a draft ended.
 
     A draft of d tokens of which a are accepted is a success at depths 1 to a, a failure at a + 1 if
-    a < d, and says nothing beyond. Trials fade. A change is noticed by a two-sided cumulative sum
-    (Page 1954) of log-likelihood ratios against half the chance of failure and half of success.
+    a < d, and says nothing beyond. Trials fade. That a class rose is noticed in the trials of a
+    resting drafter by a cumulative sum (Page 1954) of log-likelihood ratios against half the chance
+    of failure.
     """
 
     def __init__(self, priors: Mapping[str, float]) -> None:
@@ -73,8 +67,6 @@ class LearnedAcceptance:
         self._rows.cells[self._nothing + 2 * BUCKETS] = 1.0
         self._class_keys: dict[str, str] = {}
         self._drafters: dict[str, DrafterAcceptance] = {}
-        self.num_changes = 0
-        """Changes that were noticed so far, of requests and of classes."""
 
     def begin(self, request_id: str, class_key: str) -> None:
         """Learn of this request from now on, until it is released. The key names what requests have
@@ -279,55 +271,15 @@ class LearnedAcceptance:
     def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...]) -> None:
         """One draft's trials, for the request and its class."""
         cells, row, own = self._rows.cells, track.row, track.own_class
-        up, down = track.up, track.down
         class_accepted, class_trials = own.accepted, own.trials
         for bucket, accepted, refused, fade, new_accepted, new_trials, class_fade in pieces:
             at = row + bucket
-            kept, trials = cells[at], cells[at + BUCKETS]
-            if trials >= _WARM:
-                usual = kept / trials
-                # An accepted draft is twice as likely as under half the chance, and a refused one
-                # as under half the chance of being refused.
-                if accepted:
-                    rare = usual if usual > _SURPRISE else _SURPRISE
-                    up += accepted * log((1.0 + rare) / (2.0 * rare))
-                    down -= accepted * _LOG_2
-                    if down < 0.0:
-                        down = 0.0
-                if refused:
-                    rare = 1.0 - usual if 1.0 - usual > _SURPRISE else _SURPRISE
-                    down += refused * log((1.0 + rare) / (2.0 * rare))
-                    up -= refused * _LOG_2
-                    if up < 0.0:
-                        up = 0.0
-            cells[at] = fade * kept + new_accepted
-            cells[at + BUCKETS] = fade * trials + new_trials
+            cells[at] = fade * cells[at] + new_accepted
+            cells[at + BUCKETS] = fade * cells[at + BUCKETS] + new_trials
             class_accepted[bucket] = class_fade * class_accepted[bucket] + accepted
             class_trials[bucket] = class_fade * class_trials[bucket] + accepted + refused
             own.new += accepted + refused
         own.num_seen += 1
-        track.up, track.down = up, down
-        track.ups = track.ups + 1 if up else 0
-        track.downs = track.downs + 1 if down else 0
-        track.history.append(pieces)
-        if up > _LIMIT or down > _LIMIT:
-            self._change(track)
-
-    def _change(self, track: RequestTrack) -> None:
-        """The request is not what it was: count again from where that began."""
-        cells, row = self._rows.cells, track.row
-        since = track.ups if track.up > _LIMIT else track.downs
-        cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
-        # The class shows what requests usually are, which this one was and is no more.
-        cells[row + 2 * BUCKETS] = _CHANGED_WEIGHT
-        for pieces in list(track.history)[-since:]:
-            for bucket, _, _, fade, new_accepted, new_trials, _ in pieces:
-                at = row + bucket
-                cells[at] = fade * cells[at] + new_accepted
-                cells[at + BUCKETS] = fade * cells[at + BUCKETS] + new_trials
-        track.up = track.down = 0.0
-        track.ups = track.downs = 0
-        self.num_changes += 1
 
     def _begin_anew(self, drafter: str, own: AcceptanceClass) -> None:
         """The class rose: it is what its latest trials say, and so are its requests."""
@@ -342,7 +294,5 @@ class LearnedAcceptance:
                 row = track.row
                 cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
                 cells[row + 2 * BUCKETS] = own.spread.weight
-                track.up = track.down = 0.0
         own.rise, own.rise_trials, own.new = 0.0, [], inf
         own.num_seen = 0
-        self.num_changes += 1

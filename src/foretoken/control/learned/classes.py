@@ -3,7 +3,6 @@
 Values, which `acceptance.py` reads and changes.
 """
 
-from collections import deque
 from math import inf
 from typing import final
 
@@ -16,8 +15,6 @@ LEAST = 0.002
 """A class's chances are no closer to 0 or 1, so that their odds are finite."""
 _POOLED_WEIGHT = 30.0
 """Trials that all other classes count for when a class is new."""
-_HISTORY = 32
-"""Drafts that are remembered one by one, to count again from where a change began."""
 
 
 @final
@@ -51,16 +48,11 @@ class AcceptanceClass:
 class RequestTrack:
     """What one request showed of one drafter, beside its row of numbers."""
 
-    __slots__ = ("down", "downs", "history", "own_class", "row", "up", "ups")
+    __slots__ = ("own_class", "row")
 
     def __init__(self, row: int, own_class: AcceptanceClass) -> None:
         self.row = row
         self.own_class = own_class
-        self.history: deque[tuple[BucketTrials, ...]] = deque(maxlen=_HISTORY)
-        self.up = self.down = 0.0
-        """How much better the trials are explained by a chance that rose or fell."""
-        self.ups = self.downs = 0
-        """Drafts since either was 0: where that change began."""
 
 
 @final
