@@ -248,9 +248,9 @@ def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
     kept: list[float] = []
 
     def watched(*given: Any) -> None:
-        before = planner.target.steps
+        before = planner.times.target.steps
         observe(*given)
-        kept.append(planner.target.steps - before)
+        kept.append(planner.times.target.steps - before)
 
     batch.control.observe = watched  # type: ignore[method-assign, assignment]
     batch.run(sequences, 100)

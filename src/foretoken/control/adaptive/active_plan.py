@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 from foretoken.control.adaptive.allocation import DraftOption
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs
 from foretoken.control.adaptive.plan_assembly import CATCHING_UP, Waiting
+from foretoken.control.adaptive.step_times import PlainTimes
 from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,
@@ -38,15 +39,6 @@ PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
-
-
-class PlainTimes(NamedTuple):
-    """Seconds of a step without drafts."""
-
-    plain_s: float
-    """Of the sequences that decode."""
-    prompt_s: float
-    """What prompts add."""
 
 
 @final

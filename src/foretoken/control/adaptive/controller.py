@@ -17,11 +17,11 @@ from typing import Any, final
 from foretoken.control.adaptive.active_plan import ActivePlan
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import PastStep, RecentTimes, SeenStep
+from foretoken.control.adaptive.step_times import PastStep, SeenStep
 from foretoken.control.adaptive.tracked import class_of
-from foretoken.control.cost import StepShape
 from foretoken.control.learned.regression import LEAST_BATCH
 from foretoken.control.plan import (
+    LEARNS_EVERY_S,
     DecodingSequence,
     DraftOutcome,
     DraftPlan,
@@ -30,7 +30,7 @@ from foretoken.control.plan import (
     plan_no_drafts,
 )
 from foretoken.control.report.explain import Outlook
-from foretoken.control.report.known import describe_models, pass_seconds, prediction_error
+from foretoken.control.report.known import describe_models
 from foretoken.types import StepStats
 
 _DECIDING, _DECIDING_LEAST = 0.012, 0.003
@@ -44,16 +44,10 @@ accepts tells little of the next, and what is lost meanwhile is lost for all."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
-_KEPT_LEAST, _KEPT_MOST, _KEPT_AT_REST = 4, 64, 256
+_KEPT_LEAST, _KEPT_MOST = 4, 256
 """Steps that a plan is kept for."""
-_TRIALS_AGAIN = 64
-"""Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.03
-"""Seconds of steps that are learnt from at once."""
-_APART = 512
-"""Steps that are learnt from one by one."""
 
 
 @final
@@ -78,7 +72,7 @@ class AdaptiveControl:
         self._in_vain = 1.0
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
-        self._times = RecentTimes()
+        self._times = planner.times
         self._waiting: list[PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
@@ -171,7 +165,7 @@ class AdaptiveControl:
         """Note what became of a planned step. It is learnt from when another is planned: whoever
         waits for the tokens of this one does not wait for that."""
         self._seen.append(SeenStep(plan, outcomes, stats, self._aside_s))
-        if (len(self._seen) + len(self._waiting)) * stats.busy_s >= _LEARNS_EVERY_S:
+        if (len(self._seen) + len(self._waiting)) * stats.busy_s >= LEARNS_EVERY_S:
             self._repeated = None
 
     def _look_back(self) -> None:
@@ -201,7 +195,7 @@ class AdaptiveControl:
         once in a while is slower than what it works on."""
         if active.trial:
             return bool(self._waiting)
-        return len(self._waiting) * self._step_s >= _LEARNS_EVERY_S
+        return len(self._waiting) * self._step_s >= LEARNS_EVERY_S
 
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
@@ -248,8 +242,8 @@ class AdaptiveControl:
             (1, 0.0) if active is None else (len(active.plan.budgets), active.context)
         )
         return {
-            "prediction_error": prediction_error(planner),
-            "pass_s": pass_seconds(planner, sequences, context),
+            "prediction_error": self._times.error(),
+            "pass_s": self._times.passes(sequences, context),
             "account_s": planner.account.balance_s,
             "trials_s": planner.account.spent_s,
             "forgone_tokens": planner.forgone_tokens,
@@ -262,11 +256,7 @@ class AdaptiveControl:
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
-        context = 0.0 if self._active is None else self._active.context
-        shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
-        return [
-            {"rows": shape.rows, "seconds": self._planner.target.seconds(shape)} for shape in shapes
-        ]
+        return self._times.by_rows(0.0 if self._active is None else self._active.context)
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
@@ -334,17 +324,14 @@ class AdaptiveControl:
             return active.lasts - 1
         if not self._step_s:
             return _KEPT_LEAST
-        share, most = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST), _KEPT_MOST
-        if not active.drafts:
-            most = _KEPT_AT_REST
+        share = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST)
         steps = math.ceil(self._deciding_s / (share * self._step_s))
         drafters = self._planner.drafters.values()
         unused = [d for d in drafters if d.facts.name not in active.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         # A trial that is due and cannot be paid yet is no reason to plan more often.
-        least = min(steps // 2, _TRIALS_AGAIN)
-        steps = min((max(each, least) for each in due if each < steps), default=steps)
-        return min(max(steps, _KEPT_LEAST), most) - 1
+        steps = min((max(each, steps // 2) for each in due if each < steps), default=steps)
+        return min(max(steps, _KEPT_LEAST), _KEPT_MOST) - 1
 
     def _learn_acceptance(self, active: ActivePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
         """How many drafts were checked, and how many accepted."""
@@ -368,13 +355,11 @@ class AdaptiveControl:
         return drafted, kept
 
     def _learn_times(self, active: ActivePlan) -> None:
-        planner, context = self._planner, active.context
-        # At first every step counts: so much depends on what the first ones take.
-        apart = planner.target.steps < _APART
-        self._times.teach(planner.target, planner.drafters, context, apart=apart)
+        account = self._planner.account
+        self._times.learn(active.context)
         if self._unplanned_s:
-            planner.account.earn(self._unplanned_s, active.forecast.token_s)
-            planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
+            account.earn(self._unplanned_s, active.forecast.token_s)
+            account.steps_since_plain, self._unplanned_s = 0, 0.0
 
     def _charge(
         self, active: ActivePlan, forecast: StepForecast, seconds: float, accepted: int

@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes, PlannedDrafts
+from foretoken.control.adaptive.active_plan import ActivePlan, PlannedDrafts
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
@@ -30,6 +30,7 @@ from foretoken.control.adaptive.plan_assembly import (
     surplus,
 )
 from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
+from foretoken.control.adaptive.step_times import PlainTimes, StepTimes
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -68,7 +69,7 @@ class Planner:
             acceptance: of their drafts.
             search: finds the best plan of a step.
         """
-        self.target, self.acceptance = target, acceptance
+        self.times, self.acceptance = StepTimes(target, costs), acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0
@@ -103,7 +104,7 @@ class Planner:
         left_N = self.lengths.remaining(
             [one.class_key for one in tracked], counted.outputs_N, counted.left_N
         )
-        times = self._plain_times(shape, count)
+        times = self.times.plain(shape, count)
         worth_s = _READING * times.plain_s * left_N
         below_floor = self.below_floor
         able = [one for name, one in self.drafters.items() if name not in below_floor]
@@ -197,7 +198,7 @@ class Planner:
                 self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
             )
         count = len(sequences)
-        times = self._plain_times(step_shape(count, load, active.context), count)
+        times = self.times.plain(step_shape(count, load, active.context), count)
         return active.carried(sequences, load, times, feeds)
 
     def _join(self, active: ActivePlan, one: TrackedRequest) -> None:
@@ -301,14 +302,6 @@ class Planner:
             one.refresh()
         return one
 
-    def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
-        """Of the step of `shape` without drafts, in which `count` sequences decode."""
-        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
-        plain_s = float(self.target.curve(alone, 0)[0])
-        if not shape.prompt_rows:
-            return PlainTimes(plain_s, 0.0)
-        return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
-
     def _inputs(
         self,
         tracked: list[TrackedRequest],
@@ -321,14 +314,6 @@ class Planner:
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.max_drafts_N.sum()) for view in views)
         plain_s, prompt_s = times
-        model_s = self.target.curve(shape, most)
-        # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
-        # the time that it saves in steps to come: that of steps without prompts.
-        more_s = model_s - model_s[0]
-        if shape.prompt_rows:
-            # Beside many rows some more may be cheap, and what is begun now goes on without them.
-            alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
-            more_s = np.maximum(more_s, alone_s - alone_s[0])
         return AllocationInputs(
             ids=ids,
             classes=[one.class_key for one in tracked],
@@ -337,7 +322,7 @@ class Planner:
             left_s=left_s,
             plain_s=plain_s,
             prompt_s=prompt_s,
-            rows_s=plain_s + more_s,
+            rows_s=plain_s + self.times.added(shape, len(ids), most),
             acceptance=self.acceptance,
             margin=least_gain(self.drafters.values()),
             search=self._search,

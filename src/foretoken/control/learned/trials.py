@@ -17,7 +17,7 @@ LAST_DEPTHS = (1, 2, 4, 8, 1 << 30)
 """Last depth of each bucket; drafts of one bucket are taken to have one chance."""
 BUCKETS = len(LAST_DEPTHS)
 FADE, CLASS_FADE = 0.98, 0.998
-"""What a trial's weight is multiplied by at each later one of its bucket: a request's, a class's."""
+"""What a trial's weight is multiplied by at each later one of its bucket: of a request, a class."""
 STRIDE = 2 * BUCKETS + 1
 """Numbers of a row: accepted by bucket, trials by bucket, weight of the class. Rows of classes
 hold chances by bucket."""

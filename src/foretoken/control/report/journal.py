@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any, final
 
-from foretoken.control.plan import DraftOutcome, DraftPlan
+from foretoken.control.plan import LEARNS_EVERY_S, DraftOutcome, DraftPlan
 from foretoken.control.report.explain import change
 from foretoken.control.report.reasons import Why
 from foretoken.types import StepStats
@@ -23,17 +23,15 @@ logger = logging.getLogger("foretoken")
 
 LOOK_EVERY = 16
 """Steps after which states are looked at."""
-_DRAFTS_FROM, _RESTS_UP_TO = 4, 1
-"""Of these, steps with drafts from which on a drafter drafts, and up to which it rests. Between
-them nothing changes, so that single trials and rare matches are no change."""
+_DRAFTS_FROM = 4
+"""Of these, steps with drafts from which on a drafter drafts. It rests up to one of them, and in
+between nothing changes, so that single trials and rare matches are no change."""
 MOST_CHANGES = 32
 """Changes that are remembered, the last ones."""
 _HALVED_AT = 512
 """Verifications after which all that was counted so far counts half."""
 _LEARNS = 0.05
 """Share of a new draft in the usual length."""
-_GONE_THROUGH_EVERY_S = 0.008
-"""Seconds of steps that are counted at once."""
 _LOG_EVERY_S = 1.0
 """Of one drafter, at most one line in this time."""
 
@@ -137,7 +135,7 @@ class ControlJournal:
         if not stats.num_sampled:
             return
         self._waiting.append((plan, outcomes, stats))
-        if len(self._waiting) * stats.busy_s >= _GONE_THROUGH_EVERY_S:
+        if len(self._waiting) * stats.busy_s >= LEARNS_EVERY_S:
             self._go_through()
 
     def fail(self, why: str) -> None:
@@ -180,7 +178,7 @@ class ControlJournal:
         """Find whose state, or usual length, is another than it was."""
         for name, drafter in self._drafters.items():
             drafted, drafter.looked = drafter.steps - drafter.looked, drafter.steps
-            if drafted >= _DRAFTS_FROM if drafter.rests else drafted <= _RESTS_UP_TO:
+            if drafted >= _DRAFTS_FROM if drafter.rests else drafted <= 1:
                 if drafter.rests:
                     drafter.rested_s += self._seconds - drafter.since_s
                 drafter.rests, drafter.since_s = not drafter.rests, self._seconds
