@@ -11,10 +11,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from foretoken.types import FinishReason, Request
 
-LEARNS_EVERY_S = 0.03
-"""Seconds of steps that are gone through at once by those who learn from them: code that runs once
-in a while is slower than what it works on."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:

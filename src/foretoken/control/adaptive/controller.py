@@ -21,7 +21,6 @@ from foretoken.control.adaptive.step_times import PastStep, SeenStep
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.learned.regression import LEAST_BATCH
 from foretoken.control.plan import (
-    LEARNS_EVERY_S,
     DecodingSequence,
     DraftOutcome,
     DraftPlan,
@@ -46,6 +45,8 @@ _MUCH, _TOO_MUCH = 1.5, 4.0
 again: when that costs no more than its share, or at once."""
 _KEPT_LEAST, _KEPT_MOST = 4, 256
 """Steps that a plan is kept for."""
+_LEARNS_EVERY_S = 0.03
+"""Seconds of steps that are learnt from at once."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
 
@@ -165,7 +166,7 @@ class AdaptiveControl:
         """Note what became of a planned step. It is learnt from when another is planned: whoever
         waits for the tokens of this one does not wait for that."""
         self._seen.append(SeenStep(plan, outcomes, stats, self._aside_s))
-        if (len(self._seen) + len(self._waiting)) * stats.busy_s >= LEARNS_EVERY_S:
+        if (len(self._seen) + len(self._waiting)) * stats.busy_s >= _LEARNS_EVERY_S:
             self._repeated = None
 
     def _look_back(self) -> None:
@@ -195,7 +196,7 @@ class AdaptiveControl:
         once in a while is slower than what it works on."""
         if active.trial:
             return bool(self._waiting)
-        return len(self._waiting) * self._step_s >= LEARNS_EVERY_S
+        return len(self._waiting) * self._step_s >= _LEARNS_EVERY_S
 
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""

@@ -25,8 +25,6 @@ _MOST = 20.0
 """Plain steps that the account holds at most."""
 _CREDIT = 8.0
 """Plain steps for each drafter at the start, before anything is earned."""
-_DRAFTS = 2
-"""Drafts of a sequence in a trial."""
 _IN_TURN = 3
 """Steps of a trial without drafts or of all sequences. What the first takes is not learnt: in a
 server it takes up to half as much again, for the change."""
@@ -132,7 +130,8 @@ def pick_trial(
         most_s = balance_s if alone else 2.0 * inputs.plain_s
         chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
-            tried = inputs.trial(option, chosen[:size], 1 if full else _DRAFTS)
+            # Two drafts of a sequence: the second shows how long a run of accepted ones gets.
+            tried = inputs.trial(option, chosen[:size], 1 if full else 2)
             lost_s = tried.seconds - tried.tokens * inputs.plain_s / len(inputs.ids)
             looks = alone and reading_s[size - 1] > inputs.plain_s
             for steps in (_IN_TURN, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):

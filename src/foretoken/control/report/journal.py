@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any, final
 
-from foretoken.control.plan import LEARNS_EVERY_S, DraftOutcome, DraftPlan
+from foretoken.control.plan import DraftOutcome, DraftPlan
 from foretoken.control.report.explain import change
 from foretoken.control.report.reasons import Why
 from foretoken.types import StepStats
@@ -28,6 +28,8 @@ _DRAFTS_FROM = 4
 between nothing changes, so that single trials and rare matches are no change."""
 MOST_CHANGES = 32
 """Changes that are remembered, the last ones."""
+_GONE_THROUGH_EVERY_S = 0.008
+"""Seconds of steps that are counted at once."""
 _HALVED_AT = 512
 """Verifications after which all that was counted so far counts half."""
 _LEARNS = 0.05
@@ -135,7 +137,7 @@ class ControlJournal:
         if not stats.num_sampled:
             return
         self._waiting.append((plan, outcomes, stats))
-        if len(self._waiting) * stats.busy_s >= LEARNS_EVERY_S:
+        if len(self._waiting) * stats.busy_s >= _GONE_THROUGH_EVERY_S:
             self._go_through()
 
     def fail(self, why: str) -> None:
