@@ -109,7 +109,7 @@ def test_a_request_that_was_not() -> None:
     assert explain.of_request(METRICS, 20, "") == "no step drafted"
 
 
-LOAD = StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0)
+LOAD = StepLoad(num_decoding=2, num_prefilling=0)
 FORECAST = StepForecast(seconds=0.013, plain_s=0.01, tokens=5.8, row_s=0.001, free_rows=12)
 RESTING = DraftPlan(load=LOAD, budgets=(0, 0), lengths=(0, 0), drafters=("", ""), forecast=FORECAST)
 PLAN = DraftPlan(
@@ -408,7 +408,7 @@ DRAFTERS = {"ngram": 8, "draft_model": 3}
 
 
 def load(running: int, prefilling: int = 0) -> StepLoad:
-    return StepLoad(num_decoding=running - prefilling, num_prefilling=prefilling, num_waiting=99)
+    return StepLoad(num_decoding=running - prefilling, num_prefilling=prefilling)
 
 
 def budget_of(policy: RequestBudget, running: int = 1, **request: Any) -> int:

@@ -302,7 +302,7 @@ def test_slow_steps_in_which_nobody_drafted_cost_nobody_anything() -> None:
     def idle(steps: int) -> None:
         """Slow steps of plans whose drafters, for once, found nothing."""
         for _ in range(steps):
-            load = StepLoad(num_decoding=4, num_prefilling=0, num_waiting=0)
+            load = StepLoad(num_decoding=4, num_prefilling=0)
             plan = batch.control.plan(sequences, load)
             batch.control.observe(plan, [], plain_stats(4, 20.0))
 
@@ -344,7 +344,7 @@ def test_a_request_without_drafts_says_nothing_of_drafters() -> None:
     params = SamplingParams(temperature=0.0, speculation={"enabled": False})
     plain = running("plain")
     plain = replace(plain, request=replace(plain.request, params=params))
-    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=0)
+    load = StepLoad(num_decoding=1, num_prefilling=0)
     for _ in range(60):
         assert not batch.control.plan([plain], load).wanted, "the journal counts no such step"
         batch.step([plain])
@@ -362,7 +362,7 @@ def test_a_drafter_below_its_floor_is_no_choice_and_no_trial() -> None:
     while not floor.rests:
         batch.step(sequences)
     assert sum(map(sum, batch.lengths))
-    plan = batch.control.plan(sequences, StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0))
+    plan = batch.control.plan(sequences, StepLoad(num_decoding=2, num_prefilling=0))
     assert plan.lengths == (0, 0), "the plan of before holds no more"
     assert plan.wanted, "the journal is to say that it rests"
     before = batch.control.facts()["trials_s"]
