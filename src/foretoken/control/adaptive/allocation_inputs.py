@@ -29,6 +29,8 @@ from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
+_AT_ONCE = 1.0 / 8.0
+"""Share of what is left to lose that one step may take."""
 _KNOWN = 0.75
 """A sequence whose drafts may well have this part of their chance, but hardly less, is known: what
 it still loses is bad luck."""
@@ -86,7 +88,7 @@ class AllocationInputs:
     @property
     def bound_s(self) -> Floats:
         """Seconds that the step may take if a sequence gets one token, [N]."""
-        return self.plain_s + self.left_s
+        return self.plain_s + _AT_ONCE * self.left_s
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""

@@ -2,7 +2,7 @@
 
 A sequence gains when it gets tokens faster than plain steps would have given them, and loses when
 it waits for the drafts of others. The loss that a request may have at its end is a share of what
-all its tokens take in plain steps.
+all its tokens take in plain steps; a part of what is left of that may be lost in one step.
 Knows seconds and tokens only.
 """
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost, DraftShape
 from foretoken.control.learned.regression import NOISE, OUTLIER, Floats
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
@@ -24,8 +24,6 @@ _FAR = math.exp(OUTLIER * NOISE)
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 _APART = 512
 """Steps that are learnt from one by one."""
-_MUCH_READ = 64
-"""Tokens of which reading takes longer than what else is slow in a first step with drafts."""
 
 
 class SeenStep(NamedTuple):
@@ -78,7 +76,7 @@ class PlainTimes(NamedTuple):
 
 
 @final
-class StepTimes:
+class StepClock:
     """Seconds of steps by their shape."""
 
     __slots__ = ("_drafters", "_target", "costs", "count", "target")
@@ -105,7 +103,7 @@ class StepTimes:
         not run just before is slow at first, and what is seldom done would seem dear for that."""
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         if not is_usual:
-            if decoding == 1 and sum(missing.values()) >= _MUCH_READ:
+            if decoding == 1 and sum(missing.values()) >= READ_TOGETHER:
                 # Nearly all of that is reading, and who is alone is read in no other step.
                 self._add_drafting(stats, missing)
             return
