@@ -30,7 +30,7 @@ from foretoken.control.adaptive.plan_assembly import (
     surplus,
 )
 from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
-from foretoken.control.adaptive.step_times import PlainTimes, StepClock
+from foretoken.control.adaptive.step_times import PlainTimes, StepTimeModels
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -69,7 +69,7 @@ class Planner:
             acceptance: of their drafts.
             search: finds the best plan of a step.
         """
-        self.times, self.acceptance = StepClock(target, costs), acceptance
+        self.times, self.acceptance = StepTimeModels(target, costs), acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0

@@ -76,7 +76,7 @@ class PlainTimes(NamedTuple):
 
 
 @final
-class StepClock:
+class StepTimeModels:
     """Seconds of steps by their shape."""
 
     __slots__ = ("_drafters", "_target", "costs", "count", "target")
