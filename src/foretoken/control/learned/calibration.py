@@ -1,6 +1,6 @@
 """Which shapes are timed before an engine serves, in which order, and for how long.
 
-What is timed here is the prior of `learned_cost`. Knows neither models nor devices: whoever runs
+What is timed here is the prior of the models of time. Knows neither models nor devices: whoever runs
 them gives a function that takes a shape and says how long it took.
 """
 
