@@ -98,7 +98,7 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
 def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list[Span]) -> Batch:
     count = len(spans)
     plan = DraftPlan(
-        load=StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0),
+        load=StepLoad(num_decoding=count, num_prefilling=0),
         budgets=(BUDGET,) * count,
         lengths=(BUDGET,) * count,
         drafters=("model",) * count,

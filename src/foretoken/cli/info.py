@@ -231,7 +231,7 @@ def _describe(costs: "EngineCosts") -> dict[str, Any]:
         "drafts": list(_DRAFTS),
         "sequences": list(_SEQUENCES),
         "step_s": [
-            [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)).seconds for k in _DRAFTS]
+            [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)) for k in _DRAFTS]
             for n in _SEQUENCES
         ],
         "target": costs.target.describe(),

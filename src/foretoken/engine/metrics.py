@@ -91,14 +91,14 @@ class PlainEstimate:
         if stats.num_draft_tokens == 0:
             self.cost.observe(shape, stats.busy_s)
         if self.cost.known:
-            plain_s = self.cost.seconds(shape).seconds
+            plain_s = self.cost.seconds(shape)
             self.estimated_s += plain_s * stats.num_output_tokens / count
             self.measured_s += stats.busy_s
 
     def step_seconds(self, count: int) -> float:
         """Seconds of a plain step of `count` sequences; 0 if none was ever seen."""
         shape = StepShape(rows=count, sequences=count)
-        return self.cost.seconds(shape).seconds if self.cost.known else 0.0
+        return self.cost.seconds(shape) if self.cost.known else 0.0
 
 
 class Window:

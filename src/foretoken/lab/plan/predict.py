@@ -187,7 +187,7 @@ class StepCosts:
         key = model is self._target, rows, requests
         if key not in self._known:
             shape = StepShape(rows, sequences=requests, context=self._context)
-            self._known[key] = model.seconds(shape).seconds
+            self._known[key] = model.seconds(shape)
         return self._known[key]
 
 
@@ -297,7 +297,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     prompt = max(1, settings.context - settings.output_tokens)
     target, drafter = step_models(setup)
     shape = StepShape(prompt, context=prompt / 2, prompt_rows=prompt)
-    read_s = target.seconds(shape).seconds
+    read_s = target.seconds(shape)
     # A request that comes while others are decoded waits for half a step of theirs on average.
     wait_s = load.plain_step_s / 2 if load.requests > 1 else 0.0
     plain_s, tpot_plain_s = read_s + wait_s, load.plain_step_s
@@ -306,7 +306,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
         # A drafter that keeps keys and values reads the prompt too, but for heads of whole blocks,
         # which make theirs of the target's states directly.
         reads = drafting is not None and drafting.own_kv and not drafting.in_one_pass
-        own_s = drafter.seconds(shape).seconds if drafter is not None and reads else 0.0
+        own_s = drafter.seconds(shape) if drafter is not None and reads else 0.0
         gain = load.gain(k)
         first_s = read_s + own_s + wait_s * load.cost(k)
         tpot_s, slow_s = tpot_plain_s / gain.middle, tpot_plain_s / gain.low
