@@ -9,9 +9,14 @@ from typing import Any, TypeVar
 
 from foretoken.config.reader import read, require
 from foretoken.errors import ConfigError
-from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
+from foretoken.training.settings import (
+    DataSettings,
+    HeadSettings,
+    LlamaShape,
+    Settings,
+    StateSettings,
+)
 
 Table = TypeVar("Table")
 CONFIG = (

@@ -76,16 +76,16 @@ def pick_device() -> torch.device:
 
 
 def prepare(model: Llama, settings: Settings) -> None:
-    """Compile the blocks of `model` where the settings ask for it.
+    """Compile the layers of `model` where the settings ask for it.
 
-    All blocks share one piece of code, so each length, mode and kind of model is a recompilation
+    All layers share one piece of code, so each length, mode and kind of model is a recompilation
     of it; the compiler's usual limit of eight would leave the last ones uncompiled.
     """
     if settings.compile:
         torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.optimize_ddp = False  # blocks are small enough as they are
-        for block in model.blocks:
-            block.compile(dynamic=False)
+        torch._dynamo.config.optimize_ddp = False  # layers are small enough as they are
+        for layer in model.layers:
+            layer.compile(dynamic=False)
 
 
 def tell_compiling(settings: Settings, report: Callable[[str], None]) -> None:

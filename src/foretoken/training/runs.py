@@ -28,7 +28,7 @@ from foretoken.training.data.text import keep_text
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
 from foretoken.training.heads.task import HeadTraining
-from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
+from foretoken.training.llama import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.ranks import is_alone, joined, launch, shared_out
 from foretoken.training.run_folder import folder_of, write_provenance

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import one_of
-from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
 from foretoken.training.trained_kinds import trained_kinds
 
@@ -21,6 +20,45 @@ DTYPES = ("bfloat16", "float16", "float32")
 _PART = Allowed("a number above 0, at most 1", lambda value: bool(0 < value <= 1))
 _POSITIVE = Allowed("a number above 0", lambda value: bool(value > 0))
 _TEMPERATURES = Allowed("a list of numbers >= 0", lambda value: bool(value) and min(value) >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama model; the embedding is tied to the output head."""
+
+    vocab_size: Annotated[int, at_least(1)] = 8000
+    """Tokens of the vocabulary; a draft has its target's."""
+    hidden_size: Annotated[int, at_least(1)] = 192
+    """Width of the residual stream."""
+    layers: Annotated[int, at_least(1)] = 24
+    """Decoder layers."""
+    heads: Annotated[int, at_least(1)] = 6
+    """Attention heads, which divide the width."""
+    kv_heads: Annotated[int, at_least(1)] = 2
+    """Heads of keys and values, which divide the heads."""
+    ffn_size: Annotated[int, at_least(1)] = 512
+    """Inner width of the gated MLP."""
+    max_positions: Annotated[int, at_least(1)] = 2048
+    """Longest sequence."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes that no model has."""
+        check_fields(self, "shape.")
+        even = self.hidden_size % (2 * self.heads) == 0
+        allowed = f"a divisor of half of shape.hidden_size {self.hidden_size}"
+        require("shape.heads", self.heads, even, allowed)
+        shared = self.heads % self.kv_heads == 0
+        allowed = f"a divisor of shape.heads {self.heads}"
+        require("shape.kv_heads", self.kv_heads, shared, allowed)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

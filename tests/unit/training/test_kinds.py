@@ -34,7 +34,7 @@ from foretoken.training.evaluation import (
 )
 from foretoken.training.heads import mlp
 from foretoken.training.heads.kind import HeadKind, Layout, find_kind, require_form
-from foretoken.training.llama_folder import read_exported
+from foretoken.training.llama import read_exported
 from foretoken.training.runs import train
 from foretoken.training.trained_kinds import Trained, trained_kinds
 from foretoken.types import CompletionOutput, RequestMetrics
@@ -115,7 +115,7 @@ def test_a_packaged_model_is_a_plain_llama(name: str) -> None:
     tokens = tokenizer(prompt.text, return_tensors="pt")["input_ids"][:, :48]
     assert tokens[0, 0] == tokenizer.bos_token_id == 0
     with torch.inference_mode():
-        logits = mine.logits(mine(tokens).hidden)
+        logits = mine.logits(mine.hidden(tokens))
         assert (theirs(tokens).logits - logits).abs().max() < 1e-3
         nats = mine.loss(tokens[:, :-1], tokens[:, 1:]).item()
     assert nats < 5.5, "no better than a table of word counts"

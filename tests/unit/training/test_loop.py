@@ -27,8 +27,8 @@ from foretoken.training import optimizer, precision, run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.heads.draft import begin_with
-from foretoken.training.llama import Llama, blocked_attention
-from foretoken.training.llama_folder import export, read_exported
+from foretoken.training.heads.export import export_llama
+from foretoken.training.llama import Llama, read_exported
 from foretoken.training.loop import Trainer, tell_compiling
 from foretoken.training.losses import Head, distance, head_loss, mixed_divergence
 from foretoken.training.optimizer import Muon, orthogonal
@@ -181,20 +181,14 @@ def model() -> Llama:
 def test_export_agrees_with_transformers(model: Llama, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")
-    export(model, tmp_path, tmp_path / "out", torch.float32)
+    export_llama(model, tmp_path, tmp_path / "out", torch.float32)
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     tokens = torch.randint(0, 64, (2, 40))
     with torch.inference_mode():
-        mine = model.logits(model(tokens).hidden)
+        mine = model.logits(model.hidden(tokens))
         assert (theirs(tokens).logits - mine).abs().max() < 1e-4
         back = read_exported(tmp_path / "out")
-        assert torch.equal(back.logits(back(tokens).hidden), mine)
-
-
-def test_blocked_attention(model: Llama) -> None:
-    query, key, value = torch.randn(3, 6, 300, 16).unbind(0)
-    plain = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    torch.testing.assert_close(blocked_attention(query, key, value), plain)
+        assert torch.equal(back.logits(back.hidden(tokens)), mine)
 
 
 def test_chunked_head_loss_and_gradients() -> None:
@@ -470,7 +464,7 @@ def test_a_deeper_draft_begins_as_the_shallower_one() -> None:
     shallow, deep = Llama(shape), Llama(replace(shape, layers=3))
     begin_with(deep, shallow)
     tokens = torch.randint(2, 50, (2, 9))
-    torch.testing.assert_close(deep(tokens).hidden, shallow(tokens).hidden)
+    torch.testing.assert_close(deep.hidden(tokens), shallow.hidden(tokens))
     assert all(weight.any() for name, weight in deep.named_parameters() if "qkv" in name)
     with pytest.raises(ConfigError, match=r"head\.start.*fewer layers"):
         begin_with(shallow, deep)

@@ -37,10 +37,9 @@ from foretoken.training.data.text import read_text
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining, token_loss
-from foretoken.training.llama import LlamaShape
 from foretoken.training.runs import build_job, prepare_data, store_states, train
 from foretoken.training.schedule import Stage, Staged
-from foretoken.training.settings import HeadSettings, Settings
+from foretoken.training.settings import HeadSettings, LlamaShape, Settings
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """

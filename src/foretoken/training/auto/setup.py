@@ -14,9 +14,14 @@ from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
 from foretoken.training.heads.kind import find_kind, require_fit
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
+from foretoken.training.settings import (
+    DataSettings,
+    HeadSettings,
+    LlamaShape,
+    Settings,
+    StateSettings,
+)
 from foretoken.training.trained_kinds import kinds_of
 
 FEWEST_PROMPTS, MOST_PROMPTS = 24, 100_000

@@ -4,6 +4,7 @@ Owns the writing. What stands in a folder is the affair of each kind's module: i
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import run_folder
 from foretoken.training.heads.kind import find_kind, require_form
-from foretoken.training.llama_folder import export, read_checkpoint
+from foretoken.training.llama import (
+    Llama,
+    copy_tokenizer,
+    llama_config,
+    read_checkpoint,
+    special_ids,
+)
 from foretoken.training.trained_kinds import trained_kinds
 
 EMBEDDING = "embed_tokens.weight"
@@ -35,7 +42,7 @@ def export_run(
         export_head(run, folder, verifier=verifier, embedding=embedding, form=form)
     else:
         require_form(str(state["kind"]), form)
-        export(read_checkpoint(run), run, folder)
+        export_llama(read_checkpoint(run), run, folder)
 
 
 def export_head(
@@ -70,7 +77,8 @@ def export_head(
     require_form(word, form)
     kind = find_kind(word)
     if kind.layout is None:
-        export(read_checkpoint(run), run, folder, dtype, kind.llama_keys(state["head"]))
+        more = kind.llama_keys(state["head"])
+        export_llama(read_checkpoint(run), run, folder, dtype, more)
         return
     tensors, config = kind.layout(state, verifier, form)
     if embedding and not kind.may_embed:
@@ -79,6 +87,25 @@ def export_head(
     if kind.may_embed and (embedding or form == "speculators"):
         tensors = {**tensors, EMBEDDING: _embedding_of(verifier)}
     _write(folder, tensors, config, dtype)
+
+
+def export_llama(
+    model: Llama,
+    tokenizer_from: Path,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `model` and the tokenizer found in `tokenizer_from` to `folder`.
+
+    `more` are keys of config.json beside Llama's own.
+    """
+    tensors = {f"model.{name}": tensor.cpu() for name, tensor in model.state_dict().items()}
+    special = special_ids(tokenizer_from)
+    _write(folder, tensors, {**llama_config(model.shape), **special, **(more or {})}, dtype)
+    generation = {**special, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    copy_tokenizer(tokenizer_from, folder)
 
 
 def _write(
