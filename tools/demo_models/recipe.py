@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.config.reader import require
-from foretoken.training.config_file import build_settings, read_table
-from foretoken.training.settings import Settings
+from foretoken.training.settings import Settings, build_settings, read_table
 from tools.demo_models.batches import Mix
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -24,6 +24,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SPECIAL = "special_ids.json"
 PACKAGED_IDS = {"bos_token_id": 0, "eos_token_id": 1}
 """The ids that begin and end a text for the packaged models."""
+ADDED = ("o_proj.weight", "down_proj.weight")
+"""How the names of matrices end whose products are added to the residual stream."""
 _KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -56,19 +58,27 @@ def llama_config(shape: LlamaShape) -> dict[str, Any]:
     }
 
 
-class Llama(LlamaModel):  # type: ignore[misc]
+_Layers: Any = LlamaModel  # half of its methods have no types
+
+
+class Llama(_Layers, nn.Module):  # type: ignore[misc]
     """A Llama decoder with tied embeddings, float32; see `LlamaShape` for the sizes."""
+
+    embed_tokens: nn.Embedding
+    layers: Any
+    norm: Any
+    rotary_emb: nn.Module
+    set_attn_implementation: Any
 
     def __init__(self, shape: LlamaShape) -> None:
         """Draw first weights: smaller ones in what is added to the residual stream."""
         super().__init__(LlamaConfig(**llama_config(shape), pad_token_id=None))
-        self.float()
         self.shape = shape
         residual = 0.5 / math.sqrt(2 * shape.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
-            gain = residual if "o_proj" in name or "down_proj" in name else 1.0
+            gain = residual if name.endswith(ADDED) else 1.0
             std = 0.02 if name.startswith("embed") else gain / math.sqrt(parameter.shape[1])
             nn.init.normal_(parameter, std=std)
 

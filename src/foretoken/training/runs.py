@@ -12,19 +12,18 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.packed_rows import OnlineStates, RunRows, packed_rows
-from foretoken.training.data.prompts import PromptSet, read_prompt_set
-from foretoken.training.data.shards import StoredStates, read_plan
+from foretoken.training.data.prompts import PromptSet, keep_text, read_prompt_set
 from foretoken.training.data.states import (
+    StoredStates,
     estimate_states,
     keep_states,
     read_parts,
+    read_plan,
     states_folder,
 )
-from foretoken.training.data.text import keep_text
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
 from foretoken.training.heads.task import HeadTraining
@@ -32,7 +31,7 @@ from foretoken.training.llama import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.ranks import is_alone, joined, launch, shared_out
 from foretoken.training.run_folder import folder_of, write_provenance
-from foretoken.training.settings import Settings, StateSettings
+from foretoken.training.settings import Settings, StateSettings, read_settings
 from foretoken.training.trained_kinds import trained_kinds
 
 Report = Callable[[str], None]

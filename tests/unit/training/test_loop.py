@@ -24,18 +24,17 @@ from foretoken.errors import ConfigError, TrainingError
 from foretoken.hardware import Hardware
 from foretoken.testing import write_tiny_llama
 from foretoken.training import optimizer, precision, run_folder
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.heads.draft import begin_with
 from foretoken.training.heads.export import export_llama
 from foretoken.training.llama import Llama, read_exported
-from foretoken.training.loop import Trainer, tell_compiling
+from foretoken.training.loop import Display, Standing, Trainer, brief, tell_compiling, terminal_of
 from foretoken.training.losses import Head, distance, head_loss, mixed_divergence
 from foretoken.training.optimizer import Muon, orthogonal
-from foretoken.training.progress import Display, Standing, brief, terminal_of
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.runs import build_job, train
 from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
+from foretoken.training.settings import read_settings
 from tests.unit.training import tiny, two_ranks
 from tests.unit.training.own_runs import silent, write_config
 from tests.unit.training.tiny import tiny_settings

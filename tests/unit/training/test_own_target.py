@@ -18,7 +18,6 @@ from foretoken.kv.features import FINAL
 from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import FILE, read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.packed_rows import PackedRows
@@ -27,7 +26,7 @@ from foretoken.training.heads.export import export_run
 from foretoken.training.heads.task import HeadTraining, guess_quality
 from foretoken.training.llama import Llama, copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.runs import build_job, prepare_data, train
-from foretoken.training.settings import DataSettings
+from foretoken.training.settings import DataSettings, read_settings
 from tests.unit.training.own_runs import silent, write_config
 
 

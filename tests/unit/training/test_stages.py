@@ -21,8 +21,8 @@ from foretoken.errors import ConfigError, TrainingError
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder, runs
-from foretoken.training.config_file import read_settings
-from foretoken.training.data.shards import (
+from foretoken.training.data.prompts import read_text
+from foretoken.training.data.states import (
     RowSet,
     StatePlan,
     StoredStates,
@@ -31,15 +31,14 @@ from foretoken.training.data.shards import (
     require_room,
     write_plan,
     write_states,
-    write_whole,
 )
-from foretoken.training.data.text import read_text
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining, token_loss
+from foretoken.training.run_folder import write_whole
 from foretoken.training.runs import build_job, prepare_data, store_states, train
 from foretoken.training.schedule import Stage, Staged
-from foretoken.training.settings import HeadSettings, LlamaShape, Settings
+from foretoken.training.settings import HeadSettings, LlamaShape, Settings, read_settings
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """

@@ -7,14 +7,13 @@ before a kill and the next start does not count.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from foretoken.errors import ConfigError, TrainingError
-from foretoken.training.run_folder import make
+from foretoken.errors import ConfigError
+from foretoken.training.run_folder import append_lines, make, read_lines
 
 FILE = "journal.jsonl"
 BEAT = "beat"
@@ -66,28 +65,14 @@ class RunJournal:
 
     def _write(self, part: str, found: Facts) -> None:
         line: Facts = {"part": part, "at": round(self.seconds, 3), "found": found}
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise TrainingError(f"{self._path}: {error}; start again to go on") from error
+        append_lines(self._path, [json.dumps(line)], "start again to go on")
         self._lines.append(line)
         self._last = line["at"]
 
 
 def _read(path: Path) -> list[Facts]:
-    """All whole lines; a last one that a killed run left half written is removed."""
-    if not path.exists():
-        return []
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
     found = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             record = json.loads(line)
             found.append({name: record[name] for name in ("part", "at", "found")})

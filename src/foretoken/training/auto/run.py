@@ -34,8 +34,7 @@ from foretoken.training.auto.timetable import LEAST_STEPS, Rates, Supply, Timeta
 from foretoken.training.data.answers import read_answers, write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet
-from foretoken.training.data.shards import read_plan, write_whole
-from foretoken.training.data.states import keep_states, read_parts
+from foretoken.training.data.states import keep_states, read_parts, read_plan
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind
 from foretoken.training.loop import Progress, Trainer
@@ -321,7 +320,7 @@ class AutoRun:
             ranking=tuple(ranking),
         )
         text = json.dumps({**asdict(outcome), "folder": str(folder), "config": outcome.config})
-        write_whole(self._asked.out / REPORT, lambda part: part.write_text(text + "\n"))
+        run_folder.write_whole(self._asked.out / REPORT, lambda part: part.write_text(text + "\n"))
         return outcome
 
     def _finish(self, make: SettingsOf, table: Timetable, kind: str) -> Facts:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.training.data.answers import read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
-from foretoken.training.data.text import read_text
+from foretoken.training.data.prompts import read_text
 from foretoken.training.heads.target import Captured
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings

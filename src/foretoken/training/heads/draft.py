@@ -15,7 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead, HeadKind
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.llama import Llama, read_llama
+from foretoken.training.llama import ADDED, Llama, read_llama
 from foretoken.training.loop import prepare
 from foretoken.training.settings import Settings
 
@@ -82,10 +82,10 @@ def begin_with(draft: Llama, start: Llama) -> None:
         given = ", ".join(f"{name} {theirs[name]}" for name in wrong)
         allowed = ", ".join(f"{name} {ours[name]}" for name in wrong)
         raise ConfigError("head.start", given, f"{allowed}, as [shape] says, or fewer layers")
-    draft.load_state_dict(start.state_dict(), strict=False)
-    for layer in draft.layers[known:]:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
+    missing = draft.load_state_dict(start.state_dict(), strict=False).missing_keys
+    for name in missing:
+        if name.endswith(ADDED):
+            draft.get_parameter(name).zero_()
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:

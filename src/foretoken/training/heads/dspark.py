@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.training.heads.dflash.blocks import (
+from foretoken.training.heads.dflash import (
     BlockGuesser,
     begin_blocks,
+    block_layout,
     block_points,
     block_shape,
     require_blocks_fit,
     usual_blocks,
 )
-from foretoken.training.heads.dflash.files import block_layout
 from foretoken.training.heads.guesses import Added, Guess
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.target import TargetParts

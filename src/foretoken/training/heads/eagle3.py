@@ -20,10 +20,12 @@ from foretoken.training.heads.kind import (
     FreshHead,
     HeadKind,
     Layout,
+    drafted_ids,
+    proposing,
     usual_vocabulary,
     usual_width,
+    with_both_ways,
 )
-from foretoken.training.heads.speculators_file import drafted_ids, proposing, with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import HeadSettings, Settings
 

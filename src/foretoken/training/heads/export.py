@@ -116,10 +116,10 @@ def _write(
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
     }
-    part = folder / "model.safetensors.part"
-    save_file(converted, part, metadata={"format": "pt"})
-    part.chmod(0o644)
-    part.replace(folder / "model.safetensors")
+    run_folder.write_whole(
+        folder / "model.safetensors",
+        lambda part: save_file(converted, part, metadata={"format": "pt"}),
+    )
     config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

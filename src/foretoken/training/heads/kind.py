@@ -1,7 +1,8 @@
 """What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
 The table in `trained_kinds` names the module of each kind, which has a `KIND`. Here is what such a
-record says, and how it is found. Knows no kind.
+record says, how it is found, how a new head begins with one that was trained before, and what files
+of the `speculators` library have in common. Knows no kind.
 """
 
 import importlib
@@ -10,16 +11,97 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError, one_of
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.base import DraftHead
+from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.training.heads.guesses import Guesser
-from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
 from foretoken.training.trained_kinds import trained_kinds
+
+_KEY = "head.start"
+
+
+def begin_with_head(
+    net: nn.Module, points: tuple[int, ...], folder: Path, target: TargetParts
+) -> None:
+    """Give `net` the weights of a head of its kind and sizes, its draft vocabulary included.
+
+    Args:
+        net: a head.
+        points: where it reads the target's hidden states.
+        folder: of the head to begin with.
+        target: which `net` is for.
+
+    Raises:
+        ConfigError: the head is another kind, has other sizes, or reads other points.
+        ModelError: its folder is broken.
+    """
+    start = read_start(net, points, folder, target)
+    net.load_state_dict(start.state_dict())
+
+
+def read_start(
+    net: nn.Module, points: tuple[int, ...], folder: Path, target: TargetParts
+) -> DraftHead:
+    """The head in `folder`, all of whose tensors `net` has too; the rest as `begin_with_head`."""
+    assert isinstance(net, DraftHead), type(net)
+    read = read_head(folder)
+    kind = method_of(read)
+    if kind != net.method:
+        raise ConfigError(_KEY, str(folder), f"a head of kind {net.method}, not {kind}")
+    with torch.no_grad():
+        start = type(net).load(read, target.layer_shape(inner_size=0, layers=target.layers))
+    wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
+    for name, tensor in start.state_dict().items():
+        if wanted.get(name) != list(tensor.shape):
+            given = f"{name} {list(tensor.shape)}"
+            raise ConfigError(_KEY, given, f"{wanted.get(name)}, as in this config")
+    if start.points != points:
+        allowed = f"one that reads the layers {points}, as this config's does"
+        raise ConfigError(_KEY, f"a head that reads the layers {start.points}", allowed)
+    return start
+
+
+def proposing(algorithm: str, drafts: int, verifier: str) -> dict[str, Any]:
+    """The part of config.json that says how many tokens the head drafts, and for which model."""
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": drafts,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+    }
+
+
+def with_both_ways(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """`t2d`, which target ids can be drafted, beside `d2t`; neither where all can be.
+
+    The `speculators` package does not load a reduced vocabulary without both.
+    """
+    offsets = tensors.get("d2t")
+    if offsets is None or len(offsets) == vocab_size:
+        return {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    return {**tensors, "t2d": drafted_ids(offsets, vocab_size)}
+
+
+def drafted_ids(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Which target ids can be drafted, bool [V], by the offsets `d2t`."""
+    drafted_V = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted_V[offsets + torch.arange(len(offsets))] = True
+    return drafted_V
+
 
 OWN = "own"
 """The format that every kind has; our loaders read it."""

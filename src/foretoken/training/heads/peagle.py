@@ -33,12 +33,12 @@ from foretoken.training.heads.kind import (
     FreshHead,
     HeadKind,
     Layout,
+    read_start,
     require_mask,
     usual_vocabulary,
     usual_width,
+    with_both_ways,
 )
-from foretoken.training.heads.speculators_file import with_both_ways
-from foretoken.training.heads.start import read_start
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
