@@ -92,14 +92,20 @@ def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> 
     speculative = {"model": drafter, "num_speculative_tokens": MOST_DRAFTS}
     if method is not None:
         speculative["method"] = method
-    config = EngineConfig.from_kwargs(
-        model=target,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        max_num_seqs=plan.max_num_seqs,
-        enable_prefix_caching=False,
+    return open_engine(target, speculative, plan.max_num_seqs)
+
+
+def open_engine(target: str, speculative: object, max_num_seqs: int) -> Engine:
+    """An engine to be measured: it keeps no prompts, and no control lowers what it drafts."""
+    return build_engine(
+        EngineConfig.from_kwargs(
+            model=target,
+            speculative_config=speculative,
+            adaptive_speculation=False,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=False,
+        )
     )
-    return build_engine(config)
 
 
 def measure_worth(

@@ -12,15 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
 from foretoken.config.drafter import DrafterConfig
 from foretoken.config.published import head_method
 from foretoken.config.speculative import SpeculativeConfig
 from foretoken.engine.engine import Engine
-from foretoken.engine.wiring import build_engine
 from foretoken.training.data.answers import answer_all
-from foretoken.training.evaluation import MOST_DRAFTS, accepted, step_costs
+from foretoken.training.evaluation import MOST_DRAFTS, accepted, open_engine, step_costs
 from foretoken.types import SamplingParams, Speculation
 
 OFF = "off"
@@ -105,7 +103,8 @@ def judge(
     """
     others = auto_drafters(target) if with_others else ()
     drafters = (*others, *(contestant.config() for contestant in contestants))
-    plain, drafting = _open(target, None), _open(target, SpeculativeConfig(drafters=drafters))
+    plain = open_engine(target, None, MOST_AT_ONCE)
+    drafting = open_engine(target, SpeculativeConfig(drafters=drafters), MOST_AT_ONCE)
     lengths, found = {}, {}
     for drafter in drafters:
         name, most = drafter.label, drafter.num_speculative_tokens
@@ -126,17 +125,6 @@ def judge(
     }
     look_ups = tuple(drafter.label for drafter in drafters if drafter.model is None)
     return Judgement(paces=settled, lengths=lengths, tokens=found, look_ups=look_ups, passes=done)
-
-
-def _open(target: str, speculative: SpeculativeConfig | None) -> Engine:
-    config = EngineConfig.from_kwargs(
-        model=target,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        max_num_seqs=MOST_AT_ONCE,
-        enable_prefix_caching=False,
-    )
-    return build_engine(config)
 
 
 def _params(temperature: float, tokens: int, speculation: Speculation | None) -> SamplingParams:

@@ -1,7 +1,10 @@
 """`foretoken train auto` from end to end: rates, answers, candidates, the winner, what it is worth.
 
-Owns that order. Each part is done once, as the journal says; what a killed run was in the middle of
-goes on from its own files. Knows no kind of drafter; the times are the timetable's.
+Owns that order, and `journal.jsonl`: one line a finished part of the work, written once it is on
+disk, with the second of the run at which it ended. A part that has a line is not done again; what a
+killed run was in the middle of goes on from its own files. The time of a run is that of the clock
+while a process of it lives, pauses included; what lies between the last line before a kill and the
+next start does not count. Knows no kind of drafter; the times are the timetable's.
 """
 
 import gc
@@ -18,12 +21,9 @@ from typing import Any, final
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
-from foretoken.training.auto.curve import Doubling, doubling
-from foretoken.training.auto.journal import Facts, RunJournal
 from foretoken.training.auto.judging import Contestant, Judgement, judge
 from foretoken.training.auto.probe import Probe
 from foretoken.training.auto.setup import (
-    DECAY_SHARE,
     DataSizes,
     SettingsOf,
     competing,
@@ -38,8 +38,76 @@ from foretoken.training.data.states import keep_states, read_parts, read_plan
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind
 from foretoken.training.loop import Progress, Trainer
+from foretoken.training.run_folder import append_lines, make, read_lines
 from foretoken.training.runs import build_job
 from foretoken.training.settings import Settings
+
+FILE = "journal.jsonl"
+BEAT = "beat"
+BEAT_S = 20.0
+"""Between lines that only say how late it is; a killed run forgets at most so much time."""
+
+Facts = dict[str, Any]
+
+
+@final
+class RunJournal:
+    """The journal of one run's folder; `seconds` is how much of its time is used up."""
+
+    def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
+        """Open the journal in `folder`, or begin one; `now` is a clock in seconds.
+
+        Raises:
+            ConfigError: a line is broken.
+        """
+        make(folder)
+        self._path, self._now = folder / FILE, now
+        self._lines = _read(self._path)
+        self._before = float(self._lines[-1]["at"]) if self._lines else 0.0
+        self._began = now()
+        self._last = self._before
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run that is used up."""
+        return self._before + self._now() - self._began
+
+    def find(self, part: str) -> Any | None:
+        """What a finished part came to; None: it is not finished."""
+        return next((line["found"] for line in self._lines if line["part"] == part), None)
+
+    def once(self, part: str, work: Callable[[], Facts]) -> Facts:
+        """What `part` came to: as it is written down, or by doing the `work` now."""
+        known: Facts | None = self.find(part)
+        if known is not None:
+            return known
+        found: Facts = json.loads(json.dumps(work()))
+        self._write(part, found)
+        return found
+
+    def beat(self) -> None:
+        """Write down how late it is, if nothing has been written for a while."""
+        if self.seconds - self._last >= BEAT_S:
+            self._write(BEAT, {})
+
+    def _write(self, part: str, found: Facts) -> None:
+        line: Facts = {"part": part, "at": round(self.seconds, 3), "found": found}
+        append_lines(self._path, [json.dumps(line)], "start again to go on")
+        self._lines.append(line)
+        self._last = line["at"]
+
+
+def _read(path: Path) -> list[Facts]:
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            found.append({name: record[name] for name in ("part", "at", "found")})
+        except (ValueError, KeyError, TypeError) as error:
+            allowed = "a line that a run wrote; name another --out for a new run"
+            raise ConfigError(f"{path} line {number}", line[:120], allowed) from error
+    return found
+
 
 DRAFTER, REPORT, STATES = "drafter", "report.json", "states"
 TRAINED = "trained"
@@ -82,7 +150,6 @@ class AutoOutcome:
     """Time of its steps."""
     judgement: Judgement
     """On held-out prompts that decided nothing before; the drafter's name there is TRAINED."""
-    doubling: Doubling | None
     ranking: tuple[tuple[str, float], ...]
     """Median speed-up over plain decoding of each candidate when it was last judged, with little
     training; the winner first."""
@@ -309,14 +376,12 @@ class AutoRun:
         done = self._journal.once("winner", lambda: self._finish(make, table, kind))
         folder = self._asked.out / DRAFTER
         found = self._journal.once("worth", lambda: asdict(self._worth(kind, table, prompts)))
-        state = run_folder.newest_state(self._asked.out / kind, "progress")
         outcome = AutoOutcome(
             kind=kind,
             folder=folder,
             steps=done["steps"],
             trained_s=done["seconds"],
             judgement=Judgement(**{**found, "look_ups": tuple(found["look_ups"])}),
-            doubling=doubling(state["progress"]["history"], done["steps"] * (1.0 - DECAY_SHARE)),
             ranking=tuple(ranking),
         )
         text = json.dumps({**asdict(outcome), "folder": str(folder), "config": outcome.config})

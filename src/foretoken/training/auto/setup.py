@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.config.method_registry import DraftingMethod, known_methods
+from foretoken.config.auto import expected_gain
+from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
@@ -69,7 +70,8 @@ def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Dat
 def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The kinds that this target can have, the most promising first, and why others are out."""
     fitting, out = [], []
-    for kind in _by_promise():
+    methods = sorted(known_methods(), key=expected_gain, reverse=True)
+    for kind in (trained.kind for method in methods for trained in kinds_of(method)):
         if find_kind(kind).usual is None:
             out.append(f"{kind} (needs a model to begin with)")
             continue
@@ -80,17 +82,6 @@ def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...],
         else:
             fitting.append(kind)
     return tuple(fitting), tuple(out)
-
-
-def _by_promise() -> list[str]:
-    methods = sorted(known_methods(), key=_usual_gain, reverse=True)
-    return [kind.kind for method in methods for kind in kinds_of(method)]
-
-
-def _usual_gain(method: DraftingMethod) -> float:
-    """Tokens of a verification of four drafts in the time of a plain step, as usual for it."""
-    tokens: float = sum(method.usual_acceptance**i for i in range(5))
-    return tokens / (1.0 + method.usual_cost)
 
 
 def method_word(kind: str) -> str:
