@@ -257,7 +257,6 @@ def test_every_config_is_valid(path: Path) -> None:
     [
         ("edit_share = 2", "edit_share"),
         ("colour = 1", "colour"),
-        ("loaders = 1\nhelpers = 1", "loaders: got 1"),
         ("pool_rows = 0", "pool_rows: got 0"),
         ("test_share = 0.5\npackage_share = 0.6", r"test_share \+ package_share"),
     ],

@@ -29,7 +29,7 @@ from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, re
 from foretoken.training.heads.task import HeadTraining
 from foretoken.training.llama import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
-from foretoken.training.ranks import is_alone, joined, launch, shared_out
+from foretoken.training.ranks import joined
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.settings import Settings, StateSettings, read_settings
 from foretoken.training.trained_kinds import trained_kinds
@@ -62,10 +62,19 @@ def train(
         raise ConfigError("CONFIG", f"{config}, which trains {settings.kind!r}", allowed)
     require_form(settings.kind, export, "--export")
     folder = folder_of(settings, out)
-    if settings.helpers and is_alone():
-        shared = shared_out(settings)
-        return launch(settings.helpers + 1, _run, shared, folder, report, export)
-    return _run(settings, folder, report, export)
+    with joined() as ranks:
+        told = report if ranks.leads else _nothing
+        data = ranks.lead(lambda: prepare_data(settings, folder, told))
+        if ranks.leads:
+            write_provenance(folder, asdict(settings), data, ranks.size)
+        if find_kind(settings.kind).compiles:
+            tell_compiling(settings, told)
+        done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
+        if export is not None and ranks.leads:
+            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
+            told(f"wrote {folder / 'export'}")
+        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+    return done
 
 
 def store_states(
@@ -184,23 +193,6 @@ def _read(config: str | Path, target: Path | None) -> Settings:
         allowed = "a config with [head] and [data], as docs/training.md shows one"
         raise ConfigError("CONFIG", str(config), allowed)
     return settings if target is None else replace(settings, target=str(target))
-
-
-def _run(settings: Settings, folder: Path, report: Report, export: str | None) -> Progress:
-    """One process of a run."""
-    with joined() as ranks:
-        told = report if ranks.leads else _nothing
-        data = ranks.lead(lambda: prepare_data(settings, folder, told))
-        if ranks.leads:
-            write_provenance(folder, asdict(settings), data, ranks.size)
-        if find_kind(settings.kind).compiles:
-            tell_compiling(settings, told)
-        done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
-        if export is not None and ranks.leads:
-            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
-            told(f"wrote {folder / 'export'}")
-        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
-    return done
 
 
 def _nothing(_: str) -> None:

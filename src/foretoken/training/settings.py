@@ -191,8 +191,6 @@ class Settings:
     """Tokens of a step and process; gradients of its parts add up to it."""
     micro_tokens: Annotated[int, at_least(1)] = 1024
     """Tokens of a part, which must fit the memory; a row at least."""
-    helpers: Annotated[int, at_least(0)] = 0
-    """Further processes on this machine that share each step; torchrun takes their place."""
     tv_share: Annotated[float, between(0.0, 1.0)] = 0.5
     """The share of total variation in the distance of distributions; the rest is KL divergence."""
     warmup_steps: Annotated[int, at_least(1)] = 40
@@ -277,6 +275,11 @@ class Settings:
 
 
 Table = TypeVar("Table")
+_GONE = {
+    "helpers": "no such key; `torchrun --nproc_per_node=N -m foretoken train` has N processes, "
+    "and each does batch_tokens of a step"
+}
+"""Keys of before, and what to write instead."""
 CONFIG = (
     "a TOML file, as docs/training.md shows one (the packaged models are made in the root of the "
     "sources: python -m tools.demo_models train NAME)"
@@ -311,6 +314,8 @@ def build_settings(table: dict[str, Any]) -> Settings:
 
     Raises ConfigError for an unknown key or a value that cannot be.
     """
+    for name in sorted(_GONE.keys() & table.keys()):
+        raise ConfigError(f"config.{name}", table[name], _GONE[name])
     table["shape"] = _table(LlamaShape, table.get("shape", {}), "shape")
     if "head" in table:
         table["head"] = _table(HeadSettings, table["head"], "head")

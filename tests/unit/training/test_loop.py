@@ -99,6 +99,7 @@ def test_two_checkpoints_are_kept_and_parts_ignored(tmp_path: Path) -> None:
         ('[head]\nkind = "mlp"\n[data]\nprompts = "p"\ntemperatures = 1.0', "data.temperatures"),
         ("head = 3", r"head: got 3; allowed: a table, \[head\]"),
         ("stages = 3", "stages: got 3"),
+        ("helpers = 1", "config.helpers: got 1; allowed: .*torchrun"),
     ],
 )
 def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) -> None:
@@ -528,37 +529,6 @@ def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     _require_close(tmp_path / "one", tmp_path / "two", fresh, 0.1)
     [start] = json.loads((tmp_path / "two" / "provenance.json").read_text())
     assert start["processes"] == 2
-
-
-@pytest.mark.slow
-def test_helpers_do_the_work_of_one(tmp_path: Path) -> None:
-    """A step of two processes is the step of one: the same tokens, the same losses and weights."""
-    target = write_tiny_llama(tmp_path / "target", seed=2)
-    runs = {}
-    for name, more in (("alone", ""), ("shared", "helpers = 1")):
-        config = write_config(tmp_path, "mlp", more=more)
-        runs[name] = train(config, tmp_path / name, target, silent)
-    losses = [[record["loss"] for record in runs[name].history] for name in runs]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert runs["shared"].tokens == runs["alone"].tokens == 6 * 64
-    fresh = build_job(replace(read_settings(config), target=str(target)), tmp_path / "alone").model
-    _require_close(tmp_path / "alone", tmp_path / "shared", fresh, 0.1)
-    [start] = json.loads((tmp_path / "shared" / "provenance.json").read_text())
-    assert start["processes"] == 2
-
-
-def test_helpers_that_a_step_cannot_be_shared_with_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"helpers.*equal shares of batch_tokens 64"):
-        train(write_config(tmp_path, more="helpers = 2"), tmp_path / "run", tmp_path, silent)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_mistake_is_said_as_if_there_were_no_helpers(tmp_path: Path) -> None:
-    config = write_config(tmp_path, more="helpers = 1")
-    with pytest.raises(TrainingError, match=r"^model: got .*allowed: ") as found:
-        train(config, tmp_path / "run", tmp_path / "nowhere", silent)
-    assert found.value.exit_code == 3
 
 
 def test_alone_there_is_nothing_to_agree_on() -> None:
