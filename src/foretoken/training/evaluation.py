@@ -38,7 +38,6 @@ class EvalPlan:
     max_num_seqs: int = 8
 
     def __post_init__(self) -> None:
-        """Check that there is something to run."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise ConfigError("--temperature", self.temperatures, "one or more numbers >= 0")
         if self.max_tokens < 2:

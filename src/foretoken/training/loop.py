@@ -33,22 +33,14 @@ from foretoken.training.settings import Settings
 LINE_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a run is after a step."""
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What a run has done so far; `history` holds one record an evaluation."""
 
-    step: int
-    share: float
-    """How much of the budget is used up, 0..1."""
-    tokens: int
-    seconds: float
-    """Time of work, all starts of the run together."""
-    loss: float
-    """A running mean, in nats."""
-    speed: float
-    """Tokens a second."""
-    scale: float
-    """The schedule's factor on the peak rates."""
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    history: list[dict[str, float]]
 
 
 class Display:
@@ -64,17 +56,29 @@ class Display:
             self._bar = tqdm(total=1, desc=name, file=terminal, bar_format=form, dynamic_ncols=True)
         self._measured = ""
 
-    def step(self, now: Standing) -> None:
-        """Show where the run is."""
+    def step(self, done: Progress, share: float, loss: float, speed: float, scale: float) -> None:
+        """Show where the run is.
+
+        Args:
+            done: so far.
+            share: of the budget that is used up, 0..1.
+            loss: a running mean, in nats.
+            speed: tokens a second.
+            scale: the schedule's factor on the peak rates.
+        """
         if self._bar is None:
-            if now.step % LINE_STEPS == 0 or now.step == 1:
-                self._report(_line(now))
+            if done.step % LINE_STEPS == 0 or done.step == 1:
+                left = done.seconds * (1 - share) / max(share, 1e-9) / 60
+                self._report(
+                    f"step {done.step} loss {loss:.3f} tokens {done.tokens / 1e6:.2f}M "
+                    f"{speed:.0f} tokens/s rate x{scale:.2f} left {left:.0f} min"
+                )
             return
         if self._bar.n == 0:
-            self._bar.initial = now.step - 1
-        self._bar.total = max(now.step, round(now.step / max(now.share, 1e-9)))
-        self._bar.n = now.step
-        found = f"loss {now.loss:.3f}{self._measured}, {now.speed:.0f} tokens/s"
+            self._bar.initial = done.step - 1
+        self._bar.total = max(done.step, round(done.step / max(share, 1e-9)))
+        self._bar.n = done.step
+        found = f"loss {loss:.3f}{self._measured}, {speed:.0f} tokens/s"
         self._bar.set_postfix_str(found, refresh=False)
         self._bar.refresh()
 
@@ -114,14 +118,6 @@ def brief(found: Mapping[str, float]) -> str:
     return f"right by position {shares}%, accepts {found['tokens_a_step']:.2f} a step"
 
 
-def _line(now: Standing) -> str:
-    left = now.seconds * (1 - now.share) / max(now.share, 1e-9) / 60
-    return (
-        f"step {now.step} loss {now.loss:.3f} tokens {now.tokens / 1e6:.2f}M "
-        f"{now.speed:.0f} tokens/s rate x{now.scale:.2f} left {left:.0f} min"
-    )
-
-
 MIXED = "Mismatch dtype between input and weight"
 """What PyTorch says of norms with float32 weights under autocast, which is meant here."""
 
@@ -152,16 +148,6 @@ class Job(NamedTuple):
     model: nn.Module
     """Its `shape` is a dataclass that says how to build it again."""
     task: Task
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """What a run has done so far; `history` holds one record an evaluation."""
-
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    history: list[dict[str, float]]
 
 
 def pick_device() -> torch.device:
@@ -219,7 +205,7 @@ class Trainer:
     ) -> None:
         """Go on from `folder`, for as long as the settings say or, in place of them, `length`."""
         self.ranks = ranks or Ranks()
-        self._run_length: Length = length or settings.budget
+        self._run_length: Length = length or settings
         self.model, self.task, self.settings, self.folder = *job, settings, folder
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
@@ -283,7 +269,7 @@ class Trainer:
         first = (done.step * self.ranks.size + self.ranks.rank) * parts
         value = self._gradients(range(first, first + parts), tokens, stage)
         with self._no_memory():
-            self.optimizer.step(self.settings.rates.scale(done.step, share))
+            self.optimizer.step(self.settings.rate_scale(done.step, share))
         done.step += 1
         done.tokens += parts * tokens * self.ranks.size
         done.seconds += self.ranks.mean(time.monotonic() - started)[0]
@@ -364,11 +350,13 @@ class Trainer:
         while self.share() < 1.0 and not pauses(self.progress):
             before = self.progress.seconds
             if length != (length := self._length()):
-                display.note(f"rows of {length} tokens from now on{self._once_more()}")
+                again = ", compiled once more" if self.settings.compile else ""
+                display.note(f"rows of {length} tokens from now on{again}")
             last = self.step()
-            done = self.progress
+            done, share = self.progress, self.share()
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
-            display.step(self._standing(mean, done.seconds - before))
+            speed = self.ranks.size * self.settings.batch_tokens / (done.seconds - before)
+            display.step(done, share, mean, speed, self.settings.rate_scale(done.step, share))
             if done.step % self.settings.evaluate_steps == 0 and self.ranks.leads:
                 self._measure(display, mean)
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
@@ -387,18 +375,3 @@ class Trainer:
 
     def _length(self) -> int:
         return current_stage(self.settings.stages, self.share()).length
-
-    def _once_more(self) -> str:
-        return ", compiled once more" if self.settings.compile else ""
-
-    def _standing(self, loss: float, seconds: float) -> Standing:
-        done, share = self.progress, self.share()
-        return Standing(
-            step=done.step,
-            share=share,
-            tokens=done.tokens,
-            seconds=done.seconds,
-            loss=loss,
-            speed=self.ranks.size * self.settings.batch_tokens / seconds,
-            scale=self.settings.rates.scale(done.step, share),
-        )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
 from foretoken.errors import ConfigError, one_of
-from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
+from foretoken.training.schedule import Stage, cosine, staged, wsd
 from foretoken.training.trained_kinds import trained_kinds
 
 SCHEDULES = ("wsd", "cosine", "stages")
@@ -48,7 +48,6 @@ class LlamaShape:
     """Added to the mean square in RMSNorm."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for sizes that no model has."""
         check_fields(self, "shape.")
         even = self.hidden_size % (2 * self.heads) == 0
         allowed = f"a divisor of half of shape.hidden_size {self.hidden_size}"
@@ -105,7 +104,6 @@ class HeadSettings:
     kind and sizes, such as that of the model from which this target was trained on."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "head.")
         kinds = tuple(trained_kinds())
         require("head.kind", self.kind, self.kind in kinds, one_of(self.kind, kinds))
@@ -139,7 +137,6 @@ class DataSettings:
     """Prompts answered at once; a killed run loses at most one such batch."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "data.")
 
 
@@ -159,7 +156,6 @@ class StateSettings:
     """Size of a shard; a killed run loses at most the one that it was writing."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "states.")
 
 
@@ -220,7 +216,6 @@ class Settings:
     """Decides first weights and the order of data."""
 
     def __post_init__(self) -> None:
-        """Check each field, and the stages one after another."""
         check_fields(self)
         require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
@@ -251,27 +246,38 @@ class Settings:
             require("data.text", self.data.text, self.data.text is not None, "a file or hf:NAME")
 
     @property
+    def of_head(self) -> HeadSettings:
+        """The table `[head]` of a run that has one."""
+        assert self.head is not None, "a run of a head"
+        return self.head
+
+    @property
+    def of_data(self) -> DataSettings:
+        """The table `[data]` of a run that has one."""
+        assert self.data is not None, "a run on data of one's own"
+        return self.data
+
+    @property
     def kind(self) -> str:
         """What is trained: `lm`, `draft`, or the kind of head."""
         if self.head is not None:
             return self.head.kind
         return "lm" if self.target is None else "draft"
 
-    @property
-    def budget(self) -> RunLength:
-        """When the run ends."""
-        return RunLength(max_steps=self.max_steps, max_minutes=self.max_minutes)
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the run that is done, 0..1, after `step` steps and `seconds` of work."""
+        used = step / self.max_steps
+        if self.max_minutes is not None:
+            used = max(used, seconds / (60 * self.max_minutes))
+        return min(used, 1.0)
 
-    @property
-    def rates(self) -> Wsd | Cosine | Staged:
-        """The learning rate's course."""
+    def rate_scale(self, step: int, progress: float) -> float:
+        """The schedule's factor on the peak learning rates, 0..1."""
         if self.schedule == "cosine":
-            return Cosine(warmup_steps=self.warmup_steps)
+            return cosine(step, progress, self.warmup_steps)
         if self.schedule == "stages":
-            return Staged(
-                stages=self.stages, warmup_steps=self.warmup_steps, max_steps=self.max_steps
-            )
-        return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
+            return staged(self.stages, progress, self.warmup_steps, self.max_steps)
+        return wsd(step, progress, self.warmup_steps, self.decay_share)
 
 
 Table = TypeVar("Table")
@@ -337,7 +343,6 @@ def build_settings(table: dict[str, Any]) -> Settings:
 
 
 def _table(kind: type[Table], table: Any, where: str) -> Table:
-    """A table of TOML as its class of settings."""
     require(where, table, isinstance(table, dict), f"a table, [{where}]")
     found: Table = read(kind, table, where)
     return found

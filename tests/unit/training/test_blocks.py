@@ -203,7 +203,7 @@ def test_a_judgement_learns_what_becomes_of_drafts() -> None:
         wanted = Head(given.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), target_head_VD)
         mine = Head(states.flatten(0, 1), guess.weight_VD)
         assert guess.added is not None
-        added = Head(guess.added.states_BTr.flatten(0, 1), guess.added.weight_Vr)
+        added = Head(guess.added.hidden.flatten(0, 1), guess.added.weight)
         overlap = distance(mine, wanted, 0.5, added=added, ids_V=guess.ids_V).overlap
         assert guess.sure_BT is not None
         errors.append((guess.sure_BT.flatten().sigmoid() - overlap).abs().mean())

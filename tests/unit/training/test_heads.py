@@ -14,7 +14,7 @@ from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.serving import Eagle3
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.training import run_folder
-from foretoken.training.heads.export import export_head
+from foretoken.training.heads.export import export_run
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.pard import ParallelGuesser
@@ -78,7 +78,7 @@ def _save(folder: Path, kind: str, net: object) -> None:
     }
     (folder / "run").mkdir()
     run_folder.save(folder / "run", 1, state)
-    export_head(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
+    export_run(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
 
 
 def test_captured_states_are_the_targets() -> None:
@@ -296,7 +296,7 @@ def test_wrong_settings_name_the_field() -> None:
     with pytest.raises(ConfigError, match=r"head\.depth"):
         HeadSettings(kind="mlp", depth=0)
     with pytest.raises(ConfigError, match="RUN: "):
-        export_head(Path("nowhere"), Path("out"), verifier="demo")
+        export_run(Path("nowhere"), Path("out"), verifier="demo")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
@@ -310,7 +310,7 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
     (tmp_path / "target" / "config.json").write_text("{}")
     save_file(weights, tmp_path / "target" / "model.safetensors")
     verifier = str(tmp_path / "target")
-    export_head(
+    export_run(
         tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
     )
     facts = parts_of(target).layer_shape(16, SHAPE.layers)
@@ -322,4 +322,4 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     _save(tmp_path / "other", "medusa", _head("medusa", target)[0])
     with pytest.raises(ConfigError, match="embedding"):
-        export_head(tmp_path / "other" / "run", tmp_path / "x", verifier=verifier, embedding=True)
+        export_run(tmp_path / "other" / "run", tmp_path / "x", verifier=verifier, embedding=True)

@@ -28,12 +28,12 @@ from foretoken.training.data.answers import read_answers
 from foretoken.training.heads.draft import begin_with
 from foretoken.training.heads.export import export_llama
 from foretoken.training.llama import Llama, read_exported
-from foretoken.training.loop import Display, Standing, Trainer, brief, tell_compiling, terminal_of
+from foretoken.training.loop import Display, Progress, Trainer, brief, tell_compiling, terminal_of
 from foretoken.training.losses import Head, distance, head_loss, mixed_divergence
 from foretoken.training.optimizer import Muon, orthogonal
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.runs import build_job, train
-from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
+from foretoken.training.schedule import Stage, current_stage
 from foretoken.training.settings import read_settings
 from tests.unit.training import tiny, two_ranks
 from tests.unit.training.own_runs import silent, write_config
@@ -110,8 +110,8 @@ def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) ->
 
 
 def test_wsd() -> None:
-    wsd, budget = Wsd(warmup_steps=10, decay_share=0.25), RunLength(max_steps=100)
-    scales = [wsd.scale(step, budget.progress(step, 0.0)) for step in range(101)]
+    run = tiny_settings(max_steps=100, warmup_steps=10, decay_share=0.25)
+    scales = [run.rate_scale(step, run.progress(step, 0.0)) for step in range(101)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[9:76] == [1.0] * 67
     assert scales[88] == pytest.approx(0.48)
@@ -121,32 +121,34 @@ def test_wsd() -> None:
 
 def test_cosine() -> None:
     """Warm-up, then the peak, half of it in the middle, zero at the end."""
-    cosine = Cosine(warmup_steps=4)
-    assert cosine.scale(0, 0.0) == 0.25
-    assert cosine.scale(10, 0.0) == 1.0
-    assert cosine.scale(50, 0.5) == pytest.approx(0.5)
-    assert cosine.scale(99, 1.0) == pytest.approx(0.0)
+    run = tiny_settings(schedule="cosine", warmup_steps=4)
+    assert run.rate_scale(0, 0.0) == 0.25
+    assert run.rate_scale(10, 0.0) == 1.0
+    assert run.rate_scale(50, 0.5) == pytest.approx(0.5)
+    assert run.rate_scale(99, 1.0) == pytest.approx(0.0)
 
 
 def test_the_schedule_is_a_setting() -> None:
-    assert isinstance(tiny_settings().rates, Wsd)
-    assert tiny_settings(schedule="cosine").rates == Cosine(warmup_steps=2)
+    flat, falling = tiny_settings(), tiny_settings(schedule="cosine")
+    assert flat.rate_scale(10, 0.5) == 1.0 and falling.rate_scale(10, 0.5) == pytest.approx(0.5)
     for wrong in ({"schedule": "flat"}, {"clip_norm": 0.0}, {"precision": "int8"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             tiny_settings(**wrong)
 
 
 def test_whichever_budget_ends_first() -> None:
-    budget = RunLength(max_steps=100, max_minutes=10)
+    budget = tiny_settings(max_steps=100, max_minutes=10.0)
     assert budget.progress(10, 300) == 0.5
     assert budget.progress(60, 300) == 0.6
     assert budget.progress(10, 9999) == 1.0
 
 
 def test_a_longer_budget_leaves_the_decay() -> None:
-    wsd = Wsd(warmup_steps=1, decay_share=0.25)
-    assert wsd.scale(90, RunLength(max_steps=100).progress(90, 0)) < 1
-    assert wsd.scale(90, RunLength(max_steps=200).progress(90, 0)) == 1
+    short, long = (
+        tiny_settings(max_steps=steps, warmup_steps=1, decay_share=0.25) for steps in (100, 200)
+    )
+    assert short.rate_scale(90, short.progress(90, 0)) < 1
+    assert long.rate_scale(90, long.progress(90, 0)) == 1
 
 
 def test_stages() -> None:
@@ -266,10 +268,9 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 HEAD = {"tokens_a_step": 2.214, "depth_1": 0.61, "depth_2": 0.444}
 
 
-def _standing(step: int) -> Standing:
-    return Standing(
-        step=step, share=step / 40, tokens=640, seconds=60.0, loss=1.5, speed=812.4, scale=0.5
-    )
+def _show(display: Display, step: int) -> None:
+    done = Progress(step=step, tokens=640, seconds=60.0, history=[])
+    display.step(done, share=step / 40, loss=1.5, speed=812.4, scale=0.5)
 
 
 def test_a_bar_shows_loss_accuracy_and_length() -> None:
@@ -277,10 +278,10 @@ def test_a_bar_shows_loss_accuracy_and_length() -> None:
     lines: list[str] = []
     terminal = io.StringIO()
     display = Display(lines.append, "own", terminal)
-    display.step(_standing(10))
+    _show(display, 10)
     assert "loss 1.500, 812 tokens/s" in terminal.getvalue()
     display.measured(HEAD)
-    display.step(_standing(20))
+    _show(display, 20)
     display.close()
     shown = terminal.getvalue()
     assert "own:  50%" in shown and "step 20" in shown
@@ -293,7 +294,7 @@ def test_elsewhere_there_are_lines() -> None:
     lines: list[str] = []
     display = Display(lines.append, "own")
     for step in range(1, 21):
-        display.step(_standing(step))
+        _show(display, step)
     display.measured({"nats": 2.0})
     display.close()
     assert [line.split()[1] for line in lines[:-1]] == ["1", "10", "20"], "the first: it lives"
@@ -518,7 +519,8 @@ def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target", seed=2, num_hidden_layers=8)
     states = "\n[states]\n"
     config = write_config(tmp_path, "eagle3", tables=states)
-    printed = _torchrun("foretoken.training", str(config), str(tmp_path / "two"), str(target))
+    folders = ("--out", str(tmp_path / "two"), "--target", str(target))
+    printed = _torchrun("foretoken", "train", "eagle3", str(config), *folders)
     assert printed.count("done: 6 steps") == 1 and printed.count("answered 12 prompts") == 1
     config = write_config(tmp_path, "eagle3", tables=states)
     config.write_text(config.read_text().replace("batch_tokens = 64", "batch_tokens = 128"))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from foretoken.config.auto import auto_drafters
 from foretoken.config.drafter import DrafterConfig
@@ -29,25 +28,12 @@ Paces = dict[str, dict[str, list[float]]]
 """Seconds a token by contestant, temperature and prompt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
-    """One drafter in a judgement."""
-
-    name: str
-    folder: Path
-    method: str
-    """Its word in `speculative_config`, where its files do not say."""
-
-    def config(self) -> DrafterConfig:
-        """How the engine is told of it."""
-        keys: dict[str, Any] = {
-            "model": str(self.folder),
-            "name": self.name,
-            "num_speculative_tokens": MOST_DRAFTS,
-        }
-        if head_method(str(self.folder)) is None:
-            keys["method"] = self.method
-        return DrafterConfig.from_keys(keys)
+def contestant(name: str, folder: Path, method: str) -> DrafterConfig:
+    """A drafter in a judgement; `method` is its word where its files do not say."""
+    keys = {"model": str(folder), "name": name, "num_speculative_tokens": MOST_DRAFTS}
+    if head_method(str(folder)) is None:
+        keys["method"] = method
+    return DrafterConfig.from_keys(keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +70,7 @@ class Judgement:
 
 def judge(
     target: str,
-    contestants: Sequence[Contestant],
+    contestants: Sequence[DrafterConfig],
     prompts: Sequence[Sequence[int]],
     tokens: int,
     until: Callable[[int], bool],
@@ -102,7 +88,7 @@ def judge(
         with_others: time look-ups and what ships for the target as well.
     """
     others = auto_drafters(target) if with_others else ()
-    drafters = (*others, *(contestant.config() for contestant in contestants))
+    drafters = (*others, *contestants)
     plain = open_engine(target, None, MOST_AT_ONCE)
     drafting = open_engine(target, SpeculativeConfig(drafters=drafters), MOST_AT_ONCE)
     lengths, found = {}, {}

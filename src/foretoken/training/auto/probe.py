@@ -51,7 +51,7 @@ class Probe(NamedTuple):
         answer_s = self._answering(count)
         tokens = [len(ids) for ids in read_answers(self.folder)[data.held_out :]]
         prompt_tokens = sum(tokens) / len(tokens)
-        keep_states(self.target, self._settings(kinds[0]), self.folder, None, _silent, kinds)
+        keep_states(self.target, self._settings(kinds[0]), self.folder, None, lambda _: None, kinds)
         found = Rates(
             prompt_s=answer_s + prompt_tokens * self._state_s(),
             prompt_tokens=prompt_tokens,
@@ -72,7 +72,7 @@ class Probe(NamedTuple):
         known = len(read_answers(self.folder))
         some = replace(self.prompts, ids=self.prompts.ids[:count])
         began = time.monotonic()
-        write_answers(self.target.engine, some, settings, self.folder, _silent)
+        write_answers(self.target.engine, some, settings, self.folder, lambda _: None)
         if known < count:
             return (time.monotonic() - began) / (count - known)
         asked = self.prompts.ids[: settings.batch]
@@ -82,7 +82,6 @@ class Probe(NamedTuple):
         return (time.monotonic() - began) / len(asked)
 
     def _state_s(self) -> float:
-        """Seconds a token for its hidden states."""
         length = self.settings_of.sizes.row_length
         row = torch.randint(self.target.parts.vocab_size, (1, length))
         took = []
@@ -93,7 +92,6 @@ class Probe(NamedTuple):
         return min(took) / length
 
     def _training(self, kind: str) -> float:
-        """Seconds of training a token."""
         settings = self._settings(kind)
         job = build_job(settings, self.folder)
         trainer = Trainer(job, settings, self.folder / FOLDER / kind)
@@ -119,7 +117,3 @@ class Probe(NamedTuple):
             answer_all(self.target.engine, self.prompts.ids[:1], params)
             took.append(time.monotonic() - began)
         return min(took) / PLAIN_TOKENS
-
-
-def _silent(_: str) -> None:
-    """What is thrown away again is not worth a line."""

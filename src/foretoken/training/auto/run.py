@@ -21,10 +21,9 @@ from typing import Any, final
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
-from foretoken.training.auto.judging import Contestant, Judgement, judge
+from foretoken.training.auto.judging import Judgement, contestant, judge
 from foretoken.training.auto.probe import Probe
 from foretoken.training.auto.setup import (
-    DataSizes,
     SettingsOf,
     competing,
     method_word,
@@ -133,7 +132,6 @@ class Assignment:
     out: Path
 
     def __post_init__(self) -> None:
-        """Check that there is time."""
         if not 0 < self.hours < float("inf"):
             raise ConfigError("--hours", self.hours, "a number above 0")
 
@@ -231,7 +229,7 @@ class AutoRun:
             states=self._asked.out / STATES,
         )
         rates = self._rates(Probe(target, make, prompts, self._asked.out, self._say), load_s)
-        table = self._timetable(target, rates, sizes, len(prompts.ids))
+        table = self._timetable(target, rates, sizes)
         self._journal.once("data", lambda: self._data(target, make, prompts, table))
         return make, table, prompts.ids[: sizes.held_out]
 
@@ -250,37 +248,27 @@ class AutoRun:
             self._say("measuring rates on a few prompts")
         return Rates(**self._journal.once("rates", lambda: asdict(probe.rates(kinds, load_s))))
 
-    def _timetable(
-        self, target: LoadedTarget, rates: Rates, sizes: DataSizes, num_prompts: int
-    ) -> Timetable:
+    def _timetable(self, target: LoadedTarget, rates: Rates, found: Supply) -> Timetable:
         known = self._journal.find("timetable")
         if known is None:
             points = {p for kind in rates.train_s for p in find_kind(kind).points(target.parts)}
             token_bytes = (len(points) + 1) * target.parts.hidden_size * target.dtype.itemsize
             free = DISK_SHARE * shutil.disk_usage(self._asked.out).free
-            room = max(1, int(free / (token_bytes * rates.prompt_tokens)) - sizes.held_out)
-            supply = Supply(
-                held_out=sizes.held_out,
-                batch=sizes.batch,
-                most_prompts=min(num_prompts, sizes.held_out + room),
-                answer_tokens=sizes.answer_tokens,
-                row_length=sizes.row_length,
-            )
+            room = int(free / (token_bytes * rates.prompt_tokens))
+            most = min(found.most_prompts, max(room, found.held_out + 1))
+            supply = replace(found, most_prompts=most)
             made = plan(self._total_s, self._journal.seconds, rates, supply)
             known = self._journal.once("timetable", lambda: asdict(made))
-            self._tell_plan(made, num_prompts)
+            least = min(made.winner_steps.values())
+            self._say(
+                f"plan: {made.prompts} prompts of {found.most_prompts}; "
+                f"candidates: {', '.join(made.steps)}; "
+                f"steps of {made.batch_tokens} tokens, about {least:,} or more for the winner, "
+                f"until {_clock(made.train_until)}"
+            )
+            if least < LEAST_STEPS * 10:
+                self._say("that is little training; more --hours would say more")
         return Timetable(**{**known, "rungs": tuple(known["rungs"])})
-
-    def _tell_plan(self, table: Timetable, num_prompts: int) -> None:
-        least = min(table.winner_steps.values())
-        self._say(
-            f"plan: {table.prompts} prompts of {num_prompts}; "
-            f"candidates: {', '.join(table.steps)}; "
-            f"steps of {table.batch_tokens} tokens, about {least:,} or more for the winner, "
-            f"until {_clock(table.train_until)}"
-        )
-        if least < LEAST_STEPS * 10:
-            self._say("that is little training; more --hours would say more")
 
     def _data(
         self, target: LoadedTarget, make: SettingsOf, prompts: PromptSet, table: Timetable
@@ -299,7 +287,7 @@ class AutoRun:
         step = max(1, table.prompts // 16 // make.data.batch) * make.data.batch
         for end in (*range(make.data.held_out + step, table.prompts, step), table.prompts):
             some = replace(prompts, ids=prompts.ids[:end])
-            write_answers(target.engine, some, make.data, self._asked.out, _silent)
+            write_answers(target.engine, some, make.data, self._asked.out, lambda _: None)
             self._say(f"answered {end} prompts of {table.prompts}")
             if self._journal.seconds > self._total_s / 2:
                 self._say("answers took longer than planned: going on with those that there are")
@@ -340,7 +328,7 @@ class AutoRun:
 
         settings = self._settings(make, table, kind)
         trainer = Trainer(build_job(settings, self._asked.out), settings, self._asked.out / kind)
-        done = trainer.run(_silent, pauses)
+        done = trainer.run(lambda _: None, pauses)
         export_run(self._asked.out / kind, self._drafter_of(kind), verifier=self._asked.target)
         return {"steps": done.step, "seconds": done.seconds, **done.history[-1]}
 
@@ -352,10 +340,7 @@ class AutoRun:
     ) -> Facts:
         found = judge(
             self._asked.target,
-            [
-                Contestant(name=kind, folder=self._drafter_of(kind), method=method_word(kind))
-                for kind in kinds
-            ],
+            [contestant(kind, self._drafter_of(kind), method_word(kind)) for kind in kinds],
             prompts[: table.judged_prompts],
             table.judged_tokens,
             until=lambda passes: True,
@@ -415,7 +400,7 @@ class AutoRun:
 
         return judge(
             self._asked.target,
-            [Contestant(name=TRAINED, folder=self._asked.out / DRAFTER, method=method_word(kind))],
+            [contestant(TRAINED, self._asked.out / DRAFTER, method_word(kind))],
             prompts[: table.judged_prompts],
             table.judged_tokens,
             until,
@@ -427,7 +412,3 @@ def _clock(seconds: float) -> str:
     """`1:02:03`."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _silent(_: str) -> None:
-    """What is told in fewer lines of our own."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from foretoken.config.auto import expected_gain
 from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
+from foretoken.training.auto.timetable import Supply
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
 from foretoken.training.heads.kind import find_kind, require_fit
@@ -35,17 +36,7 @@ MEASUREMENTS = 10
 """Held-out measurements of a whole run, about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSizes:
-    """Lengths and counts that follow from the target and the number of prompts."""
-
-    row_length: int
-    answer_tokens: int
-    held_out: int
-    batch: int
-
-
-def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, DataSizes]:
+def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Supply]:
     """Different prompts in an order of their own, so that held-out ones are like the others.
 
     Raises:
@@ -63,7 +54,13 @@ def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Dat
     held_out = min(max(FEWEST_HELD_OUT, len(ids) // 20), MOST_HELD_OUT) // 2 * 2
     batch = min(LARGEST_BATCH, max(1, (len(ids) - held_out) // 8))
     row = min(LONGEST_ROW, 1 << (longest // 2).bit_length() - 1)
-    sizes = DataSizes(row_length=row, answer_tokens=answer_tokens, held_out=held_out, batch=batch)
+    sizes = Supply(
+        held_out=held_out,
+        batch=batch,
+        most_prompts=len(ids),
+        answer_tokens=answer_tokens,
+        row_length=row,
+    )
     return replace(found, ids=tuple(ids)), sizes
 
 
@@ -99,7 +96,7 @@ class SettingsOf:
 
     target: str
     prompts: str
-    sizes: DataSizes
+    sizes: Supply
     states: Path
 
     @property

@@ -93,7 +93,6 @@ class OnlineStates:
     def __init__(
         self, target: LoadedTarget, rows: Mapping[str, PackedRows], points: tuple[int, ...]
     ) -> None:
-        """Read hidden states at `points`."""
         self._target, self._rows, self._points = target, rows, points
 
     def captured(self, name: str, numbers: Sequence[int], length: int) -> Captured:
@@ -145,12 +144,11 @@ def held_out_rows(tokens: int, length: int) -> int:
 
 def packed_rows(settings: Settings, folder: Path) -> dict[str, PackedRows]:
     """The rows that `folder` has by now, by the name of their set."""
-    assert settings.data is not None, "a run on data of one's own"
-    answers, held = read_answers(folder), settings.data.held_out
+    answers, held = read_answers(folder), settings.of_data.held_out
     found = {
         ANSWERS: PackedRows.of(answers[held:], settings.seed),
         HELD_OUT: PackedRows.of(answers[:held], settings.seed),
     }
-    if settings.data.text is not None:
+    if settings.of_data.text is not None:
         found[TEXT] = PackedRows(read_text(folder), settings.seed)
     return found

@@ -295,7 +295,6 @@ def plan_states(
         source: digest of the tokens.
         kinds: of heads that will read them too, beside the run's own.
     """
-    assert settings.head is not None, "a run of a head"
     asked = settings.states or StateSettings()
     wanted = sorted({(rows_of(stage), stage.length) for stage in settings.stages})
     last = settings.stages[-1].length
@@ -304,7 +303,7 @@ def plan_states(
         for name, length in wanted
     ]
     held = held_out_rows(tokens[HELD_OUT], last)
-    readers = (settings.head.kind, *kinds)
+    readers = (settings.of_head.kind, *kinds)
     points = [point for kind in readers for point in find_kind(kind).points(target.parts)]
     dtype = str(target.dtype).removeprefix("torch.") if asked.dtype == "auto" else asked.dtype
     return StatePlan(
@@ -365,14 +364,13 @@ def estimate_states(
 
     A prompt without an answer yet counts with the longest that it may get.
     """
-    assert settings.data is not None, "a run on own data"
-    known, longest = read_answers(folder), settings.data.answer_tokens
+    known, longest = read_answers(folder), settings.of_data.answer_tokens
     sizes = [len(ids) for ids in known]
     sizes += [len(ids) + longest for ids in prompts.ids[len(known) :]]
-    held = settings.data.held_out
+    held = settings.of_data.held_out
     tokens = {ANSWERS: sum(sizes[held:]), HELD_OUT: sum(sizes[:held])}
-    if settings.data.text is not None:
-        tokens[TEXT] = len(text_tokens(settings.data, target.engine.parts.tokenizer)[0])
+    if settings.of_data.text is not None:
+        tokens[TEXT] = len(text_tokens(settings.of_data, target.engine.parts.tokenizer)[0])
     plan, matrices = plan_states(target, settings, tokens, ""), _matrix_bytes(target)
     needed = sum(plan.shard_size(*shard) for shard in plan.shards()) + matrices
     if len(known) < len(prompts.ids):

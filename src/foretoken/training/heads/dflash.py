@@ -54,11 +54,10 @@ def block_points(target: TargetParts) -> tuple[int, ...]:
 def require_blocks_fit(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for an unknown mask token, or rows that have no room for a block."""
     require_mask(target, settings)
-    assert settings.head is not None, "a run of a head"
-    least = settings.head.depth + 2
+    drafts = settings.of_head.depth
     for stage in settings.stages:
-        if stage.length < least:
-            allowed = f"at least {least}: a token, the newest one and {settings.head.depth} drafts"
+        if stage.length < drafts + 2:
+            allowed = f"at least {drafts + 2}: a token, the newest one and {drafts} drafts"
             raise ConfigError("stages.length", stage.length, allowed)
 
 
@@ -70,8 +69,7 @@ def block_shape(target: TargetParts, settings: Settings, *, first_row: int) -> B
         settings: with a head of `depth` drafts.
         first_row: the row that predicts the first of them.
     """
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     drafted = head.draft_vocab_size or target.vocab_size
     return BlockShape(
         layer=target.layer_shape(head.inner_size, head.num_layers),
@@ -324,8 +322,7 @@ class DFlashGuesser(BlockGuesser):
 
 
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     net = DFlash(block_shape(target, settings, first_row=1))
     begin_blocks(net, target, frequent_ids)
     return FreshHead(net, DFlashGuesser(net, target.head_VD, head.block_share), net.points)

@@ -24,7 +24,6 @@ class DraftGuesser(Guesser):
     """One pass over the true tokens; the loss needs one depth, since all have the same guesses."""
 
     def __init__(self, net: Llama) -> None:
-        """Train `net`."""
         self.net = net
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
@@ -45,8 +44,7 @@ def draft_net(target: TargetParts, settings: Settings) -> Llama:
     Raises:
         ConfigError: a start of another shape.
     """
-    shape, head = settings.shape, settings.head
-    assert head is not None, "a run of a head"
+    shape, head = settings.shape, settings.of_head
     net = Llama(shape)
     if head.start is not None:
         begin_with(net, read_llama(find_model(head.start)))
@@ -61,8 +59,7 @@ def require_draft_fits(target: TargetParts, settings: Settings) -> None:
     if settings.shape.vocab_size != target.vocab_size:
         given, allowed = settings.shape.vocab_size, f"{target.vocab_size}, as the target has"
         raise ConfigError("shape.vocab_size", given, allowed)
-    assert settings.head is not None, "a run of a head"
-    longest = max(stage.length for stage in settings.stages) + settings.head.depth
+    longest = max(stage.length for stage in settings.stages) + settings.of_head.depth
     if longest > settings.shape.max_positions:
         given, allowed = settings.shape.max_positions, f"{longest} or more, for rows and drafts"
         raise ConfigError("shape.max_positions", given, allowed)

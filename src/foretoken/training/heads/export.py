@@ -30,22 +30,6 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def export_run(
-    run: Path, folder: Path, *, verifier: str, embedding: bool = False, form: str | None = None
-) -> None:
-    """Write the newest checkpoint of any kind of run to `folder`, in bfloat16.
-
-    Raises:
-        ConfigError: there is no checkpoint, or no such format of it.
-    """
-    state = run_folder.newest_state(run, "model", "kind", "shape")
-    if state.get("head") is not None:
-        export_head(run, folder, verifier=verifier, embedding=embedding, form=form)
-    else:
-        require_form(str(state["kind"]), form)
-        export_llama(read_checkpoint(run), run, folder)
-
-
-def export_head(
     run: Path,
     folder: Path,
     *,
@@ -54,10 +38,10 @@ def export_head(
     embedding: bool = False,
     form: str | None = None,
 ) -> None:
-    """Write the newest checkpoint of `run` to `folder`.
+    """Write the newest checkpoint of any kind of run to `folder`.
 
     Args:
-        run: a head's run folder.
+        run: its folder.
         folder: made if it is not there.
         verifier: name or path of the target, for the file's own record.
         dtype: of the weights.
@@ -66,19 +50,21 @@ def export_head(
             own. With `speculators` the embedding is in the file too, where that package needs it.
 
     Raises:
-        ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
+        ConfigError: no checkpoint, or no such format of it; an embedding for another kind.
         ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
     state = run_folder.newest_state(run, "model", "kind", "shape")
-    word = str(state.get("kind"))
-    if word not in trained_kinds() or state.get("head") is None:
+    word, head = str(state["kind"]), state.get("head")
+    require_form(word, form)
+    if head is None:
+        export_llama(read_checkpoint(run), run, folder, dtype)
+        return
+    if word not in trained_kinds():
         allowed = f"a run of a head, one of {', '.join(trained_kinds())}"
         raise ConfigError("RUN", f"{run}, a run of {word}", allowed)
-    require_form(word, form)
     kind = find_kind(word)
     if kind.layout is None:
-        more = kind.llama_keys(state["head"])
-        export_llama(read_checkpoint(run), run, folder, dtype, more)
+        export_llama(read_checkpoint(run), run, folder, dtype, kind.llama_keys(head))
         return
     tensors, config = kind.layout(state, verifier, form)
     if embedding and not kind.may_embed:

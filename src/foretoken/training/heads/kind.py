@@ -123,15 +123,6 @@ class FreshHead:
     points: tuple[int, ...] = (FINAL,)
 
 
-def last_states(_: TargetParts) -> tuple[int, ...]:
-    """Read what the target's last norm gives, as most kinds do."""
-    return (FINAL,)
-
-
-def fits_any(_: TargetParts, __: Settings) -> None:
-    """Fit every target."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKind:
     """One kind of drafter, to be trained and written."""
@@ -143,9 +134,9 @@ class HeadKind:
     None: a Llama folder."""
     llama_keys: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     """Keys of config.json beside Llama's, from the state's `head`, where it is a Llama folder."""
-    points: Callable[[TargetParts], tuple[int, ...]] = last_states
+    points: Callable[[TargetParts], tuple[int, ...]] = lambda _: (FINAL,)
     """Where it reads a target's hidden states; a ConfigError if the target has too few layers."""
-    require_fit: Callable[[TargetParts, Settings], None] = fits_any
+    require_fit: Callable[[TargetParts, Settings], None] = lambda _, __: None
     """Raise ConfigError for settings that a target cannot have."""
     compiles: bool = False
     """Whether its network is compiled before the first step, which takes minutes."""
@@ -179,9 +170,8 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
         ConfigError: as `require_fit`; what `head.start` names is another kind, or has other sizes.
         ModelError: it is missing or broken.
     """
-    assert settings.head is not None, "a run of a head"
     require_fit(target, settings)
-    kind, start = find_kind(settings.head.kind), settings.head.start
+    kind, start = find_kind(settings.of_head.kind), settings.of_head.start
     made = kind.fresh(target, settings, frequent_ids)
     if start is not None and kind.begin is not None:
         kind.begin(made.net, made.points, find_model(start), target)
@@ -202,8 +192,7 @@ def usual_width(target: TargetParts) -> int:
 
 def require_fit(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for a head that this target cannot have, before anything is done for it."""
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     kind = find_kind(head.kind)
     kind.points(target)
     kind.require_fit(target, settings)
@@ -214,8 +203,7 @@ def require_fit(target: TargetParts, settings: Settings) -> None:
 
 def require_mask(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for a mask token that the target does not know."""
-    assert settings.head is not None, "a run of a head"
-    given = settings.head.mask_token_id
+    given = settings.of_head.mask_token_id
     if given >= target.vocab_size:
         allowed = f"below {target.vocab_size}, the target's tokens"
         raise ConfigError("head.mask_token_id", given, allowed)

@@ -76,8 +76,7 @@ AttentionInterface.register(BY_DEPTH, _attend_by_depth)
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     net = draft_net(target, settings)
     return FreshHead(net, ParallelGuesser(net, head.mask_token_id, head.keep_share))
 

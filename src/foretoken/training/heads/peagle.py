@@ -116,8 +116,7 @@ def begin_with_eagle3(
 
 
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     net = eagle3_net(target, head, frequent_ids, parallel=True)
     guesser = PEagleGuesser(net, head.mask_token_id, head.keep_share)
     return FreshHead(net, guesser, default_points(target))

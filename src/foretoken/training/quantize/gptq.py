@@ -136,7 +136,6 @@ class Moments:
     """The sum of x x^T over the rows that a layer was given."""
 
     def __init__(self, inputs: int) -> None:
-        """Nothing seen yet of `inputs` inputs."""
         self.total_KK = torch.zeros(inputs, inputs)
         self.rows = 0
 
