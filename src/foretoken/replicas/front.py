@@ -34,7 +34,7 @@ from foretoken.errors import ForetokenError, ParameterError
 from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, problem_from
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.server.access import Access, as_response
-from foretoken.server.endpoints import page, status
+from foretoken.server.endpoints import status
 from foretoken.server.problems import Problem, draining
 from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
 from foretoken.server.schemas import ChatBody, CompletionBody
@@ -296,6 +296,6 @@ _ROUTES = (
     Route("/control", pass_on),
     Route("/openapi.json", status.openapi),
     Route("/admin/{rest:path}", no_admin, methods=["GET", "PUT", "DELETE"]),
-    Route("/", page.page),
-    Route("/page/{name}", page.page),
+    Route("/", status.page),
+    Route("/page/{name}", status.page),
 )

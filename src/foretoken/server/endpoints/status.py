@@ -1,5 +1,8 @@
-"""GET endpoints that say how the server is: health, version, models, metrics, OpenAPI."""
+"""GET endpoints that say how the server is: health, version, models, metrics, OpenAPI; and the
+playground at / and /page/..., plain files out of the package, nothing from elsewhere.
+"""
 
+from importlib import resources
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,6 +16,24 @@ from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, T
 from foretoken.server.state import state_of
 from foretoken.server.transport.events import to_json
 from foretoken.server.transport.reading import json_schema
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = (
+    "index.html", "style.css", "app.js", "ask.js", "pane.js", "verdict.js", "examples.js",
+    "live.js", "charts.js", "metrics.js", "control.js",
+)  # fmt: skip
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
+
+
+async def page(request: Request) -> Response:
+    """A file of the page; `/` is index.html."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _FILES:
+        raise Problem(404, f"page: got {name[:100]!r}; allowed: {', '.join(_FILES)}")
+    content = resources.files("foretoken.server").joinpath("page_files", name).read_bytes()
+    headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+    suffix = name[name.rindex(".") :]
+    return Response(content, headers=headers, media_type=_TYPES[suffix] + "; charset=utf-8")
 
 
 def _json(value: Any) -> Response:

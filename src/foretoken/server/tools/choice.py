@@ -1,9 +1,12 @@
-"""What a tool choice means for one request: which grammar it forces and which parser reads it."""
+"""What a tool choice means for one request: which grammar it forces and which parser reads it; and
+the message of one choice while its text arrives, content and tool calls in OpenAI's shape.
+"""
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from foretoken.errors import ParameterError
 from foretoken.server.schemas import ChatBody, FunctionDefinition, NamedTool, Tool
@@ -11,10 +14,62 @@ from foretoken.server.tools.parsers import (
     PARSERS,
     ArgumentsParser,
     HermesParser,
+    Piece,
     PlainParser,
     ToolParser,
 )
 from foretoken.text.tokenizer import Tokenizer
+
+
+@final
+class ChoiceMessage:
+    """Grows by the text of tokens; gives deltas on the way and the whole at the end."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        """Read with `parser`."""
+        self._parser = parser
+        self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were begun."""
+        return len(self._calls)
+
+    def read(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
+        """Deltas of more text; with its end, also what was held back."""
+        pieces = self._parser.feed(text)
+        if ends:
+            pieces += self._parser.finish()
+        return [self._delta(piece) for piece in pieces]
+
+    def whole(self) -> dict[str, Any]:
+        """The message; content is null where there are only calls."""
+        content = "".join(self._content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not self._calls else None,
+            "refusal": None,
+        }
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if piece.call is None:
+            self._content.append(piece.content)
+            return {"content": piece.content}
+        function = {"arguments": piece.arguments}
+        change: dict[str, Any] = {"index": piece.call, "function": function}
+        if piece.name is not None:
+            function["name"] = piece.name
+            change |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+            call = {"id": change["id"], "type": "function"}
+            self._calls.append({**call, "function": dict(function)})
+        else:
+            self._calls[piece.call]["function"]["arguments"] += piece.arguments
+        return {"tool_calls": [change]}
+
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
