@@ -41,7 +41,7 @@ from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, salt_from
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.events import EventStream, to_json, unless_gone
+from foretoken.server.transport.events import EventStream, json_response, to_json, unless_gone
 from foretoken.server.transport.reading import as_body, read_json
 
 PAGE = 32
@@ -242,12 +242,12 @@ async def health(request: Request) -> Response:
     views = state.parts.members.views
     if all(view.draining for view in views):
         raise _nobody()
-    return Response(to_json({"status": "ready", "replicas": len(views)}), media_type=_JSON)
+    return json_response({"status": "ready", "replicas": len(views)})
 
 
 async def live(request: Request) -> Response:
     """200 while the process is worth keeping; as /health/live."""
-    return Response(to_json({"status": "live"}), media_type=_JSON)
+    return json_response({"status": "live"})
 
 
 async def metrics(request: Request) -> Response:
@@ -278,7 +278,6 @@ def _nobody() -> Problem:
     return Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
 
 
-_JSON = "application/json"
 _ROUTES = (
     *(Route(path, generate, methods=["POST"]) for path in _KINDS),
     Route("/v1/models", pass_on),

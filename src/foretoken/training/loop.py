@@ -134,14 +134,6 @@ class Task(Protocol):
         ...
 
 
-class Length(Protocol):
-    """How long a run is."""
-
-    def progress(self, step: int, seconds: float) -> float:
-        """The share used up, 0..1, after `step` steps and `seconds` of work."""
-        ...
-
-
 class Job(NamedTuple):
     """A model and its task."""
 
@@ -201,11 +193,11 @@ class Trainer:
         settings: Settings,
         folder: Path,
         ranks: Ranks | None = None,
-        length: Length | None = None,
+        length: Callable[[int, float], float] | None = None,
     ) -> None:
-        """Go on from `folder`, for as long as the settings say or, in place of them, `length`."""
+        """Go on from `folder`; `length` stands in for `settings.progress`: how far the run is."""
         self.ranks = ranks or Ranks()
-        self._run_length: Length = length or settings
+        self._run_length = length or settings.progress
         self.model, self.task, self.settings, self.folder = *job, settings, folder
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
@@ -257,7 +249,7 @@ class Trainer:
 
     def share(self) -> float:
         """How much of the budget is used up, 0..1."""
-        return self._run_length.progress(self.progress.step, self.progress.seconds)
+        return self._run_length(self.progress.step, self.progress.seconds)
 
     def step(self) -> float:
         """One optimizer step; returns its loss in nats."""

@@ -338,7 +338,9 @@ def build_settings(table: dict[str, Any]) -> Settings:
     fine = given is None or table.get("schedule", "wsd") == "wsd"
     require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
     settings = _table(Settings, table, "config")
-    _check_text(settings)
+    if settings.data is not None and settings.data.text is not None:
+        used = any(stage.rows == "text" for stage in settings.stages)
+        require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')
     return settings
 
 
@@ -346,10 +348,3 @@ def _table(kind: type[Table], table: Any, where: str) -> Table:
     require(where, table, isinstance(table, dict), f"a table, [{where}]")
     found: Table = read(kind, table, where)
     return found
-
-
-def _check_text(settings: Settings) -> None:
-    """Text that no stage reads is a mistake."""
-    if settings.data is not None and settings.data.text is not None:
-        used = any(stage.rows == "text" for stage in settings.stages)
-        require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')

@@ -163,21 +163,6 @@ class AutoOutcome:
 
 
 @final
-class _ToMoment:
-    """A run that ends at a moment, whatever its steps take; the share goes on from what is done."""
-
-    def __init__(self, journal: RunJournal, until: float, done_s: float) -> None:
-        self._journal, self._until, self._from = journal, until, journal.seconds
-        left = max(1e-9, until - self._from)
-        self._begin = done_s / (done_s + left)
-
-    def progress(self, step: int, seconds: float) -> float:
-        """The share used up; neither steps nor seconds of work decide."""
-        gone = (self._journal.seconds - self._from) / max(1e-9, self._until - self._from)
-        return min(1.0, self._begin + (1.0 - self._begin) * gone)
-
-
-@final
 class AutoRun:
     """One run, begun or gone on with."""
 
@@ -379,7 +364,15 @@ class AutoRun:
         settings, run = self._settings(make, table, kind), self._asked.out / kind
         state = run_folder.load_newest(run)
         before = 0.0 if state is None else float(state["progress"]["seconds"])
-        length = _ToMoment(self._journal, table.train_until, before)
+        began = self._journal.seconds
+        left = max(1e-9, table.train_until - began)
+        done_before = before / (before + left)
+
+        def length(step: int, seconds: float) -> float:
+            """The run ends at a moment, whatever its steps take."""
+            gone = (self._journal.seconds - began) / left
+            return min(1.0, done_before + (1.0 - done_before) * gone)
+
         trainer = Trainer(build_job(settings, self._asked.out), settings, run, length=length)
 
         def beat(_: Progress) -> bool:
