@@ -6,7 +6,7 @@ Owns argument parsing, the tables of what was measured and the verdict of `auto`
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -296,7 +296,7 @@ def eval_drafter(
         raise ConfigError("TARGET", target, "a model with a tokenizer.json")
     told = partial(typer.echo, err=as_json)
     found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, told)
-    text = json.dumps(found.as_record(), indent=2)
+    text = json.dumps(asdict(found), indent=2)
     if as_json:
         typer.echo(text)
     else:

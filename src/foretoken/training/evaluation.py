@@ -8,8 +8,7 @@ more, cost(k) the median time of a decoding step of one sequence with k drafts, 
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from foretoken.config import EngineConfig
 from foretoken.engine.engine import Engine
@@ -76,10 +75,6 @@ class Worth:
     speedups: dict[str, tuple[float, ...]]
     """Speed-ups of 1, 2, ... drafts over the same engine with none, by temperature, as follows from
     acceptance and cost."""
-
-    def as_record(self) -> dict[str, Any]:
-        """All numbers as plain dictionaries, for JSON."""
-        return asdict(self)
 
 
 def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> Engine:

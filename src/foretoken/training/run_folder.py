@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from pickle import UnpicklingError
@@ -38,10 +38,6 @@ def make(folder: Path, option: str = "--out") -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(option, str(folder), f"a folder to write to ({error})") from error
-
-
-def _all(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.pt"))
 
 
 def write_whole(path: Path, write: Callable[[Path], object], kind: str = "files") -> None:
@@ -104,14 +100,14 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
     path = folder / f"step-{step:07d}.pt"
     write_whole(path, write, "checkpoints")
-    for old in _all(folder)[:-KEPT]:
+    for old in newest(folder)[KEPT:]:
         old.unlink()
     return path
 
 
-def newest(folder: Path) -> Iterator[Path]:
+def newest(folder: Path) -> list[Path]:
     """The checkpoints of `folder`, newest first."""
-    yield from reversed(_all(folder))
+    return sorted(folder.glob("step-*.pt"), reverse=True)
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:
@@ -120,15 +116,16 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: the file is broken, as a copy may be.
     """
-    for path in newest(folder):
-        try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
-            allowed = "a whole checkpoint; delete it to go on from the one before"
-            wrong = " ".join(str(error).split()).split(". ")[0]
-            raise ConfigError(str(path), wrong, allowed) from error
-        return state
-    return None
+    path = next(iter(newest(folder)), None)
+    if path is None:
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
+        allowed = "a whole checkpoint; delete it to go on from the one before"
+        wrong = " ".join(str(error).split()).split(". ")[0]
+        raise ConfigError(str(path), wrong, allowed) from error
+    return state
 
 
 def newest_state(run: Path, *keys: str) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def test_a_pair_is_measured(name: str, tmp_path: Path) -> None:
         assert greedy.by_position == (1.0,) * 8 and greedy.lengths[-1] == 9.0
     else:
         assert greedy.by_position[-1] < 1.0
-    assert set(worth.as_record()) == {"acceptance", "costs", "speedups"}
+    assert set(asdict(worth)) == {"acceptance", "costs", "speedups"}
     assert all(cost.total_s > cost.drafting_s >= 0 for cost in worth.costs)
 
 

@@ -383,7 +383,7 @@ def test_a_broken_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
     run_folder.save(tmp_path, 2, other)
     with pytest.raises(ConfigError, match="shape in .*another --out"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)
-    newest = next(run_folder.newest(tmp_path))
+    newest = run_folder.newest(tmp_path)[0]
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"step-0000002\.pt: .*delete it"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)

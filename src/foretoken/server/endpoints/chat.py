@@ -21,7 +21,7 @@ from foretoken.server.requests.prompt_ids import chat_prompt, check_model, check
 from foretoken.server.requests.sampling import chat_params
 from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
-from foretoken.server.tools.choice import ChoiceMessage, ToolPlan, plan_tools
+from foretoken.server.tools import ChoiceMessage, ToolPlan, plan_tools
 from foretoken.server.transport.events import LateList, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason

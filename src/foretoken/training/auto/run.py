@@ -22,8 +22,8 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
 from foretoken.training.auto.judging import Judgement, contestant, judge
-from foretoken.training.auto.probe import Probe
 from foretoken.training.auto.setup import (
+    Probe,
     SettingsOf,
     competing,
     method_word,
