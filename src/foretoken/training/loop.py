@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
@@ -205,7 +205,7 @@ class Trainer:
         state = self.ranks.lead(lambda: run_folder.load_newest(folder))
         if state is not None:
             self._restore(state)
-        self._losses: nn.Module = _Losses(job)
+        self._losses: Any = _Losses(job)
         if self.ranks.size > 1:
             # Gives every rank the weights and buffers of rank 0, and sums gradients as they become
             # known. Not every kind of head has a gradient for every parameter in every stage.
@@ -273,8 +273,10 @@ class Trainer:
         with self._no_memory():
             for part in parts:
                 # Ranks exchange gradients once a step: with the last part, which sums all.
-                with nullcontext() if part == parts[-1] else self._alone():
-                    loss = self._losses(part, tokens, stage) / len(parts)
+                losses, last = self._losses, part == parts[-1]
+                is_shared = isinstance(losses, DistributedDataParallel)
+                with losses.no_sync() if is_shared and not last else nullcontext():
+                    loss = losses(part, tokens, stage) / len(parts)
                     loss.backward()
                 value += loss.item()
             (value,) = self.ranks.mean(value)
@@ -285,12 +287,6 @@ class Trainer:
                 remedy = "lower matrix_rate and other_rate, other data"
                 raise self._failed(f"a {what} of {found}", remedy)
         return value
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """A context in which gradients stay on this rank."""
-        if isinstance(self._losses, DistributedDataParallel):
-            return self._losses.no_sync()
-        return nullcontext()
 
     @contextmanager
     def _no_memory(self) -> Iterator[None]:

@@ -15,8 +15,6 @@ from foretoken.errors import ConfigError, one_of
 from foretoken.training.schedule import Stage, cosine, staged, wsd
 from foretoken.training.trained_kinds import trained_kinds
 
-SCHEDULES = ("wsd", "cosine", "stages")
-ROWS = (None, "text", "answers")
 LOSSES = ("distributions", "tokens")
 DTYPES = ("bfloat16", "float16", "float32")
 _PART = Allowed("a number above 0, at most 1", lambda value: bool(0 < value <= 1))
@@ -208,7 +206,7 @@ class Settings:
     precision: Annotated[str, words("auto", "bfloat16", "float32")] = "auto"
     """The type of products: `bfloat16`, `float32`, or `auto`, the first where the device multiplies
     it, else the second. Weights are float32."""
-    schedule: Annotated[str, words(*SCHEDULES)] = "wsd"
+    schedule: Annotated[str, words("wsd", "cosine", "stages")] = "wsd"
     """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
     clip_norm: Annotated[float, _POSITIVE] = 1.0
     """Most norm of the gradient of what AdamW trains; Muon's steps have a norm of their own."""
@@ -232,7 +230,7 @@ class Settings:
 
     def _check_stage(self, stage: Stage) -> None:
         """What a stage of a head may ask for, and others may not."""
-        require("stages.rows", stage.rows, stage.rows in ROWS, "text, answers")
+        require("stages.rows", stage.rows, stage.rows in (None, "text", "answers"), "text, answers")
         require("stages.loss", stage.loss, stage.loss in LOSSES, ", ".join(LOSSES))
         require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
         if self.head is None:

@@ -52,8 +52,8 @@ class Judgement:
 
     def speedups(self, name: str, over: str = OFF) -> list[float]:
         """Speed of `name` over that of another, prompt by prompt, temperatures together."""
-        mine, others = (self._by_prompt(arm) for arm in (name, over))
-        return [other / own for own, other in zip(mine, others, strict=True)]
+        both = (zip(*self.paces[arm].values(), strict=True) for arm in (name, over))
+        return [sum(other) / sum(own) for own, other in zip(*both, strict=True)]
 
     def speedups_at(self, name: str, temperature: str) -> list[float]:
         """Speed of `name` over plain decoding at one temperature, prompt by prompt."""
@@ -63,9 +63,6 @@ class Judgement:
     def best(self, among: Sequence[str]) -> list[str]:
         """The fastest of some first, by the median over prompts."""
         return sorted(among, key=lambda name: median(self.speedups(name)), reverse=True)
-
-    def _by_prompt(self, name: str) -> list[float]:
-        return [sum(paces) for paces in zip(*self.paces[name].values(), strict=True)]
 
 
 def judge(

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -311,21 +312,18 @@ class AutoRun:
             self._journal.beat()
             return progress.step >= goal or self._journal.seconds >= table.train_until
 
-        settings = self._settings(make, table, kind)
-        trainer = Trainer(build_job(settings, self._asked.out), settings, self._asked.out / kind)
+        settings, run = self._settings(make, table, kind), self._asked.out / kind
+        trainer = Trainer(build_job(settings, self._asked.out), settings, run)
         done = trainer.run(lambda _: None, pauses)
-        export_run(self._asked.out / kind, self._drafter_of(kind), verifier=self._asked.target)
+        export_run(run, run / DRAFTER, verifier=self._asked.target)
         return {"steps": done.step, "seconds": done.seconds, **done.history[-1]}
-
-    def _drafter_of(self, kind: str) -> Path:
-        return self._asked.out / kind / DRAFTER
 
     def _judged(
         self, kinds: Sequence[str], table: Timetable, prompts: Sequence[Sequence[int]]
     ) -> Facts:
         found = judge(
             self._asked.target,
-            [contestant(kind, self._drafter_of(kind), method_word(kind)) for kind in kinds],
+            [contestant(k, self._asked.out / k / DRAFTER, method_word(k)) for k in kinds],
             prompts[: table.judged_prompts],
             table.judged_tokens,
             until=lambda passes: True,
@@ -402,6 +400,4 @@ class AutoRun:
 
 
 def _clock(seconds: float) -> str:
-    """`1:02:03`."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return str(timedelta(seconds=round(seconds)))

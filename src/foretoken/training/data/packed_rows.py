@@ -110,7 +110,6 @@ class RunRows:
         head_VD: Tensor,
         settings: Settings,
     ) -> None:
-        """Take hidden states of `rows` from `states`; `head_VD` is the target's output head."""
         self._states, self._rows = states, rows
         self._length = settings.stages[-1].length
         self.head_VD = head_VD
@@ -118,7 +117,7 @@ class RunRows:
 
     def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
         """Part `index`: `tokens` tokens in rows as `stage` says."""
-        name = rows_of(stage)
+        name = stage.rows or ANSWERS
         numbers = self._rows[name].order(index, tokens // stage.length, stage.length)
         return self._states.captured(name, numbers, stage.length)
 
@@ -130,11 +129,6 @@ class RunRows:
     def logits(self, states: Tensor) -> Tensor:
         """The target's own."""
         return torch.nn.functional.linear(states.float(), self.head_VD)
-
-
-def rows_of(stage: Stage) -> str:
-    """The name of the set that a stage reads."""
-    return stage.rows or ANSWERS
 
 
 def held_out_rows(tokens: int, length: int) -> int:

@@ -34,7 +34,6 @@ from foretoken.training.data.packed_rows import (
     count_rows,
     held_out_rows,
     packed_rows,
-    rows_of,
 )
 from foretoken.training.data.prompts import PromptSet, text_tokens
 from foretoken.training.heads.kind import find_kind
@@ -43,6 +42,8 @@ from foretoken.training.run_folder import make, write_whole
 from foretoken.training.settings import Settings, StateSettings
 
 FILE = "states.json"
+TARGET_FILE = "target.safetensors"
+NARROW = (torch.bfloat16, torch.float16)
 TOKEN_BYTES = 4
 
 
@@ -269,10 +270,6 @@ class StoredStates:
             raise ConfigError(str(path), str(error), allowed) from error
 
 
-TARGET_FILE = "target.safetensors"
-NARROW = (torch.bfloat16, torch.float16)
-
-
 def states_folder(settings: Settings, folder: Path) -> Path:
     """Where a run's hidden states are."""
     asked = None if settings.states is None else settings.states.folder
@@ -296,7 +293,7 @@ def plan_states(
         kinds: of heads that will read them too, beside the run's own.
     """
     asked = settings.states or StateSettings()
-    wanted = sorted({(rows_of(stage), stage.length) for stage in settings.stages})
+    wanted = sorted({(stage.rows or ANSWERS, stage.length) for stage in settings.stages})
     last = settings.stages[-1].length
     sets = [
         RowSet(name=name, length=length, count=count_rows(tokens[name], length))

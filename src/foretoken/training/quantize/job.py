@@ -37,6 +37,10 @@ from foretoken.training.run_folder import versions
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot")
 _INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
+PROVENANCE = "quantization.json"
+_MATRIX = re.compile(r"(model\.layers\.(\d+)\..*_proj)\.weight")
+Report = Callable[[int, int], None]
+"""Called with the layers done and all layers."""
 
 
 @contextmanager
@@ -116,12 +120,6 @@ def copy_beside(source: Path, folder: Path, quantization: dict[str, Any]) -> Non
     config = json.loads((source / "config.json").read_text("utf-8"))
     config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-
-
-PROVENANCE = "quantization.json"
-_MATRIX = re.compile(r"(model\.layers\.(\d+)\..*_proj)\.weight")
-Report = Callable[[int, int], None]
-"""Called with the layers done and all layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
