@@ -17,7 +17,7 @@ from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 from foretoken.training import run_folder
-from foretoken.training.heads.export import export_head
+from foretoken.training.heads.export import export_run
 from tests.golden import test_dflash as ours
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
@@ -229,7 +229,7 @@ def exported(method: str, reduced: bool, verifier: Path, folder: Path, form: str
     run.mkdir()
     state = {"kind": method, "model": net.state_dict(), "shape": asdict(shape), "head": {}}
     run_folder.save(run, 1, state)
-    export_head(run, folder, verifier=str(verifier), dtype=torch.float32, form=form)
+    export_run(run, folder, verifier=str(verifier), dtype=torch.float32, form=form)
     return net
 
 

@@ -139,10 +139,11 @@ class EngineMetrics:
         self._log_stats = log_stats
         self._log_interval_s = log_interval_s
         self.plain = PlainEstimate(PlainCost())
+        self._watched: dict[str, Callable[[], float]] = {}
         self.restart()
 
     def restart(self) -> None:
-        """Forget all counts; what a plain step costs stays known."""
+        """Forget all counts; what a plain step costs and which gauges are watched stay known."""
         self.plain = PlainEstimate(self.plain.cost)
         self._totals = _Totals()
         self._step_sizes = [0] * (len(_STEP_EDGES) + 1)
@@ -155,7 +156,6 @@ class EngineMetrics:
         self._recent = _Totals()
         self._recent_per_pos: list[int] = []
         self._logged_at = time.monotonic()
-        self._watched: dict[str, Callable[[], float]] = {}
 
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """Report a gauge that is read when asked for."""

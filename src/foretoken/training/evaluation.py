@@ -8,9 +8,8 @@ more, cost(k) the median time of a decoding step of one sequence with k drafts, 
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 from foretoken.config import EngineConfig
 from foretoken.engine.engine import Engine
@@ -40,7 +39,6 @@ class EvalPlan:
     max_num_seqs: int = 8
 
     def __post_init__(self) -> None:
-        """Check that there is something to run."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise ConfigError("--temperature", self.temperatures, "one or more numbers >= 0")
         if self.max_tokens < 2:
@@ -80,10 +78,6 @@ class Worth:
     """Speed-ups of 1, 2, ... drafts over the same engine with none, by temperature, as follows from
     acceptance and cost."""
 
-    def as_record(self) -> dict[str, Any]:
-        """All numbers as plain dictionaries, for JSON."""
-        return asdict(self)
-
 
 def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> Engine:
     """The target with the drafter, asked for as many drafts as are measured.
@@ -94,14 +88,20 @@ def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> 
     speculative = {"model": drafter, "num_speculative_tokens": MOST_DRAFTS}
     if method is not None:
         speculative["method"] = method
-    config = EngineConfig.from_kwargs(
-        model=target,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        max_num_seqs=plan.max_num_seqs,
-        enable_prefix_caching=False,
+    return open_engine(target, speculative, plan.max_num_seqs)
+
+
+def open_engine(target: str, speculative: object, max_num_seqs: int) -> Engine:
+    """An engine to be measured: it keeps no prompts, and no control lowers what it drafts."""
+    return build_engine(
+        EngineConfig.from_kwargs(
+            model=target,
+            speculative_config=speculative,
+            adaptive_speculation=False,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=False,
+        )
     )
-    return build_engine(config)
 
 
 def measure_worth(

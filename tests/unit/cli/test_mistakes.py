@@ -15,7 +15,7 @@ from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lab.records.run_files import write_json
-from foretoken.training.llama_folder import read_llama
+from foretoken.training.llama import read_llama
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab

@@ -23,8 +23,7 @@ from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
-from foretoken.training.config_file import read_settings
-from foretoken.training.heads.dflash.blocks import BlockGuesser, block_points
+from foretoken.training.heads.dflash import BlockGuesser, block_points
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import FreshHead, fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
@@ -34,7 +33,7 @@ from foretoken.training.losses import Head, distance
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import HeadSettings, Settings
+from foretoken.training.settings import HeadSettings, Settings, read_settings
 from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
@@ -206,7 +205,7 @@ def test_a_judgement_learns_what_becomes_of_drafts() -> None:
         wanted = Head(given.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), target_head_VD)
         mine = Head(states.flatten(0, 1), guess.weight_VD)
         assert guess.added is not None
-        added = Head(guess.added.states_BTr.flatten(0, 1), guess.added.weight_Vr)
+        added = Head(guess.added.hidden.flatten(0, 1), guess.added.weight)
         overlap = distance(mine, wanted, 0.5, added=added, ids_V=guess.ids_V).overlap
         assert guess.sure_BT is not None
         errors.append((guess.sure_BT.flatten().sigmoid() - overlap).abs().mean())

@@ -1,7 +1,7 @@
 """Which shapes are timed before an engine serves, in which order, and for how long.
 
-What is timed here is the prior of the models of time. Knows neither models nor devices: whoever runs
-them gives a function that takes a shape and says how long it took.
+What is timed here is the prior of the models of time. Knows neither models nor devices: whoever
+runs them gives a function that takes a shape and says how long it took.
 """
 
 import random

@@ -116,7 +116,6 @@ class ServerInfo:
     """How it was started, if the lab did."""
     restarted_by: str | None = None
     """How it was restarted before every block, if somebody else runs it."""
-    speculation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def starts_anew(self) -> bool:

@@ -49,8 +49,7 @@ def recur(
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    assert settings.head is not None, "a run of a head"
-    net = Eagle(target.layer_shape(settings.head.inner_size), fc_bias=False)
+    net = Eagle(target.layer_shape(settings.of_head.inner_size), fc_bias=False)
     net.use_embedding(Embedding(target.embedding_VD))
     net.to(target.embedding_VD.device)
     return FreshHead(net, EagleGuesser(net, target.head_VD))

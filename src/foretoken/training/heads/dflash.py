@@ -1,15 +1,18 @@
-"""What heads that fill in blocks share while they are trained: many blocks of a row in one pass.
+"""Training of DFlash heads, and what all heads that fill in blocks share: many blocks in one pass.
 
 The block of slot t begins with token t + 1, at its own position, and masks follow. Its rows see the
 target's features of positions 0 to t and one another, and nothing of other blocks. So the blocks of
-slots drawn at random can share a pass, and what is guessed in each is what serving computes. Knows
-no loss and no file.
+slots drawn at random can share a pass, and what is guessed in each is what serving computes. Files
+are `speculators`, or the layout that SGLang reads: that of z-lab for DFlash and of DeepSpec for
+DSpark, without copies of the target's tables. Layers are counted differently: `target_layer_ids`
+are those whose outputs are read, `aux_hidden_state_layer_ids` those whose inputs are. Both say what
+vLLM would have to guess.
 
-Source: DFlash (arXiv 2602.06036).
+Source: DFlash (arXiv 2602.06036). The loss is that of all heads here; the authors' is `tokens`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -19,11 +22,20 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.dflash.formats import usual_points
-from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
 from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.shape import RopeShape
 from foretoken.training.heads.guesses import Guess, Guesser, ahead, rotary_of
-from foretoken.training.heads.kind import require_mask, usual_vocabulary, usual_width
+from foretoken.training.heads.kind import (
+    FreshHead,
+    HeadKind,
+    Layout,
+    proposing,
+    require_mask,
+    usual_vocabulary,
+    usual_width,
+    with_both_ways,
+)
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
@@ -41,11 +53,10 @@ def block_points(target: TargetParts) -> tuple[int, ...]:
 def require_blocks_fit(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for an unknown mask token, or rows that have no room for a block."""
     require_mask(target, settings)
-    assert settings.head is not None, "a run of a head"
-    least = settings.head.depth + 2
+    drafts = settings.of_head.depth
     for stage in settings.stages:
-        if stage.length < least:
-            allowed = f"at least {least}: a token, the newest one and {settings.head.depth} drafts"
+        if stage.length < drafts + 2:
+            allowed = f"at least {drafts + 2}: a token, the newest one and {drafts} drafts"
             raise ConfigError("stages.length", stage.length, allowed)
 
 
@@ -57,8 +68,7 @@ def block_shape(target: TargetParts, settings: Settings, *, first_row: int) -> B
         settings: with a head of `depth` drafts.
         first_row: the row that predicts the first of them.
     """
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     drafted = head.draft_vocab_size or target.vocab_size
     return BlockShape(
         layer=target.layer_shape(head.inner_size, head.num_layers),
@@ -213,3 +223,118 @@ class BlocksAttention:
         mixed = (of_seen.flatten(2, 3) @ self._values).unflatten(2, (blocks, -1))
         mixed = torch.unflatten(mixed + of_own @ own_v, 3, (-1, rows))
         return mixed.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+SPECULATORS_VERSION = "0.9.0"
+_NAMES = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+
+
+def block_layout(
+    method: str,
+    state: Mapping[str, Any],
+    verifier: str,
+    form: str | None,
+    more: Mapping[str, Any] | None = None,
+) -> Layout:
+    """Tensors and config.json of a checkpoint's block head.
+
+    Args:
+        method: dflash or dspark.
+        state: the checkpoint's.
+        verifier: the target's name.
+        form: `sglang`, or any other for the layout of `speculators`.
+        more: keys that only this method has.
+
+    Raises:
+        ConfigError: `sglang` for a reduced vocabulary.
+    """
+    shape, keys = state["shape"], more or {}
+    if form == "sglang":
+        return Layout(dict(state["model"]), _authors_config(method, shape, keys))
+    tensors = with_both_ways(state["model"], shape["layer"]["vocab_size"])
+    return Layout(tensors, _speculators_config(method, shape, verifier, keys))
+
+
+def _layers(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The decoder layers as a Qwen3 config."""
+    layer = shape["layer"]
+    return {
+        "model_type": "qwen3",
+        **layer,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "layer_types": ["full_attention"] * layer["num_hidden_layers"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": layer["rope_theta"]},
+        "tie_word_embeddings": False,
+    }
+
+
+def _speculators_config(
+    method: str, shape: Mapping[str, Any], verifier: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    first_row = shape["first_row"]
+    return {
+        "architectures": [_NAMES[method]],
+        "speculators_model_type": method,
+        "speculators_version": SPECULATORS_VERSION,
+        "block_size": shape["block_size"],
+        "mask_token_id": shape["mask_token_id"],
+        "sample_from_anchor": first_row == 0,
+        "sliding_window_non_causal": True,
+        "aux_hidden_state_layer_ids": list(shape["points"]),
+        "draft_vocab_size": shape["draft_vocab_size"],
+        "target_hidden_size": shape["target_hidden_size"],
+        **more,
+        "transformer_layer_config": _layers(shape),
+        "speculators_config": proposing(method, shape["block_size"] - first_row, verifier),
+    }
+
+
+def _authors_config(
+    method: str, shape: Mapping[str, Any], more: Mapping[str, Any]
+) -> dict[str, Any]:
+    drafted, known = shape["draft_vocab_size"], shape["layer"]["vocab_size"]
+    if drafted < known:
+        given = f"sglang, of a head that drafts {drafted} of {known} tokens"
+        raise ConfigError("--format", given, "own, speculators, vllm")
+    blocks = {
+        "mask_token_id": shape["mask_token_id"],
+        "target_layer_ids": [point - 1 for point in shape["points"]],
+    }
+    flat = {
+        **_layers(shape),
+        "block_size": shape["block_size"],
+        "num_target_layers": shape["target_layers"],
+    }
+    if method == "dflash":
+        return {"architectures": ["DFlashDraftModel"], **flat, "dflash_config": {**blocks, **more}}
+    return {"architectures": ["Qwen3DSparkModel"], **flat, **blocks, **more}
+
+
+@final
+class DFlashGuesser(BlockGuesser):
+    """What the rows of blocks say, as it is."""
+
+    def guess(self, outputs_BND: Tensor, previous_BN: Tensor) -> Guess:
+        """The same whichever tokens come before."""
+        return Guess(states_BTD=outputs_BND, weight_VD=self.head_VD, ids_V=self.net.target_ids)
+
+
+def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
+    head = settings.of_head
+    net = DFlash(block_shape(target, settings, first_row=1))
+    begin_blocks(net, target, frequent_ids)
+    return FreshHead(net, DFlashGuesser(net, target.head_VD, head.block_share), net.points)
+
+
+def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:
+    return block_layout("dflash", state, verifier, form)
+
+
+KIND = HeadKind(
+    fresh=_fresh,
+    layout=_layout,
+    points=block_points,
+    require_fit=require_blocks_fit,
+    usual=usual_blocks,
+)
