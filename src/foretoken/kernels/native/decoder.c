@@ -169,6 +169,20 @@ static const void *enter(const ft_decoder *d, const ft_step *step, const ft_laye
     return room;
 }
 
+// x becomes x + y, or x + norm(y), where y is what the experts make of the normed stream.
+static void mix(const ft_decoder *d, const ft_step *step, const ft_layer *layer, const void *input,
+                const buffers *b) {
+    const size_t bytes = (size_t)(step->rows * d->hidden) * (d->type == FT_BFLOAT16 ? 2 : 4);
+    char *const room = b->normed + bytes;
+    const ft_experts_rows rows = {.x = input,
+                                  .y = layer->after_mlp ? room : step->x,
+                                  .residual = layer->after_mlp ? NULL : step->x,
+                                  .rows = step->rows,
+                                  .distinct = step->distinct};
+    ft_experts_run(layer->experts, &rows);
+    if (layer->after_mlp) norm(d, step, layer->after_mlp, room, step->x, step->x);
+}
+
 static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
                       const buffers *b) {
     const void *input = enter(d, step, layer, b->normed);
@@ -177,6 +191,10 @@ static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *
     // From here on `normed` is free again: the layer's input has been used.
     add(d, step, layer->out, layer->after_attention, b->heads, b->normed);
     input = normed(d, step, layer->mlp_norm, b->normed);
+    if (layer->experts) {
+        mix(d, step, layer, input, b);
+        return;
+    }
     ft_linear_dense(layer->gate_up, input, b->both, NULL, step->rows);
     const ft_gate_call gate = {.x = b->both,
                                .y = b->gated,
