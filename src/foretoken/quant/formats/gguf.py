@@ -125,6 +125,10 @@ class GgufFile:
         assert isinstance(found, Tensor), type(found)
         return found
 
+    def get_slice(self, name: str) -> Tensor:
+        """The same: experts have names of their own here."""
+        return self.get_tensor(name)
+
     def _floats(self, tensor: GgufTensor) -> Tensor:
         rows = torch.from_numpy(tensor.data)
         if tensor.kind in _PLAIN:
