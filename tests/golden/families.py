@@ -214,7 +214,9 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanMoEV1",
         {
             "num_experts": 8, "moe_topk": 3, "head_dim": 16, "attention_bias": True,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0},
+            "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 1.0,
+            },
         },
     ),
     "minimax_m2": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),

@@ -1,6 +1,6 @@
 """ModelShape: sizes and features of a decoder, and the bytes and operations that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,7 +155,13 @@ class ModelShape:
             fields = transformers_fields(folder, config)
         shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
         shape._check()
+        if shape.stored is not None and shape.stored.method == "mxfp4":
+            return replace(shape, stored=shape.stored.experts_alone(shape._share_of_experts()))
         return shape
+
+    def _share_of_experts(self) -> float:
+        """Of the numbers in matrices."""
+        return self.expert_parameters() / self.weight_counts().matrices
 
     def _check(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
