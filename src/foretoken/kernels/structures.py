@@ -125,7 +125,7 @@ class FtAttentionCall(ctypes.Structure):
     """Attention of all spans of a step over one layer's store (attention.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "shape spans pages paths q kv out"),
+        *_fields(_PTR, "shape spans pages paths q kv out sinks"),
         *_fields(_I64, "q_stride kv_stride out_stride"),
         ("num_spans", _I32),
     ]

@@ -15,7 +15,9 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
+from foretoken.layers.mixture import Mixture
+from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
@@ -38,7 +40,8 @@ class CompiledLayers:
         first = layers[0]
         geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
-        gate_up, down = first.mlp.gate_up, first.mlp.down
+        mlp = _plain(first)
+        gate_up, down = mlp.gate_up, mlp.down
         assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
@@ -49,7 +52,7 @@ class CompiledLayers:
             head_dim=geometry.head_dim,
             type=TYPES[geometry.dtype],
             norm_type=TYPES[norm.weight_D.dtype],
-            activation=COMPILED[first.mlp.activate],
+            activation=COMPILED[mlp.activate],
             eps=norm.eps,
         )
         self._store: KVStore | None = None
@@ -182,7 +185,17 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    dtype = layer.attention.geometry.dtype
+    attention, dtype = layer.attention, layer.attention.geometry.dtype
+    if (
+        isinstance(layer.mlp, Mixture)
+        or attention.sinks_H is not None
+        or attention.gate is not None
+    ):
+        return False
+    if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
+        return False
+    if attention.norms is not None and attention.norms.after_turning:
+        return False
     return layer.mlp.activate in COMPILED and all(
         isinstance(linear, KernelLinear)
         and (linear.dtype, linear.out_dtype) == (dtype, dtype)
@@ -192,19 +205,25 @@ def _has_kernels(layer: Layer) -> bool:
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+    mlp = _plain(layer)
+    return layer.attention.qkv, layer.attention.out, mlp.gate_up, mlp.down
+
+
+def _plain(layer: Layer) -> GatedMLP:
+    assert isinstance(layer.mlp, GatedMLP), "mixtures are not compiled"
+    return layer.mlp
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-    yield from (norm for norm in (*own, layer.beside_norm) if norm is not None)
+    yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
     if layer.attention.norms is not None:
         yield from (layer.attention.norms.query, layer.attention.norms.key)
 
 
 def _bind(layer: Layer) -> FtLayer:
-    def address(norm: RMSNorm | None) -> int | None:
-        return None if norm is None else norm.weight_D.data_ptr()
+    def address(norm: RMSNorm | Scaled | None) -> int | None:
+        return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
     heads = layer.attention.norms

@@ -143,7 +143,9 @@ def _model_config(table: GgufTable) -> dict[str, Any]:
     if "token_embd.weight" not in tensors:
         raise CheckpointError("missing tensor", "token_embd.weight", "a language model's tensors")
     for name, tensor in tensors.items():
-        if len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
+        if len(tensor.shape) == 3 and is_of_experts(name):
+            check_experts(tensor, found.get("num_experts") or 0)
+        elif len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
             raise CheckpointError(name, f"shape {list(tensor.shape)}", "a matrix")
     return {
         **found,
@@ -154,6 +156,18 @@ def _model_config(table: GgufTable) -> dict[str, Any]:
         "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
     }
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether a tensor holds the matrices of all experts of a layer, or their biases."""
+    return "_exps." in name
+
+
+def check_experts(tensor: GgufTensor, count: int) -> None:
+    """Raise CheckpointError unless a tensor is of so many experts."""
+    if tensor.shape[-1] != count:
+        given, allowed = f"shape {list(tensor.shape)}", f"[..., {count}], one for each expert"
+        raise CheckpointError(tensor.name, given, allowed)
 
 
 def gguf_head_marks(path: Path) -> dict[str, Any]:
