@@ -126,6 +126,8 @@ def test_a_term_that_is_dropped_is_seen(what: str, tmp_path: Path) -> None:
     runner, ids = open_runner(tmp_path), [7 * i % VOCAB for i in range(30)]
     want = expected_logits(model, ids)
     assert_close(forward(runner, [(ids, 0, 30, list(range(8)))]), want)
+    on_mixtures(kernel=None)(runner)
+    object.__setattr__(decoder(runner), "compiled", None)
     drop(runner)
     found = forward(runner, [(ids, 0, 30, list(range(8)))])
     assert (found - want).abs().max() > 1e-2

@@ -1,4 +1,5 @@
-"""A mixture of experts in place of an MLP, on PyTorch's operations and any linear layers.
+"""A mixture of experts in place of an MLP: one call where all of it has kernels, else PyTorch's
+operations and any linear layers.
 
 A row's bits are its own, in whatever company it is computed. Its scores are made alone. Experts are
 chosen by larger score, then by lower number; a score that is no number comes first, so that the row
@@ -17,6 +18,7 @@ from torch import Tensor
 from foretoken.layers.mlp import GatedMLP, gate
 from foretoken.ops.activation import ACTIVATIONS, clamped_swish, sigmoid, squared_relu
 from foretoken.ops.linear import Linear
+from foretoken.ops.mixture_kernel import MixtureKernel
 from foretoken.shape.experts import Experts, Routing
 
 
@@ -68,9 +70,13 @@ class Mixture:
     """An MLP of all rows."""
     shared_gate: Linear | None = None
     """[T, D] -> [T, 1]: its sigmoid multiplies the shared expert."""
+    kernel: MixtureKernel | None = None
+    """All of it as one call; None: some part has no kernel."""
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
         """mixture(x), plus the residual if there is one."""
+        if self.kernel is not None:
+            return self.kernel(x_TD, residual_TD)
         weights_TK, chosen_TK = self.router(x_TD)
         each_TKD = self._each(x_TD, chosen_TK)
         total_TD = each_TKD[:, 0] * weights_TK[:, :1]

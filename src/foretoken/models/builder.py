@@ -32,6 +32,7 @@ from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
+from foretoken.ops.mixture_kernel import find_kernel
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
@@ -356,23 +357,30 @@ class Builder:
             shared = GatedMLP(gate_up=gate_up, down=down, activate=activate)
         if experts.shared == "gated":
             shared_gate = self.choosing(f"{prefix}.shared_expert_gate", 1, wide=False)
+        pairs = [
+            self._up_and_down(
+                f"{prefix}.experts.{number}",
+                experts.width,
+                bias=experts.biases,
+                gated=experts.is_gated,
+                keeps_sums=True,
+            )
+            for number in range(experts.count)
+        ]
         return Mixture(
             router=router,
-            experts=tuple(
-                Expert(
-                    *self._up_and_down(
-                        f"{prefix}.experts.{number}",
-                        experts.width,
-                        bias=experts.biases,
-                        gated=experts.is_gated,
-                        keeps_sums=True,
-                    )
-                )
-                for number in range(experts.count)
-            ),
+            experts=tuple(Expert(*pair) for pair in pairs),
             activate=inner_activation(experts),
             shared=shared,
             shared_gate=shared_gate,
+            kernel=find_kernel(
+                experts,
+                router=router.linear,
+                choice_bias_E=bias_E,
+                pairs=pairs,
+                shared=None if shared is None else (shared.gate_up, shared.down),
+                shared_gate=shared_gate,
+            ),
         )
 
     def layer(self, index: int, kind: int) -> Layer:

@@ -40,19 +40,22 @@ class CompiledLayers:
         first = layers[0]
         geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
-        mlp = _plain(first)
-        gate_up, down = mlp.gate_up, mlp.down
-        assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
+        out, plain = (
+            first.attention.out,
+            [one.mlp for one in layers if isinstance(one.mlp, GatedMLP)],
+        )
+        assert isinstance(out, KernelLinear)
+        downs = [mlp.down for mlp in plain if isinstance(mlp.down, KernelLinear)]
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
-            hidden=gate_up.packed.inputs,
-            inner=down.packed.inputs,
+            hidden=out.columns,
+            inner=max((down.packed.inputs for down in downs), default=0),
             num_heads=geometry.num_heads,
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
             type=TYPES[geometry.dtype],
             norm_type=TYPES[norm.weight_D.dtype],
-            activation=COMPILED[mlp.activate],
+            activation=COMPILED[plain[0].activate] if plain else 0,
             eps=norm.eps,
         )
         self._store: KVStore | None = None
@@ -185,18 +188,15 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    attention, dtype = layer.attention, layer.attention.geometry.dtype
-    if (
-        isinstance(layer.mlp, Mixture)
-        or attention.sinks_H is not None
-        or attention.gate is not None
-    ):
+    attention, mlp, dtype = layer.attention, layer.mlp, layer.attention.geometry.dtype
+    if attention.sinks_H is not None or attention.gate is not None:
         return False
     if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
         return False
     if attention.norms is not None and attention.norms.after_turning:
         return False
-    return layer.mlp.activate in COMPILED and all(
+    known = mlp.kernel is not None if isinstance(mlp, Mixture) else mlp.activate in COMPILED
+    return known and all(
         isinstance(linear, KernelLinear)
         and (linear.dtype, linear.out_dtype) == (dtype, dtype)
         and not linear.packed.gated
@@ -205,13 +205,9 @@ def _has_kernels(layer: Layer) -> bool:
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    mlp = _plain(layer)
-    return layer.attention.qkv, layer.attention.out, mlp.gate_up, mlp.down
-
-
-def _plain(layer: Layer) -> GatedMLP:
-    assert isinstance(layer.mlp, GatedMLP), "mixtures are not compiled"
-    return layer.mlp
+    """Its matrices, but those of experts."""
+    both, mlp = (layer.attention.qkv, layer.attention.out), layer.mlp
+    return both if isinstance(mlp, Mixture) else (*both, mlp.gate_up, mlp.down)
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
@@ -226,9 +222,11 @@ def _bind(layer: Layer) -> FtLayer:
         return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    heads = layer.attention.norms
+    heads, mlp = layer.attention.norms, layer.mlp
+    kernel = mlp.kernel if isinstance(mlp, Mixture) else None
     return FtLayer(
         *linears,
+        experts=None if kernel is None else kernel.address,
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),
         after_attention=address(layer.after_attention),

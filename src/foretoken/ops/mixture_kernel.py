@@ -10,10 +10,9 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import Library
 from foretoken.kernels.linear import BFLOAT16, FLOAT32, PANEL, TYPES, Packed
 from foretoken.kernels.structures import FtExperts, FtExpertsRows
-from foretoken.ops.linear import KernelLinear
+from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.shape.experts import Experts
 
 _SCORES: Final = {"none": 0, "softmax": 1, "sigmoid": 2}
@@ -31,7 +30,6 @@ class MixtureKernel:
 
     def __init__(
         self,
-        library: Library,
         experts: Experts,
         *,
         router: KernelLinear,
@@ -40,10 +38,9 @@ class MixtureKernel:
         shared: tuple[KernelLinear, KernelLinear] | None,
         shared_gate: KernelLinear | None,
     ) -> None:
-        """Bind layers that have kernels; `can_bind` says whether these do.
+        """Bind layers that have kernels.
 
         Args:
-            library: the kernels.
             experts: how rows are given their experts.
             router: [T, D] -> [T, E].
             choice_bias_E: float32, added to scores for the choice alone.
@@ -52,8 +49,7 @@ class MixtureKernel:
             shared_gate: [T, D] -> [T, 1].
         """
         routing, gate_up, down = experts.routing, *pairs[0]
-        self._down = down
-        self._dtype = gate_up.dtype
+        dtype = gate_up.dtype
         rows_ED = _rows_of(router.packed)
         if shared_gate is not None:
             rows_ED = torch.cat([rows_ED, _rows_of(shared_gate.packed)])
@@ -88,8 +84,8 @@ class MixtureKernel:
             shared_gated=shared_gate is not None,
             activation=_ACTIVATIONS[experts.activation],
             shared_activation=_ACTIVATIONS[experts.activation],
-            type=TYPES[self._dtype],
-            rounds_router=not routing.wide and self._dtype == torch.bfloat16,
+            type=TYPES[dtype],
+            rounds_router=not routing.wide and dtype == torch.bfloat16,
             floor=routing.floor,
             added=routing.eps,
             scale=routing.scale,
@@ -98,7 +94,7 @@ class MixtureKernel:
             alpha=_ALPHA,
         )
         call = (ctypes.c_void_p, ctypes.POINTER(FtExpertsRows))
-        self._run = library.function("ft_experts_run", call)
+        self._run = router.library.function("ft_experts_run", call)
 
     @property
     def address(self) -> int:
@@ -127,6 +123,44 @@ class MixtureKernel:
         )
         self._run(self.address, ctypes.byref(rows))
         return y_TD
+
+
+def find_kernel(
+    experts: Experts,
+    *,
+    router: Linear,
+    choice_bias_E: Tensor | None,
+    pairs: Sequence[tuple[Linear, Linear]],
+    shared: tuple[Linear, Linear] | None,
+    shared_gate: Linear | None,
+) -> MixtureKernel | None:
+    """The mixture as one call, as `MixtureKernel` takes it; None: some part of it has no kernel."""
+    gates = [router] if shared_gate is None else [router, shared_gate]
+    floats = all(isinstance(one, KernelLinear) and one.fixed_bits == 0 for one in gates)
+    both = [*pairs] if shared is None else [*pairs, shared]
+    known = all(
+        isinstance(up, KernelLinear)
+        and isinstance(down, KernelLinear)
+        and len(down.parts) == 1
+        and down.out_dtype == torch.float32
+        for up, down in both
+    )
+    fits = experts.count <= MOST_EXPERTS and experts.used <= MOST_USED
+    if not (floats and known and fits):
+        return None
+    return MixtureKernel(
+        experts,
+        router=_kernel(router),
+        choice_bias_E=choice_bias_E,
+        pairs=[(_kernel(up), _kernel(down)) for up, down in pairs],
+        shared=None if shared is None else (_kernel(shared[0]), _kernel(shared[1])),
+        shared_gate=None if shared_gate is None else _kernel(shared_gate),
+    )
+
+
+def _kernel(linear: Linear) -> KernelLinear:
+    assert isinstance(linear, KernelLinear), type(linear).__name__
+    return linear
 
 
 def _rows_of(packed: Packed) -> Tensor:
