@@ -217,16 +217,23 @@ def gguf_scheme(path: Path) -> CheckpointQuantization:
     """The types of the file's matrices, the most frequent first, and what kernels make of them."""
     tensors = [one for one in open_gguf(path).tensors.values() if len(one.shape) > 1]
     kinds = Counter(tensor.kind for tensor in tensors)
-    numbers, top = Counter[Held](), {tensor.name: tensor.kind for tensor in tensors}
-    for tensor in tensors:
-        if tensor.name.startswith("blk."):
-            numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
+    top = {tensor.name: tensor.kind for tensor in tensors}
+    in_layers = [tensor for tensor in tensors if tensor.name.startswith("blk.")]
     table = top.get("token_embd.weight", "")
     head = top.get("output.weight", table)
     return CheckpointQuantization(
         method="gguf",
         weights=", ".join(name for name, _ in kinds.most_common()),
-        held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),
+        held=_shares(in_layers),
+        of_experts=_shares([tensor for tensor in in_layers if is_of_experts(tensor.name)]),
         head=_HELD.get(head, FLOATS),
         table=_HELD.get(table, FLOATS),
     )
+
+
+def _shares(tensors: list[GgufTensor]) -> tuple[Held, ...]:
+    """What kernels make of these matrices, with the share of each kind."""
+    numbers = Counter[Held]()
+    for tensor in tensors:
+        numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
+    return tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items())

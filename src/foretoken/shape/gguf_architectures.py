@@ -33,6 +33,15 @@ _SIZES = {
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
 }
+_EXPERT_FIELDS = {
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
 _REALS = ("rms_norm_eps", "rope_theta")
 _PER_LAYER = (
     "feed_forward_length",
@@ -196,7 +205,7 @@ def head_names() -> str:
 
 def stored_field(name: str) -> str:
     """What the metadata call a field of config.json, after the architecture's name."""
-    return _SIZES.get(name, name)
+    return _SIZES.get(name, _EXPERT_FIELDS.get(name, name))
 
 
 def norm_offset(model_type: str) -> float:
@@ -283,9 +292,13 @@ def _layer_types(table: GgufTable, arch: str, sizes: Fields, period: int) -> lis
 def _experts(table: GgufTable, arch: str, sizes: Fields) -> Fields:
     """Numbers of experts, under the names that most families have for them."""
     width = table.get(f"{arch}.expert_feed_forward_length", int, sizes["intermediate_size"])
+    count, used = (table.get(f"{arch}.expert_{what}count", int, 0) for what in ("", "used_"))
+    if not any("_exps." in name for name in table.tensors):
+        allowed = "none, in a file without tensors of experts (blk.0.ffn_gate_exps.weight, ...)"
+        raise CheckpointError(f"{arch}.expert_count", count, allowed)
     return {
-        "num_experts": table.get(f"{arch}.expert_count", int),
-        "num_experts_per_tok": table.get(f"{arch}.expert_used_count", int),
+        "num_experts": count,
+        "num_experts_per_tok": used,
         "moe_intermediate_size": width,
         "intermediate_size": sizes["intermediate_size"] or width,
     }

@@ -35,17 +35,14 @@ _RECURRENT = "recurrent layers"
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_vl_v2", "glm4_moe_lite",
-         "glm_moe_dsa", "kimi_k2", "kimi_k25", "kimi_vl", "longcat_flash", "mistral4"),
+         "kimi_k2", "kimi_k25", "kimi_vl"),
         _LATENT,
     ),
     "deepseek_v4": "compressed and sparse attention",
     "kimi_linear": f"{_LATENT} and {_RECURRENT}",
-    "llama4": "chunked attention, and experts whose weights multiply their inputs",
-    "llama4_text": "chunked attention, and experts whose weights multiply their inputs",
+    **dict.fromkeys(("llama4", "llama4_text"), "chunked attention, and experts that weigh inputs"),
     **dict.fromkeys(
-        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
-         "granitemoehybrid", "lfm2", "lfm2_moe", "jamba", "nemotron_h", "minimax", "bamba",
-         "falcon_h1"),
+        ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "granitemoehybrid", "lfm2_moe"),
         _RECURRENT,
     ),
 }  # fmt: skip

@@ -275,13 +275,21 @@ class ModelShape:
         matrices += plain * 3 * hidden * inner
         outputs += plain * (2 * inner + hidden)
         if experts is not None:
-            up, mixed = 1 + experts.is_gated, experts.num_layers
-            matrices += mixed * experts.count * (up + 1) * hidden * experts.width
-            outputs += mixed * experts.count * (up * experts.width + hidden)
-            matrices += mixed * 3 * hidden * experts.shared_width
+            mixed, of_experts = experts.num_layers, self.expert_counts()
+            matrices += of_experts.matrices + mixed * 3 * hidden * experts.shared_width
+            outputs += of_experts.outputs
             outputs += mixed * (2 * experts.shared_width + hidden * (experts.shared_width > 0))
         rest = everything - self._table_parameters() - matrices
         return WeightCounts(table, table, matrices, rest, outputs, head_outputs=self.vocab_size)
+
+    def expert_counts(self) -> WeightCounts:
+        """Of those the experts that routers choose from, biases aside."""
+        experts, hidden = self.experts, self.hidden_size
+        if experts is None:
+            return WeightCounts(0, 0, 0, 0)
+        everywhere, up = experts.num_layers * experts.count, 1 + experts.is_gated
+        matrices = everywhere * (up + 1) * hidden * experts.width
+        return WeightCounts(0, 0, matrices, 0, everywhere * (up * experts.width + hidden))
 
     def _table_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)

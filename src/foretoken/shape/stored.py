@@ -32,6 +32,8 @@ class CheckpointQuantization:
     """In words, such as `int4, groups of 128, asymmetric`."""
     held: tuple[Held, ...] = (FLOATS,)
     """What kernels make of the matrices of the layers, for the memory they take."""
+    of_experts: tuple[Held, ...] = ()
+    """The same of the experts of a mixture alone; empty: as of all."""
     head: Held = FLOATS
     """What kernels make of the output head, which most checkpoints leave alone."""
     table: Held = FLOATS
