@@ -164,7 +164,7 @@ class FtLayer(ctypes.Structure):
     """The matrices and norms of a decoder layer (decoder.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "qkv out gate_up down experts"),
+        *_fields(_PTR, "qkv out gate_up down experts sinks"),
         *_fields(_PTR, "attention_norm mlp_norm after_attention after_mlp"),
         *_fields(_PTR, "query_norm key_norm beside_norm"),
         *_fields(_I64, "from_norm whole_norms kind"),
@@ -178,7 +178,7 @@ class FtDecoder(ctypes.Structure):
         ("layers", _PTR),
         *_fields(_I64, "hidden inner"),
         *_fields(_I32, "num_heads num_kv_heads head_dim type norm_type activation"),
-        ("eps", _F32),
+        *_fields(_F32, "eps branch_scale"),
     ]
 
 

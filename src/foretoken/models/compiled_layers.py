@@ -57,6 +57,7 @@ class CompiledLayers:
             norm_type=TYPES[norm.weight_D.dtype],
             activation=COMPILED[plain[0].activate] if plain else 0,
             eps=norm.eps,
+            branch_scale=_branch_scale(first),
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
@@ -183,15 +184,21 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
     norms = [norm for layer in layers for norm in _norms(layer)]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
+    if len(set(map(_branch_scale, layers))) > 1:
+        return None
     return CompiledLayers(layers, kinds)
+
+
+def _branch_scale(layer: Layer) -> float:
+    """What both of its parts give is multiplied with."""
+    after = layer.after_mlp
+    return after.factor if isinstance(after, Scaled) else 1.0
 
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
     attention, mlp, dtype = layer.attention, layer.mlp, layer.attention.geometry.dtype
-    if attention.sinks_H is not None or attention.gate is not None:
-        return False
-    if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
+    if attention.gate is not None:
         return False
     if attention.norms is not None and attention.norms.after_turning:
         return False
@@ -227,6 +234,7 @@ def _bind(layer: Layer) -> FtLayer:
     return FtLayer(
         *linears,
         experts=None if kernel is None else kernel.address,
+        sinks=None if layer.attention.sinks_H is None else layer.attention.sinks_H.data_ptr(),
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),
         after_attention=address(layer.after_attention),

@@ -82,16 +82,28 @@ static void norm(const ft_decoder *d, const ft_step *step, const void *weight, c
     ft_norm(&call);
 }
 
+// x becomes x + scale y, each rounded.
+static void add_scaled(const ft_decoder *d, const ft_step *step, const void *y) {
+    for (int64_t i = 0; i < step->rows * d->hidden; i++) {
+        float scaled;
+        ft_put(&scaled, 0, ft_value(y, i, d->type) * d->branch_scale, d->type);
+        ft_put(step->x, i, ft_value(step->x, i, d->type) + ft_value(&scaled, 0, d->type), d->type);
+    }
+}
+
 // x becomes x + y, or x + norm(y), where y is what `linear` makes of `input`.
 static void add(const ft_decoder *d, const ft_step *step, const ft_linear *linear,
                 const void *after, const void *input, void *room) {
     // Without a norm in between, the sum is made before the matrix' results are rounded.
-    if (!after) {
+    if (!after && d->branch_scale == 1.0f) {
         ft_linear_dense(linear, input, step->x, step->x, step->rows);
         return;
     }
     ft_linear_dense(linear, input, room, NULL, step->rows);
-    norm(d, step, after, room, step->x, step->x);
+    if (!after)
+        add_scaled(d, step, room);
+    else
+        norm(d, step, after, room, step->x, step->x);
 }
 
 static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
@@ -131,6 +143,7 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
     call->q_stride = width;
     call->kv = kv;
     call->kv_stride = step->kv_stride;
+    call->sinks = layer->sinks;
     call->out = b->heads;
     call->out_stride = d->num_heads * size;
     ft_attention_run(call, kind->units, kind->num_units);
@@ -174,13 +187,17 @@ static void mix(const ft_decoder *d, const ft_step *step, const ft_layer *layer,
                 const buffers *b) {
     const size_t bytes = (size_t)(step->rows * d->hidden) * (d->type == FT_BFLOAT16 ? 2 : 4);
     char *const room = b->normed + bytes;
+    const int at_once = !layer->after_mlp && d->branch_scale == 1.0f;
     const ft_experts_rows rows = {.x = input,
-                                  .y = layer->after_mlp ? room : step->x,
-                                  .residual = layer->after_mlp ? NULL : step->x,
+                                  .y = at_once ? step->x : room,
+                                  .residual = at_once ? step->x : NULL,
                                   .rows = step->rows,
                                   .distinct = step->distinct};
     ft_experts_run(layer->experts, &rows);
-    if (layer->after_mlp) norm(d, step, layer->after_mlp, room, step->x, step->x);
+    if (layer->after_mlp)
+        norm(d, step, layer->after_mlp, room, step->x, step->x);
+    else if (!at_once)
+        add_scaled(d, step, room);
 }
 
 static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,

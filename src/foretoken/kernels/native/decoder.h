@@ -14,6 +14,7 @@
 typedef struct {
     const ft_linear *qkv, *out, *gate_up, *down;
     const ft_experts *experts;  // in place of gate_up and down; or null
+    const float *sinks;         // of ft_attention_call, or null
     const void *attention_norm, *mlp_norm;         // weights [hidden]; or null: of nothing
     const void *after_attention, *after_mlp;       // of norms before a residual is added, or null
     const void *query_norm, *key_norm;             // [head_dim], or of all heads together; or null
@@ -32,6 +33,7 @@ typedef struct {
     int32_t norm_type;  // of all weights of norms
     int32_t activation;
     float eps;
+    float branch_scale;  // what a layer's two parts give is multiplied with, where no norm follows them
 } ft_decoder;
 
 // What layers of a kind share in a step.
