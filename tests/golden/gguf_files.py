@@ -2,14 +2,17 @@
 rows of q and k reordered where it does so, 1 added to Gemma's norms. Floats stay float32."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file
+from torch import Tensor
 
 from foretoken.shape.gguf import forget_gguf
 
@@ -32,6 +35,33 @@ def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+def joined_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices of all experts of a layer in one tensor, gate and up apart."""
+    found: dict[str, Tensor] = {}
+    each: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        fused = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?", name)
+        one = EXPERT.fullmatch(name)
+        if one is not None:
+            each.setdefault(f"{one[1]}.{one[3]}", []).append((int(one[2]), tensor))
+        elif fused is not None:  # gpt-oss: inputs first, gate and up alternate
+            ending = "bias" if fused[3] else "weight"
+            rows = tensor if fused[3] else tensor.transpose(1, 2)
+            parts = {"down": rows} if fused[2] == "down" else {
+                "gate": rows[:, ::2], "up": rows[:, 1::2],
+            }  # fmt: skip
+            for part, one_part in parts.items():
+                found[f"{fused[1]}.{part}_proj.{ending}"] = one_part.contiguous()
+        else:
+            found[name] = tensor
+    for name, pairs in each.items():
+        found[name] = torch.stack([tensor for _, tensor in sorted(pairs, key=lambda p: p[0])])
+    return found
 
 
 def write_gguf(
@@ -70,8 +100,10 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     more(writer, config)
     names = gguf.get_tensor_name_map(ARCHES[arch], layers)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in joined_experts(load_file(folder / "model.safetensors")).items():
         plain = name.replace("model.language_model.", "model.")
+        plain = plain.replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = f"{plain}.weight" if plain.endswith(".sinks") else plain
         stem, part_kind = plain.rsplit(".", 1)
         stored = names.get_name(stem)
         if stored is None:
@@ -84,7 +116,8 @@ def write_gguf(
             if arch in TURNED and part in stem:
                 rows = ggml_rows(rows, config[key])
         wanted = table if table is not None and "embed_tokens" in stem else kind
-        if wanted is not None and rows.ndim == 2:
+        is_router = stored.endswith("ffn_gate_inp")
+        if wanted is not None and rows.ndim > 1 and part_kind == "weight" and not is_router:
             packed = quantize(rows, wanted)
             writer.add_tensor(f"{stored}.{part_kind}", packed, raw_dtype=wanted)
         else:

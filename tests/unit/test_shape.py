@@ -28,6 +28,7 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
+from foretoken.shape.mixtures import MIXTURES
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer
@@ -314,8 +315,21 @@ STORED: list[dict[str, Any]] = [
 ACT = "gelu_pytorch_tanh"
 GELU = {"hidden_activation": ACT, "hidden_act": ACT, "sliding_window": 9}
 NAMES = [family.model_type for family in families()]
+MIXED = {
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8,
+    "num_experts_per_tok": 2, "moe_k": 2, "moe_topk": 2, "moe_intermediate_size": 24,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "decoder_sparse_step": 2,
+    "mlp_only_layers": [1], "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+OF_MIXTURES = [family.model_type for family in MIXTURES]
 CONFIGS: list[dict[str, Any]] = [
-    *(WHOLE | (GELU if "gemma" in name else {}) | {"model_type": name} for name in NAMES),
+    *(
+        WHOLE
+        | (GELU if "gemma" in name else {})
+        | (MIXED if name in OF_MIXTURES else {})
+        | {"model_type": name}
+        for name in NAMES
+    ),
     *(WHOLE | {"model_type": "llama", "rope_parameters": rope} for rope in (YARN, LLAMA3, LONG)),
     *(WHOLE | {"model_type": "qwen2", "quantization_config": stored} for stored in STORED),
     WHOLE | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0]},

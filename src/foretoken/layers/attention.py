@@ -8,6 +8,7 @@ from foretoken.backend import backend_for
 from foretoken.kv.store import write
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
+from foretoken.ops.activation import sigmoid
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
@@ -23,6 +24,8 @@ class HeadNorms:
     key: RMSNorm
     whole: bool = False
     """Whether a norm reaches over all query heads, and one over all key heads (OLMo 2)."""
+    after_turning: bool = False
+    """Whether heads are turned first (Hunyuan)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,10 @@ class AttentionBlock:
     out: Linear
     geometry: Geometry
     norms: HeadNorms | None = None
+    sinks_H: Tensor | None = None
+    """float32, heads as attention has them (gpt-oss); None: it has none."""
+    gate: Linear | None = None
+    """[T, D] -> [T, H * h]: its sigmoid multiplies what attention gives (AFMoE)."""
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
@@ -53,25 +60,42 @@ class AttentionBlock:
             self._norm_whole(qkv_TA, self.norms)
         qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         kernels = backend_for(qkv_TA.device).rows(qkv_TA)
-        if kernels is not None:
+        after = self.norms is not None and self.norms.after_turning
+        if kernels is not None and not after:
             kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
             if step.rotation.query_scale is not None:
                 qkv_TAh[:, :heads] *= step.rotation.query_scale
-            return self.out(step.attend(qkv_TAh[:, :heads], layer_SKh), residual_TD)
+            return self._attended(qkv_TAh[:, :heads], layer_SKh, step, x_TD, residual_TD)
         turned = qkv_TAh[:, : heads + kv]
-        if self.norms is not None and not self.norms.whole:
-            turned = self._normed(turned, self.norms)
+        each = self.norms if self.norms is not None and not self.norms.whole else None
+        if each is not None and not after:
+            turned = self._normed(turned, each)
         rotated = rotate(turned, step.rotation)
+        if each is not None and after:
+            rotated = self._normed(rotated, each)
         if step.rotation.query_scale is not None:
             rotated[:, :heads] *= step.rotation.query_scale
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
         write(layer_SKh, step.slots_T, quantize_kv(qkv_TAh[:, heads:], layer_SKh.dtype))
-        return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
+        return self._attended(rotated[:, :heads], layer_SKh, step, x_TD, residual_TD)
+
+    def _attended(
+        self,
+        q_THh: Tensor,
+        layer_SKh: Tensor,
+        step: StepState,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+    ) -> Tensor:
+        heads_TA = step.attend(q_THh, layer_SKh, self.sinks_H)
+        if self.gate is not None:
+            heads_TA = (heads_TA.float() * sigmoid(self.gate(x_TD).float())).to(heads_TA.dtype)
+        return self.out(heads_TA, residual_TD)
 
     def turn(self, step: StepState) -> Turn:
         """The step's rotation and slots as the compiled kernel takes them."""
         norms = None
-        if self.norms is not None and not self.norms.whole:
+        if self.norms is not None and not (self.norms.whole or self.norms.after_turning):
             query, key = self.norms.query, self.norms.key
             norms = query.weight_D, key.weight_D, query.eps
         return Turn(

@@ -5,10 +5,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.layers.attention import AttentionBlock, StepState
+from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.ops.attention import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What part of a layer gives times a number, added to the stream (Granite)."""
+
+    factor: float
+
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """residual + factor * x."""
+        return residual_TD + x_TD * self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +33,9 @@ class Layer:
     """None: attention reads the stream itself; so does the MLP below."""
     attention: AttentionBlock
     mlp_norm: RMSNorm | None
-    mlp: GatedMLP
-    after_attention: RMSNorm | None = None
-    after_mlp: RMSNorm | None = None
+    mlp: GatedMLP | Mixture
+    after_attention: RMSNorm | Scaled | None = None
+    after_mlp: RMSNorm | Scaled | None = None
     beside_norm: RMSNorm | None = None
     """Norm of what the first layer of an EAGLE-3 head takes beside the stream. q, k and v are
     computed from both, side by side. Only compiled layers know it."""

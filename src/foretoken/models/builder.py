@@ -16,9 +16,10 @@ from torch import Tensor
 from foretoken.backend import Backend, LinearSpec
 from foretoken.kernels.linear import TYPES, Packed
 from foretoken.layers.attention import AttentionBlock, HeadNorms
-from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.gathered import GatheredLinear
+from foretoken.layers.mixture import Expert, Mixture, Router, inner_activation
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
@@ -31,9 +32,11 @@ from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
+from foretoken.ops.mixture_kernel import find_kernel
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
+from foretoken.shape.experts import Experts
 from foretoken.shape.memory_formula import copies_of
 
 logger = logging.getLogger("foretoken")
@@ -67,6 +70,16 @@ class Part(NamedTuple):
         bias = None if self.bias is None else self.bias[kept]
         return Part(change_rows(self.weight, lambda rows: rows[kept]), bias)
 
+    def halved(self, heads: int) -> "Part":
+        """Its outputs, of so many heads whose turned dimensions alternate, half by half."""
+
+        def turn(rows: Tensor) -> Tensor:
+            pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
+            return pairs.flatten(0, 2)
+
+        bias = None if self.bias is None else turn(self.bias)
+        return Part(change_rows(self.weight, turn), bias)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
@@ -92,6 +105,7 @@ class Builder:
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
+        keeps_sums: bool = False,
         is_head: bool = False,
         is_table: bool = False,
     ) -> Linear:
@@ -109,6 +123,7 @@ class Builder:
                     dtype=self.options.dtype,
                     bias_N=None if bias_N is None else bias_N[at : at + rows],
                     adds_residual=adds_residual and len(joined) == 1,
+                    keeps_sums=keeps_sums,
                     packed=packed,
                     is_head=is_head,
                     quantization=self.options.quantization,
@@ -131,6 +146,26 @@ class Builder:
         if ready is None:
             return [(weights, None) for weights in join_rows(parts)]
         return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
+
+    def choosing(self, name: str, outputs: int, *, wide: bool, bias: bool = False) -> Linear:
+        """A small matrix that decides or weighs: it is never rounded.
+
+        Args:
+            name: of its module.
+            outputs: it has.
+            wide: whether it is float32, whatever the model's type.
+            bias: whether it has one.
+        """
+        source, dtype = self.checkpoint, torch.float32 if wide else self.options.dtype
+        weight = source.keep(f"{name}.weight", (outputs, self.shape.hidden_size), dtype)
+        bias_N = source.keep(f"{name}.bias", (outputs,), dtype) if bias else None
+        [(weights, packed)] = self._joined([weight])
+        made = self.backend.linear(
+            LinearSpec(weights=weights, dtype=dtype, bias_N=bias_N, packed=packed, probe=self.probe)
+        )
+        if self.packed is not None:
+            self.packed.made([made])
+        return made
 
     def norm(
         self, name: str, width: int, arrange: Callable[[Tensor], Tensor] = lambda rows: rows
@@ -169,6 +204,10 @@ class Builder:
         shape, keys, queries = self.shape, self._key_heads, self._own_queries
         sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
         whole = self.parts(prefix, sizes, bias=shape.qkv_bias)
+        if self.family.pairs_on_disk:
+            counts = (shape.num_attention_heads, shape.num_key_value_heads)
+            turned = [part.halved(count) for part, count in zip(whole, counts, strict=False)]
+            whole = [*turned, whole[2]]
         size, first = shape.head_dim, keys.start * self._queries + queries.start
         q = whole[0].cut(range(first * size, (first + len(keys) * len(queries)) * size))
         k, v = (part.cut(range(keys.start * size, keys.stop * size)) for part in whole[1:])
@@ -179,6 +218,18 @@ class Builder:
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
             bias_N = torch.cat([reordered(q.bias), k.bias, v.bias])
+        sinks_H, gate = None, None
+        if shape.sinks:
+            every = self.checkpoint.keep(
+                f"{prefix}.sinks", (shape.num_attention_heads,), torch.float32
+            )
+            own = every[first : first + len(keys) * len(queries)]
+            sinks_H = reordered(own).contiguous()
+        if shape.output_gate:
+            outputs = (shape.query_size, shape.hidden_size)
+            stored = Part(self.checkpoint.matrix(f"{prefix}.gate_proj", outputs), None)
+            mine = stored.cut(range(first * size, (first + len(keys) * len(queries)) * size))
+            gate = self.linear([change_rows(mine.weight, reordered)])
         out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
         return AttentionBlock(
             qkv=self.linear([change_rows(q.weight, reordered), k.weight, v.weight], bias_N),
@@ -190,6 +241,8 @@ class Builder:
             ),
             geometry=self.geometry(self.shape.window(layer)),
             norms=self._head_norms(prefix),
+            sinks_H=sinks_H,
+            gate=gate,
         )
 
     def _head_norms(self, prefix: str) -> HeadNorms | None:
@@ -197,7 +250,7 @@ class Builder:
         shape, names = self.shape, (f"{prefix}.q_norm", f"{prefix}.k_norm")
         if shape.head_norms:
             query, key = (self.norm(name, shape.head_dim) for name in names)
-            return HeadNorms(query, key)
+            return HeadNorms(query, key, after_turning=shape.norms_after_turning)
         if not shape.whole_norms:
             return None
         assert self.options.share.size == 1, "these norms reach over all heads"
@@ -248,11 +301,15 @@ class Builder:
         whole = Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
         return whole.cut(self.options.share.of(hidden))
 
-    def _back(self, part: Part, blocks: int, copies: int = 1) -> Linear:
-        """The layer of such a projection; `blocks` and `copies` as for `GatheredLinear`."""
-        adds_residual = not self.shape.sandwich_norms
-        own = self.linear([part.weight], part.bias, adds_residual=adds_residual)
-        return self._gathered(own, self.shape.hidden_size, blocks, copies)
+    def _back(
+        self, part: Part, blocks: int, copies: int = 1, *, keeps_sums: bool = False
+    ) -> Linear:
+        """The layer of such a projection; `blocks` and `copies` as for `GatheredLinear`,
+        `keeps_sums` for those whose results are added to others before the stream."""
+        shape = self.shape
+        alone = shape.sandwich_norms or shape.branch_scale != 1.0 or keeps_sums
+        own = self.linear([part.weight], part.bias, adds_residual=not alone, keeps_sums=keeps_sums)
+        return self._gathered(own, shape.hidden_size, blocks, copies)
 
     def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
         """A layer with so many outputs, of which `own` makes this rank's."""
@@ -264,33 +321,92 @@ class Builder:
     def mlp(self, prefix: str) -> GatedMLP:
         """gate and up as one matrix, and down."""
         inner, bias = self.shape.intermediate_size, self.shape.mlp_bias
-        whole = self.parts(prefix, {"gate": inner, "up": inner}, bias=bias)
-        gate, up = (part.cut(self.options.share.of(inner)) for part in whole)
-        bias_N = None
-        if gate.bias is not None and up.bias is not None:
-            bias_N = torch.cat([gate.bias, up.bias])
-        return GatedMLP(
-            gate_up=self.linear([gate.weight, up.weight], bias_N),
-            down=self._back(self._down(f"{prefix}.down_proj", inner, bias=bias), 1),
-            activate=ACTIVATIONS[self.shape.hidden_act],
+        gate_up, down = self._up_and_down(prefix, inner, bias=bias)
+        return GatedMLP(gate_up=gate_up, down=down, activate=ACTIVATIONS[self.shape.hidden_act])
+
+    def _up_and_down(
+        self, prefix: str, inner: int, *, bias: bool, gated: bool = True, keeps_sums: bool = False
+    ) -> tuple[Linear, Linear]:
+        """The matrices of an MLP, each of which this rank has its share of."""
+        sizes = {"gate": inner, "up": inner} if gated else {"up": inner}
+        whole = self.parts(prefix, sizes, bias=bias)
+        mine = [part.cut(self.options.share.of(inner)) for part in whole]
+        biases = [part.bias for part in mine if part.bias is not None]
+        gate_up = self.linear([part.weight for part in mine], torch.cat(biases) if biases else None)
+        down = self._down(f"{prefix}.down_proj", inner, bias=bias)
+        return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
+
+    def mixture(self, prefix: str, experts: Experts) -> Mixture:
+        """Router, experts, and what is beside them."""
+        routing, name = experts.routing, f"{prefix}.gate"
+        bias_E = None
+        if routing.choice_bias:
+            stored = f"{name}.e_score_correction_bias"
+            bias_E = self.checkpoint.keep(stored, (experts.count,), torch.float32)
+        router = Router(
+            linear=self.choosing(name, experts.count, wide=routing.wide, bias=routing.bias),
+            used=experts.used,
+            routing=routing,
+            choice_bias_E=bias_E,
+        )
+        shared, shared_gate = None, None
+        if experts.shared != "none":
+            beside, width = f"{prefix}.shared_expert", experts.shared_width
+            gate_up, down = self._up_and_down(beside, width, bias=False, keeps_sums=True)
+            activate = ACTIVATIONS[self.shape.hidden_act]
+            shared = GatedMLP(gate_up=gate_up, down=down, activate=activate)
+        if experts.shared == "gated":
+            shared_gate = self.choosing(f"{prefix}.shared_expert_gate", 1, wide=False)
+        pairs = [
+            self._up_and_down(
+                f"{prefix}.experts.{number}",
+                experts.width,
+                bias=experts.biases,
+                gated=experts.is_gated,
+                keeps_sums=True,
+            )
+            for number in range(experts.count)
+        ]
+        return Mixture(
+            router=router,
+            experts=tuple(Expert(*pair) for pair in pairs),
+            activate=inner_activation(experts),
+            shared=shared,
+            shared_gate=shared_gate,
+            kernel=find_kernel(
+                experts,
+                router=router.linear,
+                choice_bias_E=bias_E,
+                pairs=pairs,
+                shared=None if shared is None else (shared.gate_up, shared.down),
+                shared_gate=shared_gate,
+            ),
         )
 
     def layer(self, index: int, kind: int) -> Layer:
         """One decoder layer."""
         prefix, width = f"model.layers.{index}", self.shape.hidden_size
         before, between = f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"
-        mlp_norm, after_attention, after_mlp = between, None, None
-        norms_before = self.shape.norms_before
+        mlp_norm, norms_before = between, self.shape.norms_before
+        after_attention: RMSNorm | Scaled | None = None
+        after_mlp: RMSNorm | Scaled | None = None
+        if self.shape.branch_scale != 1.0:
+            after_attention = after_mlp = Scaled(self.shape.branch_scale)
         if self.shape.sandwich_norms:
             mlp_norm = f"{prefix}.pre_feedforward_layernorm"
             after_attention = self.norm(between, width)
             after_mlp = self.norm(f"{prefix}.post_feedforward_layernorm", width)
+        experts = self.shape.experts
+        if experts is None or not experts.layers[index]:
+            mlp: GatedMLP | Mixture = self.mlp(f"{prefix}.mlp")
+        else:
+            mlp = self.mixture(f"{prefix}.mlp", experts)
         return Layer(
             kind=kind,
             attention_norm=self.norm(before, width) if norms_before else None,
             attention=self.attention(f"{prefix}.self_attn", index),
             mlp_norm=self.norm(mlp_norm, width) if norms_before else None,
-            mlp=self.mlp(f"{prefix}.mlp"),
+            mlp=mlp,
             after_attention=after_attention,
             after_mlp=after_mlp,
         )
@@ -311,6 +427,7 @@ class Builder:
             softcap=shape.attention_softcap,
             scale=shape.attention_scale,
             kv_store_dtype=options.kv_store_dtype,
+            has_sinks=shape.sinks,
         )
 
     def kind(self, view: tuple[int | None, RopeShape], like: Tensor) -> LayerKind:
@@ -337,6 +454,9 @@ class Builder:
         own = self.options.layers(len(everywhere))
         for other in set(everywhere).difference(own):
             self.checkpoint.ignore(f"model.layers.{other}")
+        for drafting in range(shape.draft_layers):
+            self.checkpoint.ignore(f"model.layers.{len(everywhere) + drafting}")
+        self.checkpoint.ignore("mtp")
         layers = [self.layer(i, different.index(shape.view(i))) for i in own]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()

@@ -15,7 +15,9 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
+from foretoken.layers.mixture import Mixture
+from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
@@ -38,19 +40,24 @@ class CompiledLayers:
         first = layers[0]
         geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
-        gate_up, down = first.mlp.gate_up, first.mlp.down
-        assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
+        out, plain = (
+            first.attention.out,
+            [one.mlp for one in layers if isinstance(one.mlp, GatedMLP)],
+        )
+        assert isinstance(out, KernelLinear)
+        downs = [mlp.down for mlp in plain if isinstance(mlp.down, KernelLinear)]
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
-            hidden=gate_up.packed.inputs,
-            inner=down.packed.inputs,
+            hidden=out.columns,
+            inner=max((down.packed.inputs for down in downs), default=0),
             num_heads=geometry.num_heads,
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
             type=TYPES[geometry.dtype],
             norm_type=TYPES[norm.weight_D.dtype],
-            activation=COMPILED[first.mlp.activate],
+            activation=COMPILED[plain[0].activate] if plain else 0,
             eps=norm.eps,
+            branch_scale=_branch_scale(first),
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
@@ -177,13 +184,26 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
     norms = [norm for layer in layers for norm in _norms(layer)]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
+    if len(set(map(_branch_scale, layers))) > 1:
+        return None
     return CompiledLayers(layers, kinds)
+
+
+def _branch_scale(layer: Layer) -> float:
+    """What both of its parts give is multiplied with."""
+    after = layer.after_mlp
+    return after.factor if isinstance(after, Scaled) else 1.0
 
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    dtype = layer.attention.geometry.dtype
-    return layer.mlp.activate in COMPILED and all(
+    attention, mlp, dtype = layer.attention, layer.mlp, layer.attention.geometry.dtype
+    if attention.gate is not None:
+        return False
+    if attention.norms is not None and attention.norms.after_turning:
+        return False
+    known = mlp.kernel is not None if isinstance(mlp, Mixture) else mlp.activate in COMPILED
+    return known and all(
         isinstance(linear, KernelLinear)
         and (linear.dtype, linear.out_dtype) == (dtype, dtype)
         and not linear.packed.gated
@@ -192,24 +212,29 @@ def _has_kernels(layer: Layer) -> bool:
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+    """Its matrices, but those of experts."""
+    both, mlp = (layer.attention.qkv, layer.attention.out), layer.mlp
+    return both if isinstance(mlp, Mixture) else (*both, mlp.gate_up, mlp.down)
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-    yield from (norm for norm in (*own, layer.beside_norm) if norm is not None)
+    yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
     if layer.attention.norms is not None:
         yield from (layer.attention.norms.query, layer.attention.norms.key)
 
 
 def _bind(layer: Layer) -> FtLayer:
-    def address(norm: RMSNorm | None) -> int | None:
-        return None if norm is None else norm.weight_D.data_ptr()
+    def address(norm: RMSNorm | Scaled | None) -> int | None:
+        return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    heads = layer.attention.norms
+    heads, mlp = layer.attention.norms, layer.mlp
+    kernel = mlp.kernel if isinstance(mlp, Mixture) else None
     return FtLayer(
         *linears,
+        experts=None if kernel is None else kernel.address,
+        sinks=None if layer.attention.sinks_H is None else layer.attention.sinks_H.data_ptr(),
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),
         after_attention=address(layer.after_attention),

@@ -141,5 +141,7 @@ class Decoder(Model):
 
     def _capped(self, raw_RV: Tensor) -> Tensor:
         logits_RV = raw_RV.float()
+        if self.shape.logit_scale != 1.0:
+            logits_RV = logits_RV * self.shape.logit_scale
         cap = self.shape.logit_softcap
         return logits_RV if cap is None else logits_RV.div_(cap).tanh_().mul_(cap)

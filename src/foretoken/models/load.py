@@ -27,6 +27,7 @@ from foretoken.models.weight_cache import (
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
+from foretoken.shape.experts import PLAIN_NAMES
 from foretoken.shape.families import find_family
 from foretoken.shape.gguf import about_gguf, forget_gguf
 
@@ -83,12 +84,15 @@ def _load(
     """Load from the checkpoint, and write what it becomes."""
     with writing or nullcontext():
         stored = None if shape.stored is None else format_of(shape.stored, folder)
+        family = find_family(shape.model_type)
         with Checkpoint(
             folder,
             dtype=options.dtype,
             device=options.device,
             stored=stored,
             around=shape.inside,
+            names=PLAIN_NAMES if family is None else family.names,
+            num_experts=0 if shape.experts is None else shape.experts.count,
         ) as checkpoint:
             forget_gguf()
             if writing is None:

@@ -33,6 +33,15 @@ _SIZES = {
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
 }
+_EXPERT_FIELDS = {
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
 _REALS = ("rms_norm_eps", "rope_theta")
 _PER_LAYER = (
     "feed_forward_length",
@@ -70,11 +79,25 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    **{
+        f"ffn_{part}_{ending}": f"mlp.{module}.{part}_proj"
+        for ending, module in (("exps", "experts.{}"), ("shexp", "shared_expert"))
+        for part in ("gate", "up", "down")
+    },
+}
+_ALONE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+"""Tensors whose names end here and not there with what they are."""
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_NORM_BETWEEN = {"post_attention_norm": "post_attention_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 
@@ -93,6 +116,8 @@ class GgufArchitecture:
     """Tensors of a layer that have other names than Llama's: here -> in Hugging Face's files."""
     tops: Mapping[str, str] = field(default_factory=dict)
     """The same of those outside of the layers."""
+    has_experts: bool = False
+    """Whether its files may hold experts."""
     needed: tuple[str, ...] = ()
     """Of a drafting head: tensors that a file must have, those of a layer without its number."""
     marks: Callable[[GgufTable], Fields] = lambda table: {}
@@ -111,6 +136,8 @@ class GgufArchitecture:
         """
         table = _same_everywhere(table, self.name)
         _check_neutral(table, self.name, self.reads)
+        if not self.has_experts and table.get(f"{self.name}.expert_count", int, 0):
+            raise UnsupportedModelError("expert_count", self.name, "no mixture of experts")
         found = {
             name: table.get(f"{self.name}.{key}", float if name in _REALS else int)
             for name, key in _SIZES.items()
@@ -125,14 +152,21 @@ class GgufArchitecture:
         found |= self.fields(table, found)
         return {name: one for name, one in found.items() if one is not None}
 
+    def _own_name(self, name: str) -> str | None:
+        return self.names.get(name, _LAYER.get(name, _EXPERTS.get(name)))
+
     def tensor_name(self, name: str) -> str:
-        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay. In
+        those of all experts the number of one is left open, as `{}`."""
         stem, _, kind = name.rpartition(".")
+        alone = re.fullmatch(r"blk\.(\d+)\.(\w+\.\w+)", name)
+        if alone is not None and alone[2] in _ALONE:
+            return f"model.layers.{alone[1]}.{_ALONE[alone[2]]}"
         top = self.tops.get(stem, _TOP.get(stem))
         if top is not None:
             return f"{top}.{kind}"
         layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-        own = None if layer is None else self.names.get(layer[2], _LAYER.get(layer[2]))
+        own = None if layer is None else self._own_name(layer[2])
         return name if layer is None or own is None else f"model.layers.{layer[1]}.{own}.{kind}"
 
 
@@ -171,7 +205,7 @@ def head_names() -> str:
 
 def stored_field(name: str) -> str:
     """What the metadata call a field of config.json, after the architecture's name."""
-    return _SIZES.get(name, name)
+    return _SIZES.get(name, _EXPERT_FIELDS.get(name, name))
 
 
 def norm_offset(model_type: str) -> float:
@@ -206,8 +240,6 @@ def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
 
 
 def _check_neutral(table: GgufTable, arch: str, reads: tuple[str, ...]) -> None:
-    if table.get(f"{arch}.expert_count", int, 0):
-        raise UnsupportedModelError("expert_count", arch, "no mixture of experts")
     for key, neutral in _NEUTRAL.items():
         if key in reads:
             continue
@@ -257,8 +289,71 @@ def _layer_types(table: GgufTable, arch: str, sizes: Fields, period: int) -> lis
     return ["sliding_attention" if one else "full_attention" for one in windowed]
 
 
+def _experts(table: GgufTable, arch: str, sizes: Fields) -> Fields:
+    """Numbers of experts, under the names that most families have for them."""
+    width = table.get(f"{arch}.expert_feed_forward_length", int, sizes["intermediate_size"])
+    count, used = (table.get(f"{arch}.expert_{what}count", int, 0) for what in ("", "used_"))
+    if not any("_exps." in name for name in table.tensors):
+        allowed = "none, in a file without tensors of experts (blk.0.ffn_gate_exps.weight, ...)"
+        raise CheckpointError(f"{arch}.expert_count", count, allowed)
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": width,
+        "intermediate_size": sizes["intermediate_size"] or width,
+    }
+
+
 def _llama(table: GgufTable, sizes: Fields) -> Fields:
+    """With experts it is a Mixtral, with a window a Mistral."""
+    if table.get("llama.expert_count", int, 0):
+        return {"model_type": "mixtral", **_experts(table, "llama", sizes)}
     return {"model_type": "mistral"} if sizes["sliding_window"] else {}
+
+
+def _qwen3moe(table: GgufTable, sizes: Fields) -> Fields:
+    return {**_experts(table, "qwen3moe", sizes), "norm_topk_prob": True}
+
+
+def _olmoe(table: GgufTable, sizes: Fields) -> Fields:
+    found = _experts(table, "olmoe", sizes)
+    return {**found, "intermediate_size": found["moe_intermediate_size"]}
+
+
+def _gpt_oss(table: GgufTable, sizes: Fields) -> Fields:
+    """Every other layer has a window; correction bounds of its positions are not rounded."""
+    found, rope = _experts(table, "gpt-oss", sizes), sizes["rope_scaling"]
+    return {
+        **found,
+        "intermediate_size": found["moe_intermediate_size"],
+        "rope_scaling": None if rope is None else {**rope, "truncate": False},
+    }
+
+
+def _glm4moe(table: GgufTable, sizes: Fields) -> Fields:
+    """The last blocks may draft, and are counted with the others."""
+    found, drafting = _experts(table, "glm4moe", sizes), _number(table, "nextn_predict_layers", 0)
+    function = table.get("glm4moe.expert_gating_func", int, 2)
+    if function != 2:
+        raise UnsupportedModelError("glm4moe.expert_gating_func", function, "2, sigmoid")
+    return {
+        **found,
+        "num_hidden_layers": sizes["num_hidden_layers"] - drafting,
+        "num_nextn_predict_layers": drafting,
+        "n_routed_experts": found["num_experts"],
+        "n_shared_experts": _number(table, "expert_shared_count", 1),
+        "first_k_dense_replace": _number(table, "leading_dense_block_count", 1),
+        "n_group": _number(table, "expert_group_count", 1),
+        "topk_group": _number(table, "expert_group_used_count", 1),
+        "routed_scaling_factor": table.get("glm4moe.expert_weights_scale", float, 1.0),
+        "norm_topk_prob": table.get("glm4moe.expert_weights_norm", bool, True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in table.tensors,
+    }
+
+
+def _number(table: GgufTable, name: str, usual: int) -> int:
+    found: int = table.get(f"glm4moe.{name}", int, usual)
+    return found
 
 
 def _mistral3(table: GgufTable, sizes: Fields) -> Fields:
@@ -314,7 +409,25 @@ def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
 
 
 _ROWS = (
-    GgufArchitecture(name="llama", model_type="llama", turns_heads=True, fields=_llama),
+    GgufArchitecture(
+        name="llama", model_type="llama", turns_heads=True, has_experts=True, fields=_llama
+    ),
+    GgufArchitecture(name="qwen3moe", model_type="qwen3_moe", has_experts=True, fields=_qwen3moe),
+    GgufArchitecture(name="olmoe", model_type="olmoe", has_experts=True, fields=_olmoe),
+    GgufArchitecture(
+        name="gpt-oss",
+        model_type="gpt_oss",
+        names=_NORM_BETWEEN,
+        has_experts=True,
+        fields=_gpt_oss,
+    ),
+    GgufArchitecture(
+        name="glm4moe",
+        model_type="glm4_moe",
+        names=_NORM_BETWEEN,
+        has_experts=True,
+        fields=_glm4moe,
+    ),
     GgufArchitecture(name="mistral3", model_type="mistral", turns_heads=True, fields=_mistral3),
     GgufArchitecture(name="smollm3", model_type="smollm3", turns_heads=True),
     GgufArchitecture(name="olmo2", model_type="olmo2", names=_SANDWICH, fields=_olmo2),

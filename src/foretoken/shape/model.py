@@ -1,13 +1,15 @@
 """ModelShape: sizes and features of a decoder, and the bytes and operations that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.shape.experts import Experts
 from foretoken.shape.families import family_names, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import (
+    MOST_LAYERS,
     Config,
     dtype_name,
     eos_ids,
@@ -18,6 +20,7 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
+from foretoken.shape.mixtures import refuse
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import CheckpointQuantization, stored_scheme
@@ -26,7 +29,7 @@ from foretoken.shape.transformers_config import transformers_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A dense decoder; field names as in Hugging Face configs where they have one."""
+    """A decoder; field names as in Hugging Face configs where they have one."""
 
     model_type: str
     vocab_size: int
@@ -69,6 +72,19 @@ class ModelShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
+    branch_scale: float = 1.0
+    """What attention and MLP are multiplied by before they are added to the stream."""
+    logit_scale: float = 1.0
+    sinks: bool = False
+    """Whether each head has a number that its scores share the softmax with, without a value."""
+    output_gate: bool = False
+    """Whether what attention gives is multiplied by the sigmoid of a projection of its input."""
+    norms_after_turning: bool = False
+    """Whether norms over heads come after their positions."""
+    experts: Experts | None = None
+    """None: every layer has a plain MLP."""
+    draft_layers: int = 0
+    """Layers behind the last one, which draft: they are not read."""
     stored_parameters: int | None = None
     """Counted in the weight files, for models that are run through transformers."""
     inside: str | None = None
@@ -109,6 +125,7 @@ class ModelShape:
             CheckpointError, UnsupportedModelError: as `from_config`.
         """
         kind = config.get("model_type")
+        refuse(config)
         if find_family(kind) is None and find_multimodal(kind) is None:
             raise UnsupportedModelError("model_type", kind, family_names())
         return cls._from_dict(Path(), config, stored=None)
@@ -118,10 +135,12 @@ class ModelShape:
         cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None
     ) -> Self:
         check_kinds(config)
+        refuse(config)
         around = find_multimodal(config.get("model_type"))
         standing_for = () if around is None else placeholders(config)
         if around is not None:
             config = text_config(config, folder)
+        refuse(config)
         eos = sorted(eos_ids(config))
         family = find_family(config.get("model_type"))
         if family is not None:
@@ -129,13 +148,20 @@ class ModelShape:
             fields["stored"] = stored or stored_scheme(config)
             fields["inside"] = None if around is None else around.model_type
             fields["placeholders"] = standing_for
+            fields["draft_layers"] = _draft_layers(config)
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
             fields = transformers_fields(folder, config)
         shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
         shape._check()
+        if shape.stored is not None and shape.stored.method == "mxfp4":
+            return replace(shape, stored=shape.stored.experts_alone(shape._share_of_experts()))
         return shape
+
+    def _share_of_experts(self) -> float:
+        """Of the numbers in matrices."""
+        return self.expert_parameters() / self.weight_counts().matrices
 
     def _check(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -176,9 +202,17 @@ class ModelShape:
             hidden=self.hidden_size,
             query=self.query_size,
             kv=self.kv_size,
-            inner=self.intermediate_size,
+            inner=self._inner,
             vocabulary=self.vocab_size,
         )
+
+    @property
+    def _inner(self) -> int:
+        """Of an MLP, or of what experts keep of a row until it is added up."""
+        if self.experts is None:
+            return self.intermediate_size
+        mixed = self.experts.width + self.experts.shared_width
+        return max(self.intermediate_size, mixed + self.experts.used * self.hidden_size)
 
     def window(self, layer: int) -> int | None:
         """Positions that a token of this layer sees; None: all up to its own."""
@@ -195,17 +229,36 @@ class ModelShape:
         return window, (self.local_rope or self.rope) if has_own else self.rope
 
     def layer_parameters(self) -> int:
-        """Weights of one layer, biases and norms included."""
+        """Weights of one layer with a plain MLP, biases and norms included."""
         if self.stored_parameters is not None:
             return (self.stored_parameters - self._table_parameters()) // self.num_hidden_layers
         hidden, inner = self.hidden_size, self.intermediate_size
-        attention = hidden * (2 * self.query_size + 2 * self.kv_size)
+        attention = hidden * (2 + self.output_gate) * self.query_size + hidden * 2 * self.kv_size
         attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
+        attention += self.sinks * self.num_attention_heads
         mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
         norms = 2 * (self.norms_before + self.sandwich_norms) * hidden
         norms += self.head_norms * 2 * self.head_dim
         norms += self.whole_norms * (self.query_size + self.kv_size)
         return attention + mlp + norms
+
+    def expert_parameters(self) -> int:
+        """Weights of all experts that routers choose from."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        each = experts.expert_parameters(self.hidden_size)
+        return experts.num_layers * experts.count * each
+
+    def _dense_parameters(self) -> int:
+        """Weights of all layers but for those experts."""
+        everywhere, experts = self.num_hidden_layers * self.layer_parameters(), self.experts
+        if experts is None:
+            return everywhere
+        instead = 3 * self.hidden_size * self.intermediate_size
+        return everywhere + experts.num_layers * (
+            experts.other_parameters(self.hidden_size) - instead
+        )
 
     def weight_counts(self) -> WeightCounts:
         """All weights by how they are stored; the head always has a copy of its own."""
@@ -214,13 +267,29 @@ class ModelShape:
         if not self.is_own:
             left = everything - self._table_parameters()
             return WeightCounts(table, table, left, 0, head_outputs=self.vocab_size)
-        hidden, inner = self.hidden_size, self.intermediate_size
-        matrices = hidden * (2 * self.query_size + 2 * self.kv_size) + 3 * hidden * inner
-        outputs = self.query_size + 2 * self.kv_size + 2 * inner + 2 * hidden
-        rest = everything - self._table_parameters() - layers * matrices
-        return WeightCounts(
-            table, table, layers * matrices, rest, layers * outputs, head_outputs=self.vocab_size
-        )
+        hidden, inner, experts = self.hidden_size, self.intermediate_size, self.experts
+        heads = (2 + self.output_gate) * self.query_size + 2 * self.kv_size
+        matrices = layers * hidden * heads
+        outputs = layers * (heads - self.query_size + hidden)
+        plain = layers - (0 if experts is None else experts.num_layers)
+        matrices += plain * 3 * hidden * inner
+        outputs += plain * (2 * inner + hidden)
+        if experts is not None:
+            mixed, of_experts = experts.num_layers, self.expert_counts()
+            matrices += of_experts.matrices + mixed * 3 * hidden * experts.shared_width
+            outputs += of_experts.outputs
+            outputs += mixed * (2 * experts.shared_width + hidden * (experts.shared_width > 0))
+        rest = everything - self._table_parameters() - matrices
+        return WeightCounts(table, table, matrices, rest, outputs, head_outputs=self.vocab_size)
+
+    def expert_counts(self) -> WeightCounts:
+        """Of those the experts that routers choose from, biases aside."""
+        experts, hidden = self.experts, self.hidden_size
+        if experts is None:
+            return WeightCounts(0, 0, 0, 0)
+        everywhere, up = experts.num_layers * experts.count, 1 + experts.is_gated
+        matrices = everywhere * (up + 1) * hidden * experts.width
+        return WeightCounts(0, 0, matrices, 0, everywhere * (up * experts.width + hidden))
 
     def _table_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
@@ -229,18 +298,23 @@ class ModelShape:
         """All weights; tied embeddings count once."""
         if self.stored_parameters is not None:
             return self.stored_parameters
-        layers = self.num_hidden_layers * self.layer_parameters()
+        layers = self._dense_parameters() + self.expert_parameters()
         return self._table_parameters() + layers + self.hidden_size
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the weights on disk."""
         return self.parameter_count() * dtype_bytes
 
-    def step_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of weights that one step reads, whatever the number of rows: all but the
-        embedding table, and the head."""
+    def expert_share(self, rows: float) -> float:
+        """Share of its experts that so many rows read, if they choose independently and evenly."""
+        return 0.0 if self.experts is None else self.experts.touched(rows) / self.experts.count
+
+    def step_bytes(self, dtype_bytes: int, rows: float = 1) -> int:
+        """Bytes of weights that a step of so many rows reads: all but the embedding table, the
+        head, and of a mixture the experts that some row chooses."""
         head = self.vocab_size * self.hidden_size
-        layers = self.num_hidden_layers * self.layer_parameters()
+        experts = self.expert_share(rows) * self.expert_parameters()
+        layers = self._dense_parameters() + round(experts)
         return (head + layers + self.hidden_size) * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int, kv_cache_dtype: str = "auto") -> int:
@@ -288,3 +362,12 @@ def _sizes(config: Config) -> dict[str, Any]:
         "max_position_embeddings": size(config, "max_position_embeddings"),
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-6),
     }
+
+
+def _draft_layers(config: Config) -> int:
+    """Layers behind the last that a checkpoint may have."""
+    for name in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"):
+        given = config.get(name)
+        if isinstance(given, int) and given > 0:
+            return size(config, name, most=MOST_LAYERS)
+    return 0

@@ -113,13 +113,50 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     is_known = find_multimodal(config.get("model_type")) is not None
     config = text_config(config) if is_known else config.get("text_config") or config
     shape = _engine_shape(config) or _lenient_shape(config)
+    layers = shape.num_hidden_layers
+    latent = _first(config, "kv_lora_rank")
+    windowed = sum(window is not None for window in shape.windows)
+    full = layers - windowed - sum(kind in _LINEAR_LAYERS for kind in _layer_kinds(config, layers))
+    each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
+    counts = _own_counts(shape) if shape.is_own else _guessed_counts(config, shape)
+    return PlanModel(
+        shape=shape,
+        name=name,
+        family=family or shape.model_type,
+        tokenizer=tokenizer,
+        context=_size(config, "max_position_embeddings", 4096),
+        kv_elements=full * each,
+        window_elements=windowed * each,
+        window_size=int(config.get("sliding_window") or 0) if windowed else 0,
+        full_layers=full,
+        window_layers=windowed,
+        kv_is_shared=latent > 0,
+        mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        quantization=_stored_as(config),
+        approximations=tuple(_notes(config)),
+        **counts,
+    )
+
+
+def _own_counts(shape: ModelShape) -> dict[str, int]:
+    """What is counted by the engine."""
+    experts = shape.experts
+    return {
+        "dense_params": shape.step_bytes(1, rows=0) - shape.vocab_size * shape.hidden_size,
+        "expert_params": shape.expert_parameters(),
+        "num_experts": 0 if experts is None else experts.count,
+        "experts_per_token": 0 if experts is None else experts.used,
+        "query_width": shape.query_size,
+        "matrix_outputs": shape.weight_counts().outputs,
+    }
+
+
+def _guessed_counts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, int]:
+    """The same of a model that the engine does not know."""
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     experts, latent = _first(config, *_EXPERTS), _first(config, "kv_lora_rank")
     width = _first(config, "moe_intermediate_size", "intermediate_size") if experts else 0
     dense_layers = min(_first(config, "first_k_dense_replace"), layers) if experts else layers
-    windowed = sum(window is not None for window in shape.windows)
-    full = layers - windowed - sum(kind in _LINEAR_LAYERS for kind in _layer_kinds(config, layers))
-    each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
     # Of one layer, its MLP aside.
     attention = shape.layer_parameters() - 3 * hidden * shape.intermediate_size
     width_of_queries = shape.query_size
@@ -128,28 +165,14 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         attention += weights - hidden * 2 * (shape.query_size + shape.kv_size)
     router = hidden * experts + _first(config, "n_shared_experts") * 3 * hidden * width
     mlps = dense_layers * 3 * hidden * shape.intermediate_size + (layers - dense_layers) * router
-    return PlanModel(
-        shape=shape,
-        name=name,
-        family=family or shape.model_type,
-        tokenizer=tokenizer,
-        context=_size(config, "max_position_embeddings", 4096),
-        dense_params=layers * attention + mlps + hidden,
-        expert_params=(layers - dense_layers) * experts * 3 * hidden * width,
-        num_experts=experts,
-        experts_per_token=_first(config, *_EXPERTS_USED),
-        kv_elements=full * each,
-        window_elements=windowed * each,
-        window_size=int(config.get("sliding_window") or 0) if windowed else 0,
-        full_layers=full,
-        window_layers=windowed,
-        query_width=width_of_queries,
-        matrix_outputs=0 if experts or latent else shape.weight_counts().outputs,
-        kv_is_shared=latent > 0,
-        mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
-        quantization=_stored_as(config),
-        approximations=tuple(_notes(config)),
-    )
+    return {
+        "dense_params": layers * attention + mlps + hidden,
+        "expert_params": (layers - dense_layers) * experts * 3 * hidden * width,
+        "num_experts": experts,
+        "experts_per_token": _first(config, *_EXPERTS_USED),
+        "query_width": width_of_queries,
+        "matrix_outputs": 0 if experts or latent else shape.weight_counts().outputs,
+    }
 
 
 def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -157,6 +180,8 @@ def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
     if find_family(config.get("model_type")) is None:
         return None
     stored_alike = {key: value for key, value in config.items() if key != "quantization_config"}
+    if config.get("layer_types") is not None:  # a pattern in the list of models
+        stored_alike["layer_types"] = _layer_kinds(config, _size(config, "num_hidden_layers"))
     try:
         return ModelShape.from_fields(stored_alike)
     except (CheckpointError, UnsupportedModelError):

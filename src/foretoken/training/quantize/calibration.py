@@ -20,6 +20,7 @@ from foretoken.errors import ConfigError
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.mlp import GatedMLP
 from foretoken.models.base import LoadOptions
 from foretoken.models.builder import group_major
 from foretoken.models.checkpoint import Checkpoint
@@ -196,6 +197,7 @@ class Calibration:
             qkv=_Watched(layer.attention.qkv, seen["qkv"]),
             out=_Watched(layer.attention.out, seen["out"]),
         )
+        assert isinstance(layer.mlp, GatedMLP), "experts are refused"
         mlp = replace(
             layer.mlp,
             gate_up=_Watched(layer.mlp.gate_up, seen["gate_up"]),

@@ -1,0 +1,176 @@
+"""How the MLP of a layer is shared out among experts: one record, whatever the family.
+
+Shazeer et al. 2017 (arXiv 1701.06538). Plain data and its checks, no torch: what
+`layers/mixture.py` computes, and how many experts the rows of a step read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, final
+
+from foretoken.errors import CheckpointError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a row is given its experts, and with which weights."""
+
+    score: Literal["softmax", "sigmoid", "none"] = "softmax"
+    """Of the router's products, over all experts, in float32."""
+    choice_bias: bool = False
+    """Whether a bias is added to the scores for the choice alone."""
+    groups: int = 1
+    """Groups of equally many neighbours; a group is worth its two best scores."""
+    groups_used: int = 1
+    weights: Literal["kept", "normalized", "softmax", "sigmoid"] = "kept"
+    """Of the chosen: their scores, these over their sum, or the softmax or sigmoid of them."""
+    eps: float = 0.0
+    """Added to the sum that weights are divided by."""
+    floor: float = 0.0
+    """The least that they are divided by."""
+    scale: float = 1.0
+    """What weights are multiplied by at last."""
+    wide: bool = False
+    """Whether the product of the router is float32; else it has the model's type."""
+    bias: bool = False
+    """Added to the product."""
+    softcap: float | None = None
+    """c * tanh(x / c) of the product; None: it stays."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The experts of a model's layers; field names of config.json differ between families."""
+
+    count: int
+    used: int
+    """Experts of a row."""
+    width: int
+    """Inner width of an expert."""
+    layers: tuple[bool, ...]
+    """Per layer: whether it has experts; else it has a plain MLP."""
+    routing: Routing = Routing()
+    activation: Literal["silu", "gelu_pytorch_tanh", "clamped", "relu2"] = "silu"
+    """`clamped`: (u + 1) g sigmoid(1.702 g) of clamped halves (gpt-oss). `relu2` has no gate."""
+    limit: float = 7.0
+    """What `clamped` clamps to."""
+    biases: bool = False
+    """On the matrices of the experts."""
+    shared: Literal["none", "always", "gated"] = "none"
+    """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own."""
+    shared_width: int = 0
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether an expert has a gate beside its up projection."""
+        return self.activation != "relu2"
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have experts."""
+        return sum(self.layers)
+
+    def expert_parameters(self, hidden: int) -> int:
+        """Numbers of one expert."""
+        inner = (2 if self.is_gated else 1) * self.width
+        return hidden * (inner + self.width) + self.biases * (inner + hidden)
+
+    def other_parameters(self, hidden: int) -> int:
+        """Numbers of a layer's router and shared expert, which every row passes through."""
+        routing = self.routing
+        router = self.count * (hidden + routing.bias + routing.choice_bias)
+        gate = hidden if self.shared == "gated" else 0
+        return router + 3 * hidden * self.shared_width + gate
+
+    def touched(self, rows: float) -> float:
+        """Experts of a layer that so many rows read, if they choose independently and evenly: an
+        upper limit of what trained routers do."""
+        left: float = (1.0 - self.used / self.count) ** rows
+        return self.count * (1.0 - left)
+
+    def check(self, names: Mapping[str, str]) -> None:
+        """Raise CheckpointError for numbers that do not fit each other.
+
+        Args:
+            names: of `used` and `groups` in config.json.
+        """
+        routing, used, groups = self.routing, names["used"], names.get("groups", "n_group")
+        if self.used > self.count:
+            allowed = f"1 to {self.count}, the experts of a layer"
+            raise CheckpointError(f"config.json {used}", self.used, allowed)
+        if self.count % routing.groups or (routing.groups > 1 and self.count < 2 * routing.groups):
+            allowed = f"a divisor of {self.count}, the experts of a layer, with two in each group"
+            raise CheckpointError(f"config.json {groups}", routing.groups, allowed)
+        if routing.groups_used > routing.groups:
+            allowed = f"1 to {routing.groups}, the groups"
+            raise CheckpointError("config.json topk_group", routing.groups_used, allowed)
+        reached = self.count // routing.groups * routing.groups_used
+        if self.used > reached:
+            allowed = f"1 to {reached}, the experts of {routing.groups_used} groups"
+            raise CheckpointError(f"config.json {used}", self.used, allowed)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedTensor:
+    """A stored tensor that holds what the layers want one by one."""
+
+    stored: str
+    """What its name ends with, after `model.layers.N.`."""
+    parts: tuple[str, ...]
+    """Names of what it holds, above one another; `{}` is the number of the expert, which its first
+    dimension counts. Without it there is no such dimension."""
+    alternating: bool = False
+    """Whether rows of the parts alternate."""
+    inputs_first: bool = False
+    """Whether inputs come before outputs."""
+    flat: bool = False
+    """Whether it has dimensions too many."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredView:
+    """Where one of those lies."""
+
+    stored: str
+    expert: int | None
+    part: int
+    fused: FusedTensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNames:
+    """How a family's files name their tensors, where not as Llama's and Qwen's do."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Pieces of stored names -> what stands there in ours, one after the other."""
+    fused: tuple[FusedTensor, ...] = ()
+
+    def plain(self, name: str) -> str:
+        """Our name of a tensor that is stored alone."""
+        for old, new in self.renamed.items():
+            name = name.replace(old, new)
+        return name
+
+    def views(self, name: str, count: int) -> dict[str, StoredView]:
+        """Our names of what a fused tensor of so many experts holds; empty: it is none."""
+        for one in self.fused:
+            if not name.endswith(f".{one.stored}"):
+                continue
+            prefix = name.removesuffix(one.stored)
+            has_experts = "{}" in one.parts[0]
+            return {
+                prefix + part.format(expert): StoredView(
+                    stored=name, expert=expert if has_experts else None, part=at, fused=one
+                )
+                for expert in range(count if has_experts else 1)
+                for at, part in enumerate(one.parts)
+            }
+        return {}
+
+
+PLAIN_NAMES: Final = StoredNames()

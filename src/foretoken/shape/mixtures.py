@@ -1,0 +1,635 @@
+"""The families of mixtures of experts, one record each, and what of them is refused.
+
+Their readers and records are as those of `shape/families.py`, which knows them once this module is
+imported. Everything that experts differ in is said by `shape/experts.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.experts import Experts, FusedTensor, Routing, StoredNames
+from foretoken.shape.families import ModelFamily, register_family
+from foretoken.shape.fields import (
+    Config,
+    layer_count,
+    positive,
+    positive_or_none,
+    refuse_unless,
+    size,
+)
+from foretoken.shape.layer_fields import (
+    FULL,
+    SLIDING,
+    everywhere,
+    one_rope,
+    rope_of,
+    theta_of,
+    window_of,
+    windows_by_type,
+)
+
+_SILU = ("silu", "silu")
+_LATENT = "latent attention"
+_RECURRENT = "recurrent layers"
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_vl_v2", "glm4_moe_lite",
+         "kimi_k2", "kimi_k25", "kimi_vl"),
+        _LATENT,
+    ),
+    "deepseek_v4": "compressed and sparse attention",
+    "kimi_linear": f"{_LATENT} and {_RECURRENT}",
+    **dict.fromkeys(("llama4", "llama4_text"), "chunked attention, and experts that weigh inputs"),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "granitemoehybrid", "lfm2_moe"),
+        _RECURRENT,
+    ),
+}  # fmt: skip
+"""Model types whose layers are not built, and what is in them."""
+
+
+def refuse(config: Config) -> None:
+    """Raise UnsupportedModelError for a model whose layers are not built, with the reason."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in REFUSED:
+        allowed = "a decoder with plain attention in every layer, with or without experts"
+        raise UnsupportedModelError("model_type", f"{kind}, with {REFUSED[kind]}", allowed)
+
+
+def _checked(experts: Experts, used: str = "num_experts_per_tok", **names: str) -> Experts:
+    experts.check({"used": used, **names})
+    return experts
+
+
+def _count(config: Config, name: str, usual: int | None = None) -> int:
+    """How many experts a layer has: transformers 5 has names of its own for some families."""
+    names = (name, "num_experts", "num_local_experts", "n_routed_experts")
+    found = next((one for one in names if config.get(one) is not None), name)
+    return size(config, found, usual)
+
+
+def _flag(config: Config, name: str, *, usual: bool) -> bool:
+    given = config.get(name)
+    return usual if given is None else bool(given)
+
+
+def _all_layers(config: Config) -> tuple[bool, ...]:
+    return (True,) * layer_count(config)
+
+
+def _from(config: Config, first: str, usual: int) -> tuple[bool, ...]:
+    """Experts in all layers but the first ones."""
+    dense = config.get(first)
+    dense = usual if dense is None else dense
+    return tuple(layer >= dense for layer in range(layer_count(config)))
+
+
+def _qwen_layers(config: Config) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`-th, but for those of a list."""
+    step = size(config, "decoder_sparse_step", 1)
+    plain = set(config.get("mlp_only_layers") or ())
+    return tuple(
+        (layer + 1) % step == 0 and layer not in plain for layer in range(layer_count(config))
+    )
+
+
+def _qwen_experts(config: Config, **more: Any) -> Experts:
+    normalized = _flag(config, "norm_topk_prob", usual=False)
+    return _checked(
+        Experts(
+            count=_count(config, "num_experts"),
+            used=size(config, "num_experts_per_tok"),
+            width=size(config, "moe_intermediate_size"),
+            layers=_qwen_layers(config),
+            routing=Routing(weights="normalized" if normalized else "kept"),
+            **more,
+        )
+    )
+
+
+def _qwen3_moe(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    window = window_of(config) if config.get("use_sliding_window") else None
+    return {
+        "experts": _qwen_experts(config),
+        "windows": everywhere(config, window),
+        "rope": one_rope(config),
+    }
+
+
+def _qwen2_moe(config: Config) -> dict[str, Any]:
+    """A shared expert behind a gate of its own; windows in every other of the lower layers."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    window = window_of(config) if config.get("use_sliding_window") else None
+    first = size(config, "max_window_layers", 28)
+    usual = [
+        SLIDING if window is not None and (i + 1) % 2 and i < first else FULL
+        for i in range(layer_count(config))
+    ]
+    width = size(config, "shared_expert_intermediate_size", 5632)
+    return {
+        "experts": _qwen_experts(config, shared="gated", shared_width=width),
+        "qkv_bias": _flag(config, "qkv_bias", usual=True),
+        "windows": windows_by_type(config, config.get("layer_types") or usual, window),
+        "rope": one_rope(config),
+    }
+
+
+def _mixtral(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_local_experts", 8),
+                used=size(config, "num_experts_per_tok", 2),
+                width=size(config, "intermediate_size"),
+                layers=_all_layers(config),
+                routing=Routing(weights="normalized"),
+            )
+        ),
+        "windows": everywhere(config, window_of(config)),
+        "rope": one_rope(config, theta=1e6),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _olmoe(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU, "clip_qkv": (None, "none")})
+    normalized = _flag(config, "norm_topk_prob", usual=False)
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_experts", 64),
+                used=size(config, "num_experts_per_tok", 8),
+                width=size(config, "intermediate_size"),
+                layers=_all_layers(config),
+                routing=Routing(weights="normalized" if normalized else "kept"),
+            )
+        ),
+        "rope": one_rope(config),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What transformers' class has."""
+
+
+def _gpt_oss(config: Config) -> dict[str, Any]:
+    """Sinks in attention; every other layer with a window, the first one too."""
+    refuse_unless(config, {"hidden_act": _SILU, "swiglu_alpha": (1.702, "1.702")})
+    usual = [FULL if i % 2 else SLIDING for i in range(layer_count(config))]
+    window = size(config, "sliding_window", 128)
+    positions = config.get("rope_parameters") or config.get("rope_scaling") or _GPT_OSS_ROPE
+    biased = _flag(config, "attention_bias", usual=True)
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_local_experts", 128),
+                used=size(config, "num_experts_per_tok", 4),
+                width=size(config, "intermediate_size"),
+                layers=_all_layers(config),
+                routing=Routing(score="none", weights="softmax", bias=True),
+                activation="clamped",
+                limit=positive(config, "swiglu_limit", 7.0),
+                biases=True,
+            )
+        ),
+        "sinks": True,
+        "qkv_bias": biased,
+        "out_bias": biased,
+        "windows": windows_by_type(config, config.get("layer_types") or usual, window),
+        "rope": one_rope({**config, "rope_parameters": positions}, theta=150000.0),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _granitemoe(config: Config) -> dict[str, Any]:
+    """Four multipliers: of embeddings, scores, what is added to the stream, and logits."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    shared = config.get("shared_intermediate_size") or 0
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_local_experts", 8),
+                used=size(config, "num_experts_per_tok", 2),
+                width=size(config, "intermediate_size"),
+                layers=_all_layers(config),
+                routing=Routing(score="none", weights="softmax"),
+                shared="always" if shared else "none",
+                shared_width=shared,
+            )
+        ),
+        "embedding_scale": positive(config, "embedding_multiplier", 1.0),
+        "attention_scale": positive(config, "attention_multiplier", 1.0),
+        "branch_scale": positive(config, "residual_multiplier", 1.0),
+        "logit_scale": 1.0 / positive(config, "logits_scaling", 1.0),
+        "rope": one_rope(config),
+    }
+
+
+def _grouped(config: Config, *, first: int, normalized: bool) -> Experts:
+    """Sigmoid scores, a bias for the choice, which may be within groups first (DeepSeek-AI 2024,
+    arXiv 2412.19437)."""
+    width = size(config, "moe_intermediate_size")
+    beside = size(config, "n_shared_experts", 1)
+    normalized = _flag(config, "norm_topk_prob", usual=normalized)
+    return _checked(
+        Experts(
+            count=_count(config, "n_routed_experts"),
+            used=size(config, "num_experts_per_tok"),
+            width=width,
+            layers=_from(config, "first_k_dense_replace", first),
+            routing=Routing(
+                score="sigmoid",
+                choice_bias=True,
+                groups=size(config, "n_group", 1),
+                groups_used=size(config, "topk_group", 1),
+                weights="normalized" if normalized else "kept",
+                eps=1e-20,
+                scale=positive(config, "routed_scaling_factor", 1.0),
+                wide=True,
+            ),
+            shared="always",
+            shared_width=beside * width,
+        )
+    )
+
+
+def _glm4_moe(config: Config) -> dict[str, Any]:
+    """Half of a head is turned; norms over heads and biases of q, k and v where config.json says
+    so."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    share = config.get("partial_rotary_factor")
+    partly = {**config, "partial_rotary_factor": 0.5 if share is None else share}
+    return {
+        "experts": _grouped(config, first=1, normalized=True),
+        "qkv_bias": bool(config.get("attention_bias")),
+        "head_norms": bool(config.get("use_qk_norm")),
+        "rope": one_rope(partly, partly=True),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _dots1(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    window, layers = window_of(config), layer_count(config)
+    first = size(config, "max_window_layers", 62)
+    usual = [SLIDING if window is not None and i >= first else FULL for i in range(layers)]
+    return {
+        "experts": _grouped(config, first=0, normalized=False),
+        "windows": windows_by_type(config, config.get("layer_types") or usual, window),
+        "rope": one_rope(config),
+    }
+
+
+def _ernie4_5_moe(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU, "use_bias": (False, "False")})
+    layers = layer_count(config)
+    first, last = (config.get(f"moe_layer_{end}_index") for end in ("start", "end"))
+    first, last = 1 if first is None else first, layers - 1 if last in (None, -1) else last
+    step = size(config, "moe_layer_interval", 1)
+    width, shared = (
+        size(config, "moe_intermediate_size", 1536),
+        config.get("moe_num_shared_experts"),
+    )
+    shared = 2 if shared is None else shared
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "moe_num_experts", 64),
+                used=size(config, "moe_k", 6),
+                width=width,
+                layers=tuple(first <= i <= last and (i + 1) % step == 0 for i in range(layers)),
+                routing=Routing(
+                    choice_bias=True,
+                    weights="normalized",
+                    floor=positive(config, "moe_norm_min", 1e-12),
+                    wide=True,
+                ),
+                shared="always" if shared else "none",
+                shared_width=shared * width,
+            ),
+            used="moe_k",
+        ),
+        "rope": one_rope(config, theta=5e5),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _hunyuan_v1_moe(config: Config) -> dict[str, Any]:
+    """Heads are turned first, then normed."""
+    given = config.get("moe_topk")
+    given = given[0] if isinstance(given, list) and len(set(given)) == 1 else given
+    used = size({"moe_topk": given}, "moe_topk", 1)
+    refuse_unless(config, {"hidden_act": _SILU})
+    width = size(config, "intermediate_size")
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_experts"),
+                used=used,
+                width=width,
+                layers=_all_layers(config),
+                routing=Routing(weights="normalized", wide=True),
+                shared="always",
+                shared_width=width,
+            ),
+            used="moe_topk",
+        ),
+        "norms_after_turning": True,
+        "rope": one_rope(_stretched(config)),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _stretched(config: Config) -> Config:
+    """What Hunyuan calls dynamic is another base of the frequencies, the same for all lengths."""
+    rope = rope_of(config)
+    alpha = positive_or_none(rope, "alpha")
+    if alpha is None:
+        return config
+    head_dim, theta = config["head_dim"], positive(rope, "rope_theta", theta_of(config))
+    base = theta * alpha ** (head_dim / (head_dim - 2))
+    plain = {"rope_type": "default", "rope_theta": base}
+    return {**config, "rope_scaling": None, "rope_parameters": plain}
+
+
+def _minimax_m2(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    turned = positive_or_none(config, "rotary_dim")
+    share = config.get("partial_rotary_factor")
+    if turned is not None and share is None:
+        # A little more, since readers multiply by the size and drop what is behind the point.
+        share = (turned + 0.1) / config["head_dim"]
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_local_experts", 256),
+                used=size(config, "num_experts_per_tok", 8),
+                width=size(config, "intermediate_size"),
+                layers=_all_layers(config),
+                routing=Routing(score="sigmoid", choice_bias=True, weights="normalized"),
+            )
+        ),
+        "rope": one_rope({**config, "partial_rotary_factor": share}, theta=5e6, partly=True),
+    }
+
+
+def _hy_v3(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU, "mlp_bias": (False, "False")})
+    kinds = config.get("mlp_layer_types")
+    layers = _from(config, "first_k_dense_replace", 1)
+    if kinds is not None:
+        if len(kinds) != len(layers) or set(kinds) - {"dense", "sparse"}:
+            allowed = f"dense or sparse for each of {len(layers)} layers"
+            raise CheckpointError("config.json mlp_layer_types", kinds, allowed)
+        layers = tuple(kind == "sparse" for kind in kinds)
+    width = size(config, "moe_intermediate_size", 1536)
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_experts", 192),
+                used=size(config, "num_experts_per_tok", 8),
+                width=width,
+                layers=layers,
+                routing=Routing(
+                    score="sigmoid",
+                    choice_bias=True,
+                    weights="normalized",
+                    eps=1e-20,
+                    scale=positive(config, "router_scaling_factor", 2.826),
+                    wide=True,
+                ),
+                shared="always",
+                shared_width=size(config, "num_shared_experts", 1) * width,
+            )
+        ),
+        "rope": one_rope(config, theta=11_158_840.0),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+def _afmoe(config: Config) -> dict[str, Any]:
+    """A gate behind attention; positions only in the layers with a window."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    layers, period = layer_count(config), size(config, "global_attn_every_n_layers", 4)
+    usual = [SLIDING if (i + 1) % period else FULL for i in range(layers)]
+    window = size(config, "sliding_window", 1024)
+    windows = windows_by_type(config, config.get("layer_types") or usual, window)
+    width = size(config, "moe_intermediate_size", 1408)
+    hidden = size(config, "hidden_size")
+    return {
+        "experts": _checked(
+            Experts(
+                count=_count(config, "num_experts", 64),
+                used=size(config, "num_experts_per_tok", 6),
+                width=width,
+                layers=_from(config, "num_dense_layers", 1),
+                routing=Routing(
+                    score="sigmoid",
+                    choice_bias=True,
+                    weights="normalized",
+                    eps=1e-20,
+                    scale=positive(config, "route_scale", 1.0),
+                ),
+                shared="always",
+                shared_width=size(config, "num_shared_experts", 2) * width,
+            )
+        ),
+        "windows": windows,
+        "turned": tuple(one is not None for one in windows),
+        "output_gate": True,
+        "embedding_scale": hidden**0.5 if config.get("mup_enabled") else 1.0,
+        "rope": one_rope(config),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+    }
+
+
+_W_NAMES = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+_SHARED = {".shared_experts.": ".shared_expert."}
+_BIAS = "mlp.gate.e_score_correction_bias"
+_HALVES = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
+_DOWN = ("mlp.experts.{}.down_proj.weight",)
+
+
+def _parts(kind: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"mlp.experts.{{}}.{name}_proj.{kind}" for name in names)
+
+
+_GPT_OSS_NAMES = StoredNames(
+    renamed={".mlp.router.": ".mlp.gate."},
+    fused=(
+        *(
+            FusedTensor(
+                stored=f"mlp.experts.gate_up_proj{ending}",
+                parts=_parts(kind, "gate", "up"),
+                alternating=True,
+                inputs_first=kind == "weight",
+            )
+            for kind, ending in (
+                ("weight", ""), ("bias", "_bias"), ("blocks", "_blocks"), ("scales", "_scales"),
+            )
+        ),
+        *(
+            FusedTensor(
+                stored=f"mlp.experts.down_proj{ending}",
+                parts=_parts(kind, "down"),
+                inputs_first=kind == "weight",
+            )
+            for kind, ending in (
+                ("weight", ""), ("bias", "_bias"), ("blocks", "_blocks"), ("scales", "_scales"),
+            )
+        ),
+    ),
+)  # fmt: skip
+_GRANITE_NAMES = StoredNames(
+    renamed={
+        ".block_sparse_moe.router.layer.": ".mlp.gate.",
+        ".shared_mlp.output_linear.": ".mlp.shared_expert.down_proj.",
+    },
+    fused=(
+        FusedTensor(stored="block_sparse_moe.input_linear.weight", parts=_HALVES),
+        FusedTensor(stored="block_sparse_moe.output_linear.weight", parts=_DOWN),
+        FusedTensor(
+            stored="shared_mlp.input_linear.weight",
+            parts=("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+        ),
+    ),
+)
+MIXTURES: Final = (
+    ModelFamily(  # Jiang et al. 2024, arXiv 2401.04088.
+        model_type="mixtral",
+        read=_mixtral,
+        names=StoredNames(renamed={".block_sparse_moe.": ".mlp.", **_W_NAMES}),
+    ),
+    ModelFamily(  # Qwen Team 2024: a shared expert behind a gate.
+        model_type="qwen2_moe",
+        read=_qwen2_moe,
+    ),
+    ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
+        model_type="qwen3_moe",
+        read=_qwen3_moe,
+        attention_biases="config",
+        head_norms=True,
+    ),
+    ModelFamily(  # Muennighoff et al. 2024, arXiv 2409.02060.
+        model_type="olmoe",
+        read=_olmoe,
+        attention_biases="config",
+        whole_norms=True,
+    ),
+    ModelFamily(  # OpenAI 2025, arXiv 2508.10925.
+        model_type="gpt_oss",
+        read=_gpt_oss,
+        head_dim=64,
+        names=_GPT_OSS_NAMES,
+    ),
+    ModelFamily(  # IBM 2024.
+        model_type="granitemoe",
+        read=_granitemoe,
+        attention_biases="config",
+        names=_GRANITE_NAMES,
+    ),
+    ModelFamily(  # IBM 2025: a shared expert beside the others.
+        model_type="granitemoeshared",
+        read=_granitemoe,
+        attention_biases="config",
+        names=_GRANITE_NAMES,
+    ),
+    ModelFamily(  # GLM Team 2025, arXiv 2508.06471.
+        model_type="glm4_moe",
+        read=_glm4_moe,
+        names=StoredNames(renamed=_SHARED),
+    ),
+    ModelFamily(  # rednote-hilab 2025, arXiv 2506.05767.
+        model_type="dots1",
+        read=_dots1,
+        attention_biases="config",
+        head_norms=True,
+        names=StoredNames(renamed=_SHARED),
+    ),
+    ModelFamily(  # Baidu 2025.
+        model_type="ernie4_5_moe",
+        read=_ernie4_5_moe,
+        pairs_on_disk=True,
+        ties_head=True,
+        names=StoredNames(
+            renamed=_SHARED,
+            fused=(
+                FusedTensor(
+                    stored="mlp.moe_statics.e_score_correction_bias", parts=(_BIAS,), flat=True
+                ),
+            ),
+        ),
+    ),
+    ModelFamily(  # Tencent 2025.
+        model_type="hunyuan_v1_moe",
+        read=_hunyuan_v1_moe,
+        attention_biases="config",
+        head_norms=True,
+        names=StoredNames(
+            renamed={
+                ".mlp.gate.wg.": ".mlp.gate.",
+                ".mlp.shared_mlp.": ".mlp.shared_expert.",
+                ".query_layernorm.": ".q_norm.",
+                ".key_layernorm.": ".k_norm.",
+            }
+        ),
+    ),
+    ModelFamily(  # MiniMax 2025.
+        model_type="minimax_m2",
+        read=_minimax_m2,
+        head_dim=128,
+        whole_norms=True,
+        names=StoredNames(
+            renamed={
+                ".block_sparse_moe.e_score_": ".mlp.gate.e_score_",
+                ".block_sparse_moe.": ".mlp.",
+                **_W_NAMES,
+            }
+        ),
+    ),
+    ModelFamily(  # Tencent 2026.
+        model_type="hy_v3",
+        read=_hy_v3,
+        head_dim=128,
+        attention_biases="config",
+        head_norms=True,
+        names=StoredNames(
+            renamed={
+                ".mlp.router.gate.": ".mlp.gate.",
+                ".mlp.expert_bias": f".{_BIAS}",
+                ".mlp.shared_mlp.": ".mlp.shared_expert.",
+            }
+        ),
+    ),
+    ModelFamily(  # Arcee AI 2025.
+        model_type="afmoe",
+        read=_afmoe,
+        head_dim=128,
+        attention_biases="config",
+        head_norms=True,
+        sandwich_norms=True,
+        names=StoredNames(
+            renamed={
+                ".mlp.router.gate.": ".mlp.gate.",
+                ".mlp.expert_bias": f".{_BIAS}",
+                ".pre_mlp_layernorm.": ".pre_feedforward_layernorm.",
+                ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
+                **_SHARED,
+            }
+        ),
+    ),
+)
+for _family in MIXTURES:
+    register_family(_family)
