@@ -123,10 +123,10 @@ def _within_groups(choosing_TE: Tensor, routing: Routing) -> Tensor:
     grouped = choosing_TE.unflatten(1, (routing.groups, -1))
     two = grouped.sort(dim=2, descending=True).values[..., :2]
     best = _best(two[..., 0] + two[..., 1], routing.groups_used)
-    outside = torch.ones(two.shape[:2], dtype=torch.bool, device=two.device).scatter_(
-        1, best, False
-    )
-    return grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+    outside = torch.ones(two.shape[:2], dtype=torch.bool, device=two.device)
+    outside.scatter_(1, best, False)
+    within: Tensor = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+    return within
 
 
 def _best(scores_TX: Tensor, count: int) -> Tensor:

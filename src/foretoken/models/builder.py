@@ -448,7 +448,6 @@ class Builder:
             self.checkpoint.ignore(f"model.layers.{other}")
         for drafting in range(shape.draft_layers):
             self.checkpoint.ignore(f"model.layers.{len(everywhere) + drafting}")
-        self.checkpoint.ignore("mtp")
         layers = [self.layer(i, different.index(shape.view(i))) for i in own]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()

@@ -11,23 +11,19 @@ from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.experts import Experts, FusedTensor, Routing, StoredNames
 from foretoken.shape.families import ModelFamily, register_family
 from foretoken.shape.fields import (
+    FULL,
+    SLIDING,
     Config,
+    everywhere,
     layer_count,
     positive,
     positive_or_none,
     refuse_unless,
     size,
-)
-from foretoken.shape.layer_fields import (
-    FULL,
-    SLIDING,
-    everywhere,
-    one_rope,
-    rope_of,
-    theta_of,
     window_of,
     windows_by_type,
 )
+from foretoken.shape.rope_config import one_rope, rope_of, theta_of
 
 _SILU = ("silu", "silu")
 _LATENT = "latent attention"
@@ -57,70 +53,84 @@ def refuse(config: Config) -> None:
         raise UnsupportedModelError("model_type", f"{kind}, with {REFUSED[kind]}", allowed)
 
 
-def _checked(experts: Experts, used: str = "num_experts_per_tok", **names: str) -> Experts:
-    experts.check({"used": used, **names})
-    return experts
+def _fields(
+    config: Config,
+    experts: Experts,
+    *,
+    used: str = "num_experts_per_tok",
+    eps: float = 1e-5,
+    theta: float | None = None,
+    partly: bool = False,
+) -> dict[str, Any]:
+    """What all of them have.
+
+    Args:
+        config: of the model.
+        experts: as its family reads them; their numbers are checked here.
+        used: how config.json calls the number of experts of a token.
+        eps: of norms, where it does not say.
+        theta: of positions, likewise; None: the usual one.
+        partly: whether part of a head may be turned alone.
+    """
+    refuse_unless(config, {"hidden_act": _SILU})
+    experts.check(used)
+    return {
+        "experts": experts,
+        "rope": one_rope(config, theta=theta, partly=partly),
+        "rms_norm_eps": positive(config, "rms_norm_eps", eps),
+    }
+
+
+def _or(value: Any, usual: Any) -> Any:
+    """What stands there; `usual` where nothing does."""
+    return usual if value is None else value
 
 
 def _count(config: Config, name: str, usual: int | None = None) -> int:
-    """How many experts a layer has: transformers 5 has names of its own for some families."""
+    """How many experts a layer has, which transformers 5 calls otherwise for some families."""
     names = (name, "num_experts", "num_local_experts", "n_routed_experts")
     found = next((one for one in names if config.get(one) is not None), name)
     return size(config, found, usual)
 
 
-def _flag(config: Config, name: str, *, usual: bool) -> bool:
-    given = config.get(name)
-    return usual if given is None else bool(given)
-
-
-def _all_layers(config: Config) -> tuple[bool, ...]:
-    return (True,) * layer_count(config)
+def _numbers(
+    config: Config, name: str, count: int | None = None, used: int | None = None
+) -> dict[str, Any]:
+    """The same, and how many of them a token has."""
+    used = size(config, "num_experts_per_tok", used)
+    return {"count": _count(config, name, count), "used": used}
 
 
 def _from(config: Config, first: str, usual: int) -> tuple[bool, ...]:
     """Experts in all layers but the first ones."""
-    dense = config.get(first)
-    dense = usual if dense is None else dense
-    return tuple(layer >= dense for layer in range(layer_count(config)))
+    return tuple(layer >= _or(config.get(first), usual) for layer in range(layer_count(config)))
 
 
-def _qwen_layers(config: Config) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th, but for those of a list."""
-    step = size(config, "decoder_sparse_step", 1)
-    plain = set(config.get("mlp_only_layers") or ())
-    return tuple(
-        (layer + 1) % step == 0 and layer not in plain for layer in range(layer_count(config))
-    )
+def _normalized(config: Config, *, usual: bool) -> Any:
+    return "normalized" if _or(config.get("norm_topk_prob"), usual) else "kept"
 
 
 def _qwen_experts(config: Config, **more: Any) -> Experts:
-    normalized = _flag(config, "norm_topk_prob", usual=False)
-    return _checked(
-        Experts(
-            count=_count(config, "num_experts"),
-            used=size(config, "num_experts_per_tok"),
-            width=size(config, "moe_intermediate_size"),
-            layers=_qwen_layers(config),
-            routing=Routing(weights="normalized" if normalized else "kept"),
-            **more,
-        )
+    """In every `decoder_sparse_step`-th layer, but for those of a list."""
+    step, plain = size(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    layers = range(layer_count(config))
+    return Experts(
+        **_numbers(config, "num_experts"),
+        width=size(config, "moe_intermediate_size"),
+        layers=tuple((layer + 1) % step == 0 and layer not in plain for layer in layers),
+        routing=Routing(weights=_normalized(config, usual=False)),
+        **more,
     )
 
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU})
     window = window_of(config) if config.get("use_sliding_window") else None
-    return {
-        "experts": _qwen_experts(config),
-        "windows": everywhere(config, window),
-        "rope": one_rope(config),
-    }
+    fields = _fields(config, _qwen_experts(config), eps=1e-6)
+    return {**fields, "windows": everywhere(config, window)}
 
 
 def _qwen2_moe(config: Config) -> dict[str, Any]:
     """A shared expert behind a gate of its own; windows in every other of the lower layers."""
-    refuse_unless(config, {"hidden_act": _SILU})
     window = window_of(config) if config.get("use_sliding_window") else None
     first = size(config, "max_window_layers", 28)
     usual = [
@@ -129,47 +139,29 @@ def _qwen2_moe(config: Config) -> dict[str, Any]:
     ]
     width = size(config, "shared_expert_intermediate_size", 5632)
     return {
-        "experts": _qwen_experts(config, shared="gated", shared_width=width),
-        "qkv_bias": _flag(config, "qkv_bias", usual=True),
+        **_fields(config, _qwen_experts(config, shared="gated", shared_width=width), eps=1e-6),
+        "qkv_bias": bool(_or(config.get("qkv_bias"), True)),
         "windows": windows_by_type(config, config.get("layer_types") or usual, window),
-        "rope": one_rope(config),
     }
+
+
+def _everywhere(config: Config, routing: Routing, **more: Any) -> Experts:
+    """Experts in all layers, whose width has the name of that of plain MLPs."""
+    width, layers = size(config, "intermediate_size"), (True,) * layer_count(config)
+    return Experts(width=width, layers=layers, routing=routing, **more)
 
 
 def _mixtral(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU})
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_local_experts", 8),
-                used=size(config, "num_experts_per_tok", 2),
-                width=size(config, "intermediate_size"),
-                layers=_all_layers(config),
-                routing=Routing(weights="normalized"),
-            )
-        ),
-        "windows": everywhere(config, window_of(config)),
-        "rope": one_rope(config, theta=1e6),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-    }
+    counts = _numbers(config, "num_local_experts", 8, 2)
+    experts = _everywhere(config, Routing(weights="normalized"), **counts)
+    windows = everywhere(config, window_of(config))
+    return {**_fields(config, experts, theta=1e6), "windows": windows}
 
 
 def _olmoe(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU, "clip_qkv": (None, "none")})
-    normalized = _flag(config, "norm_topk_prob", usual=False)
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_experts", 64),
-                used=size(config, "num_experts_per_tok", 8),
-                width=size(config, "intermediate_size"),
-                layers=_all_layers(config),
-                routing=Routing(weights="normalized" if normalized else "kept"),
-            )
-        ),
-        "rope": one_rope(config),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-    }
+    refuse_unless(config, {"clip_qkv": (None, "none")})
+    routing = Routing(weights=_normalized(config, usual=False))
+    return _fields(config, _everywhere(config, routing, **_numbers(config, "num_experts", 64, 8)))
 
 
 _GPT_OSS_ROPE = {
@@ -186,54 +178,44 @@ _GPT_OSS_ROPE = {
 
 def _gpt_oss(config: Config) -> dict[str, Any]:
     """Sinks in attention; every other layer with a window, the first one too."""
-    refuse_unless(config, {"hidden_act": _SILU, "swiglu_alpha": (1.702, "1.702")})
+    refuse_unless(config, {"swiglu_alpha": (1.702, "1.702")})
     usual = [FULL if i % 2 else SLIDING for i in range(layer_count(config))]
     window = size(config, "sliding_window", 128)
     positions = config.get("rope_parameters") or config.get("rope_scaling") or _GPT_OSS_ROPE
-    biased = _flag(config, "attention_bias", usual=True)
+    biased = bool(_or(config.get("attention_bias"), True))
+    experts = _everywhere(
+        config,
+        Routing(score="none", weights="softmax", bias=True),
+        **_numbers(config, "num_local_experts", 128, 4),
+        activation="clamped",
+        limit=positive(config, "swiglu_limit", 7.0),
+        biases=True,
+    )
     return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_local_experts", 128),
-                used=size(config, "num_experts_per_tok", 4),
-                width=size(config, "intermediate_size"),
-                layers=_all_layers(config),
-                routing=Routing(score="none", weights="softmax", bias=True),
-                activation="clamped",
-                limit=positive(config, "swiglu_limit", 7.0),
-                biases=True,
-            )
-        ),
+        **_fields({**config, "rope_parameters": positions}, experts, theta=150000.0),
         "sinks": True,
         "qkv_bias": biased,
         "out_bias": biased,
         "windows": windows_by_type(config, config.get("layer_types") or usual, window),
-        "rope": one_rope({**config, "rope_parameters": positions}, theta=150000.0),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
     }
 
 
 def _granitemoe(config: Config) -> dict[str, Any]:
     """Four multipliers: of embeddings, scores, what is added to the stream, and logits."""
-    refuse_unless(config, {"hidden_act": _SILU})
     shared = config.get("shared_intermediate_size") or 0
+    experts = _everywhere(
+        config,
+        Routing(score="none", weights="softmax"),
+        **_numbers(config, "num_local_experts", 8, 2),
+        shared="always" if shared else "none",
+        shared_width=shared,
+    )
     return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_local_experts", 8),
-                used=size(config, "num_experts_per_tok", 2),
-                width=size(config, "intermediate_size"),
-                layers=_all_layers(config),
-                routing=Routing(score="none", weights="softmax"),
-                shared="always" if shared else "none",
-                shared_width=shared,
-            )
-        ),
+        **_fields(config, experts, eps=1e-6),
         "embedding_scale": positive(config, "embedding_multiplier", 1.0),
         "attention_scale": positive(config, "attention_multiplier", 1.0),
         "branch_scale": positive(config, "residual_multiplier", 1.0),
         "logit_scale": 1.0 / positive(config, "logits_scaling", 1.0),
-        "rope": one_rope(config),
     }
 
 
@@ -241,115 +223,87 @@ def _grouped(config: Config, *, first: int, normalized: bool) -> Experts:
     """Sigmoid scores, a bias for the choice, which may be within groups first (DeepSeek-AI 2024,
     arXiv 2412.19437)."""
     width = size(config, "moe_intermediate_size")
-    beside = size(config, "n_shared_experts", 1)
-    normalized = _flag(config, "norm_topk_prob", usual=normalized)
-    return _checked(
-        Experts(
-            count=_count(config, "n_routed_experts"),
-            used=size(config, "num_experts_per_tok"),
-            width=width,
-            layers=_from(config, "first_k_dense_replace", first),
-            routing=Routing(
-                score="sigmoid",
-                choice_bias=True,
-                groups=size(config, "n_group", 1),
-                groups_used=size(config, "topk_group", 1),
-                weights="normalized" if normalized else "kept",
-                eps=1e-20,
-                scale=positive(config, "routed_scaling_factor", 1.0),
-                wide=True,
-            ),
-            shared="always",
-            shared_width=beside * width,
-        )
+    return Experts(
+        **_numbers(config, "n_routed_experts"),
+        width=width,
+        layers=_from(config, "first_k_dense_replace", first),
+        routing=Routing(
+            score="sigmoid",
+            choice_bias=True,
+            groups=size(config, "n_group", 1),
+            groups_used=size(config, "topk_group", 1),
+            weights=_normalized(config, usual=normalized),
+            eps=1e-20,
+            scale=positive(config, "routed_scaling_factor", 1.0),
+            wide=True,
+        ),
+        shared="always",
+        shared_width=size(config, "n_shared_experts", 1) * width,
     )
 
 
 def _glm4_moe(config: Config) -> dict[str, Any]:
     """Half of a head is turned; norms over heads and biases of q, k and v where config.json says
     so."""
-    refuse_unless(config, {"hidden_act": _SILU})
-    share = config.get("partial_rotary_factor")
-    partly = {**config, "partial_rotary_factor": 0.5 if share is None else share}
+    share = _or(config.get("partial_rotary_factor"), 0.5)
+    experts = _grouped(config, first=1, normalized=True)
     return {
-        "experts": _grouped(config, first=1, normalized=True),
+        **_fields({**config, "partial_rotary_factor": share}, experts, partly=True),
         "qkv_bias": bool(config.get("attention_bias")),
         "head_norms": bool(config.get("use_qk_norm")),
-        "rope": one_rope(partly, partly=True),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
     }
 
 
 def _dots1(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU})
     window, layers = window_of(config), layer_count(config)
     first = size(config, "max_window_layers", 62)
     usual = [SLIDING if window is not None and i >= first else FULL for i in range(layers)]
     return {
-        "experts": _grouped(config, first=0, normalized=False),
+        **_fields(config, _grouped(config, first=0, normalized=False), eps=1e-6),
         "windows": windows_by_type(config, config.get("layer_types") or usual, window),
-        "rope": one_rope(config),
     }
 
 
 def _ernie4_5_moe(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU, "use_bias": (False, "False")})
-    layers = layer_count(config)
-    first, last = (config.get(f"moe_layer_{end}_index") for end in ("start", "end"))
-    first, last = 1 if first is None else first, layers - 1 if last in (None, -1) else last
-    step = size(config, "moe_layer_interval", 1)
-    width, shared = (
-        size(config, "moe_intermediate_size", 1536),
-        config.get("moe_num_shared_experts"),
-    )
-    shared = 2 if shared is None else shared
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "moe_num_experts", 64),
-                used=size(config, "moe_k", 6),
-                width=width,
-                layers=tuple(first <= i <= last and (i + 1) % step == 0 for i in range(layers)),
-                routing=Routing(
-                    choice_bias=True,
-                    weights="normalized",
-                    floor=positive(config, "moe_norm_min", 1e-12),
-                    wide=True,
-                ),
-                shared="always" if shared else "none",
-                shared_width=shared * width,
-            ),
-            used="moe_k",
+    """Experts between two layers, in every so many-th."""
+    refuse_unless(config, {"use_bias": (False, "False")})
+    layers, step = layer_count(config), size(config, "moe_layer_interval", 1)
+    first = _or(config.get("moe_layer_start_index"), 1)
+    last = _or(config.get("moe_layer_end_index"), -1)
+    last = layers - 1 if last == -1 else last
+    width = size(config, "moe_intermediate_size", 1536)
+    shared = _or(config.get("moe_num_shared_experts"), 2)
+    experts = Experts(
+        count=_count(config, "moe_num_experts", 64),
+        used=size(config, "moe_k", 6),
+        width=width,
+        layers=tuple(first <= i <= last and (i + 1) % step == 0 for i in range(layers)),
+        routing=Routing(
+            choice_bias=True,
+            weights="normalized",
+            floor=positive(config, "moe_norm_min", 1e-12),
+            wide=True,
         ),
-        "rope": one_rope(config, theta=5e5),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-    }
+        shared="always" if shared else "none",
+        shared_width=shared * width,
+    )
+    return _fields(config, experts, used="moe_k", theta=5e5)
 
 
 def _hunyuan_v1_moe(config: Config) -> dict[str, Any]:
     """Heads are turned first, then normed."""
     given = config.get("moe_topk")
     given = given[0] if isinstance(given, list) and len(set(given)) == 1 else given
-    used = size({"moe_topk": given}, "moe_topk", 1)
-    refuse_unless(config, {"hidden_act": _SILU})
-    width = size(config, "intermediate_size")
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_experts"),
-                used=used,
-                width=width,
-                layers=_all_layers(config),
-                routing=Routing(weights="normalized", wide=True),
-                shared="always",
-                shared_width=width,
-            ),
-            used="moe_topk",
-        ),
-        "norms_after_turning": True,
-        "rope": one_rope(_stretched(config)),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-    }
+    experts = _everywhere(
+        config,
+        Routing(weights="normalized", wide=True),
+        count=size(config, "num_experts"),
+        used=size({"moe_topk": given}, "moe_topk", 1),
+        shared="always",
+        shared_width=size(config, "intermediate_size"),
+    )
+    fields = _fields(_stretched(config), experts, used="moe_topk")
+    return {**fields, "norms_after_turning": True}
 
 
 def _stretched(config: Config) -> Config:
@@ -365,141 +319,110 @@ def _stretched(config: Config) -> Config:
 
 
 def _minimax_m2(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU})
     turned = positive_or_none(config, "rotary_dim")
     share = config.get("partial_rotary_factor")
     if turned is not None and share is None:
         # A little more, since readers multiply by the size and drop what is behind the point.
         share = (turned + 0.1) / config["head_dim"]
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_local_experts", 256),
-                used=size(config, "num_experts_per_tok", 8),
-                width=size(config, "intermediate_size"),
-                layers=_all_layers(config),
-                routing=Routing(score="sigmoid", choice_bias=True, weights="normalized"),
-            )
-        ),
-        "rope": one_rope({**config, "partial_rotary_factor": share}, theta=5e6, partly=True),
-    }
+    routing = Routing(score="sigmoid", choice_bias=True, weights="normalized")
+    experts = _everywhere(config, routing, **_numbers(config, "num_local_experts", 256, 8))
+    partly = {**config, "partial_rotary_factor": share}
+    return _fields(partly, experts, eps=1e-6, theta=5e6, partly=True)
 
 
 def _hy_v3(config: Config) -> dict[str, Any]:
-    refuse_unless(config, {"hidden_act": _SILU, "mlp_bias": (False, "False")})
-    kinds = config.get("mlp_layer_types")
-    layers = _from(config, "first_k_dense_replace", 1)
+    refuse_unless(config, {"mlp_bias": (False, "False")})
+    layers, kinds = _from(config, "first_k_dense_replace", 1), config.get("mlp_layer_types")
     if kinds is not None:
         if len(kinds) != len(layers) or set(kinds) - {"dense", "sparse"}:
             allowed = f"dense or sparse for each of {len(layers)} layers"
             raise CheckpointError("config.json mlp_layer_types", kinds, allowed)
         layers = tuple(kind == "sparse" for kind in kinds)
     width = size(config, "moe_intermediate_size", 1536)
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_experts", 192),
-                used=size(config, "num_experts_per_tok", 8),
-                width=width,
-                layers=layers,
-                routing=Routing(
-                    score="sigmoid",
-                    choice_bias=True,
-                    weights="normalized",
-                    eps=1e-20,
-                    scale=positive(config, "router_scaling_factor", 2.826),
-                    wide=True,
-                ),
-                shared="always",
-                shared_width=size(config, "num_shared_experts", 1) * width,
-            )
+    experts = Experts(
+        **_numbers(config, "num_experts", 192, 8),
+        width=width,
+        layers=layers,
+        routing=Routing(
+            score="sigmoid",
+            choice_bias=True,
+            weights="normalized",
+            eps=1e-20,
+            scale=positive(config, "router_scaling_factor", 2.826),
+            wide=True,
         ),
-        "rope": one_rope(config, theta=11_158_840.0),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-    }
+        shared="always",
+        shared_width=size(config, "num_shared_experts", 1) * width,
+    )
+    return _fields(config, experts, theta=11_158_840.0)
 
 
 def _afmoe(config: Config) -> dict[str, Any]:
     """A gate behind attention; positions only in the layers with a window."""
-    refuse_unless(config, {"hidden_act": _SILU})
-    layers, period = layer_count(config), size(config, "global_attn_every_n_layers", 4)
-    usual = [SLIDING if (i + 1) % period else FULL for i in range(layers)]
+    period = size(config, "global_attn_every_n_layers", 4)
+    usual = [SLIDING if (i + 1) % period else FULL for i in range(layer_count(config))]
     window = size(config, "sliding_window", 1024)
     windows = windows_by_type(config, config.get("layer_types") or usual, window)
     width = size(config, "moe_intermediate_size", 1408)
-    hidden = size(config, "hidden_size")
-    return {
-        "experts": _checked(
-            Experts(
-                count=_count(config, "num_experts", 64),
-                used=size(config, "num_experts_per_tok", 6),
-                width=width,
-                layers=_from(config, "num_dense_layers", 1),
-                routing=Routing(
-                    score="sigmoid",
-                    choice_bias=True,
-                    weights="normalized",
-                    eps=1e-20,
-                    scale=positive(config, "route_scale", 1.0),
-                ),
-                shared="always",
-                shared_width=size(config, "num_shared_experts", 2) * width,
-            )
+    experts = Experts(
+        **_numbers(config, "num_experts", 64, 6),
+        width=width,
+        layers=_from(config, "num_dense_layers", 1),
+        routing=Routing(
+            score="sigmoid",
+            choice_bias=True,
+            weights="normalized",
+            eps=1e-20,
+            scale=positive(config, "route_scale", 1.0),
         ),
+        shared="always",
+        shared_width=size(config, "num_shared_experts", 2) * width,
+    )
+    return {
+        **_fields(config, experts),
         "windows": windows,
         "turned": tuple(one is not None for one in windows),
         "output_gate": True,
-        "embedding_scale": hidden**0.5 if config.get("mup_enabled") else 1.0,
-        "rope": one_rope(config),
-        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
+        "embedding_scale": size(config, "hidden_size") ** 0.5 if config.get("mup_enabled") else 1.0,
     }
 
 
 _W_NAMES = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 _SHARED = {".shared_experts.": ".shared_expert."}
 _BIAS = "mlp.gate.e_score_correction_bias"
-_HALVES = ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")
-_DOWN = ("mlp.experts.{}.down_proj.weight",)
 
 
 def _parts(kind: str, *names: str) -> tuple[str, ...]:
     return tuple(f"mlp.experts.{{}}.{name}_proj.{kind}" for name in names)
 
 
+def _fused(name: str, ending: str, kind: str, *parts: str) -> FusedTensor:
+    return FusedTensor(
+        stored=f"mlp.experts.{name}_proj{ending}",
+        parts=_parts(kind, *parts),
+        alternating=len(parts) > 1,
+        inputs_first=kind == "weight",
+    )
+
+
+_ENDINGS = (("", "weight"), ("_bias", "bias"), ("_blocks", "blocks"), ("_scales", "scales"))
 _GPT_OSS_NAMES = StoredNames(
     renamed={".mlp.router.": ".mlp.gate."},
     fused=(
-        *(
-            FusedTensor(
-                stored=f"mlp.experts.gate_up_proj{ending}",
-                parts=_parts(kind, "gate", "up"),
-                alternating=True,
-                inputs_first=kind == "weight",
-            )
-            for kind, ending in (
-                ("weight", ""), ("bias", "_bias"), ("blocks", "_blocks"), ("scales", "_scales"),
-            )
-        ),
-        *(
-            FusedTensor(
-                stored=f"mlp.experts.down_proj{ending}",
-                parts=_parts(kind, "down"),
-                inputs_first=kind == "weight",
-            )
-            for kind, ending in (
-                ("weight", ""), ("bias", "_bias"), ("blocks", "_blocks"), ("scales", "_scales"),
-            )
-        ),
+        *(_fused("gate_up", *ending, "gate", "up") for ending in _ENDINGS),
+        *(_fused("down", *ending, "down") for ending in _ENDINGS),
     ),
-)  # fmt: skip
+)
 _GRANITE_NAMES = StoredNames(
     renamed={
         ".block_sparse_moe.router.layer.": ".mlp.gate.",
         ".shared_mlp.output_linear.": ".mlp.shared_expert.down_proj.",
     },
     fused=(
-        FusedTensor(stored="block_sparse_moe.input_linear.weight", parts=_HALVES),
-        FusedTensor(stored="block_sparse_moe.output_linear.weight", parts=_DOWN),
+        FusedTensor(
+            stored="block_sparse_moe.input_linear.weight", parts=_parts("weight", "gate", "up")
+        ),
+        FusedTensor(stored="block_sparse_moe.output_linear.weight", parts=_parts("weight", "down")),
         FusedTensor(
             stored="shared_mlp.input_linear.weight",
             parts=("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),

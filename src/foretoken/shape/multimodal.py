@@ -22,7 +22,8 @@ _PREFIXES = (
 )
 """Where decoders lie: as transformers 5 has them, as most are published, and re-saved alone."""
 _TABLE, _HEADS = "embed_tokens.weight", ("lm_head.", "language_model.lm_head.")
-_DRAFT_HEADS = ("mtp.",)
+DRAFT_HEADS = ("mtp.",)
+"""What the names of tensors begin with that draft, which are not read."""
 _LLAVA = ("vision_tower.", "multi_modal_projector.")
 _OUTSIDE = ("model_type", "architectures", "text_config", "tie_word_embeddings")
 _EITHER = ("quantization_config", "compression_config", "dtype", "torch_dtype")
@@ -75,7 +76,7 @@ class MultimodalFamily:
         Tensors of the other networks are left out; those that belong to neither keep their names.
         """
         prefix = next((one for one in _PREFIXES if one + _TABLE in stored), _PREFIXES[0])
-        skipped = (*self.skipped, *(f"model.{one}" for one in self.skipped), *_DRAFT_HEADS)
+        skipped = (*self.skipped, *(f"model.{one}" for one in self.skipped), *DRAFT_HEADS)
         found: dict[str, str] = {}
         for name in sorted(stored):
             if not name.startswith(skipped):
