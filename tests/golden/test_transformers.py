@@ -234,6 +234,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         IDS,
     ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            "rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 12,
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        },
+        {
+            **QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 48,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+        },
+        IDS,
+    ),
 }  # fmt: skip
 
 

@@ -226,6 +226,7 @@ def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> 
             shape.num_attention_heads,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
+            width_of_experts=0 if shape.experts is None else shape.experts.width,
             vocabulary=shape.vocab_size,
         )
         allowed = f"on cuda a number that divides the model's {' and '.join(uneven)}"

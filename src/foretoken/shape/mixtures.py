@@ -405,6 +405,17 @@ def _fused(name: str, ending: str, kind: str, *parts: str) -> FusedTensor:
     )
 
 
+_QWEN3_VL_NAMES = StoredNames(
+    fused=(
+        FusedTensor(
+            stored="mlp.experts.gate_up_proj",
+            parts=_parts("weight", "gate", "up"),
+            inputs_first=True,
+        ),
+        _fused("down", "", "weight", "down"),
+    ),
+)
+"""Beside a vision tower; alone each expert has its tensors."""
 _ENDINGS = (("", "weight"), ("_bias", "bias"), ("_blocks", "blocks"), ("_scales", "scales"))
 _GPT_OSS_NAMES = StoredNames(
     renamed={".mlp.router.": ".mlp.gate."},
@@ -442,6 +453,7 @@ MIXTURES: Final = (
     ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
         model_type="qwen3_moe",
         read=_qwen3_moe,
+        names=_QWEN3_VL_NAMES,
         attention_biases="config",
         head_norms=True,
     ),

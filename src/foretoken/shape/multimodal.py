@@ -233,6 +233,23 @@ _TEXTS: dict[str, DecoderPart] = {
             "rope_theta": 500000.0,
         },
     ),
+    "qwen3_vl_moe_text": DecoderPart(
+        family="qwen3_moe",
+        defaults={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 128000,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500000.0,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 _BY_NAME: dict[str, MultimodalFamily] = {
     one.model_type: one
@@ -251,5 +268,8 @@ _BY_NAME: dict[str, MultimodalFamily] = {
             may_be_flat=True,
         ),
         MultimodalFamily(model_type="qwen3_vl", texts=("qwen3_vl_text",), skipped=("visual.",)),
+        MultimodalFamily(
+            model_type="qwen3_vl_moe", texts=("qwen3_vl_moe_text",), skipped=("visual.",)
+        ),
     )
 }
