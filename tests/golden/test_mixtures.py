@@ -37,6 +37,7 @@ from tests.golden.test_transformers import (
     assert_all_cuts_agree,
     assert_close,
     assert_greedy_agrees,
+    write_multimodal,
 )
 
 BAR = ("qwen3_moe", "gpt_oss", "olmoe", "mixtral", "glm4_moe", "granitemoe")
@@ -302,6 +303,22 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     assert (found - want).abs().max() < 2e-3 * want.std()
     shape = ModelShape.from_config(tmp_path)
     assert shape.stored is not None and shape.stored.held[0].share > 0.5
+
+
+def test_fused_experts_in_either_order(tmp_path: Path) -> None:
+    """As Qwen publishes them beside a tower, and as transformers saves them."""
+    model, ids = write_multimodal(tmp_path, "qwen3_vl_moe"), list(range(30))
+    want = expected_logits(model, ids)
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.ndim == 3 and ".experts." in name:
+                tensors[name] = tensor.transpose(1, 2).contiguous()
+
+    for _ in range(2):
+        found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
+        assert_close(found, want)
+        rewritten(tmp_path, turn)
 
 
 def gguf_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

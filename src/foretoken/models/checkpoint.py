@@ -293,9 +293,12 @@ class Checkpoint:
                 allowed = f"[{self._names.num_experts}, ...], one for each expert of config.json"
                 raise CheckpointError("tensor shape", f"{stored} {sizes}", allowed)
             whole = fused[view.expert]
-        if view.fused.inputs_first and whole.ndim > 1:
+        parts, turned = len(view.fused.parts), view.fused.inputs_first
+        if turned is None and whole.ndim == 2:
+            # The model's width is that of the outputs of down, and of the inputs of gate and up.
+            turned = whole.shape[0 if parts == 1 else 1] != self._names.hidden
+        if turned and whole.ndim > 1:
             whole = whole.transpose(0, 1)
-        parts = len(view.fused.parts)
         if whole.ndim == 0 or whole.shape[0] % parts:
             allowed = f"a multiple of {parts} outputs"
             raise CheckpointError("tensor shape", f"{stored} {list(whole.shape)}", allowed)

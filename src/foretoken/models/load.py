@@ -92,7 +92,7 @@ def _load(
             device=options.device,
             stored=stored,
             around=shape.inside,
-            names=replace(family.names, num_experts=count),
+            names=replace(family.names, num_experts=count, hidden=shape.hidden_size),
         ) as checkpoint:
             forget_gguf()
             if writing is None:

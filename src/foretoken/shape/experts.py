@@ -120,8 +120,8 @@ class FusedTensor:
     dimension counts. Without it there is no such dimension."""
     alternating: bool = False
     """Whether rows of the parts alternate."""
-    inputs_first: bool = False
-    """Whether inputs come before outputs."""
+    inputs_first: bool | None = False
+    """Whether inputs come before outputs; None: as the sizes say."""
     flat: bool = False
     """Whether it has dimensions too many."""
 
@@ -147,6 +147,8 @@ class StoredNames:
     fused: tuple[FusedTensor, ...] = ()
     num_experts: int = 0
     """Of a layer of the model that is read."""
+    hidden: int = 0
+    """Its width."""
 
     def plain(self, name: str) -> str:
         """Our name of a tensor that is stored alone."""

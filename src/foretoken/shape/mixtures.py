@@ -406,16 +406,14 @@ def _fused(name: str, ending: str, kind: str, *parts: str) -> FusedTensor:
 
 
 _QWEN3_VL_NAMES = StoredNames(
-    fused=(
+    fused=tuple(
         FusedTensor(
-            stored="mlp.experts.gate_up_proj",
-            parts=_parts("weight", "gate", "up"),
-            inputs_first=True,
-        ),
-        _fused("down", "", "weight", "down"),
-    ),
+            stored=f"mlp.experts.{name}_proj", parts=_parts("weight", *parts), inputs_first=None
+        )
+        for name, parts in (("gate_up", ("gate", "up")), ("down", ("down",)))
+    )
 )
-"""Beside a vision tower; alone each expert has its tensors."""
+"""Beside a vision tower, published with inputs first; alone each expert has its tensors."""
 _ENDINGS = (("", "weight"), ("_bias", "bias"), ("_blocks", "blocks"), ("_scales", "scales"))
 _GPT_OSS_NAMES = StoredNames(
     renamed={".mlp.router.": ".mlp.gate."},
