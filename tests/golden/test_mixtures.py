@@ -24,8 +24,8 @@ from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import PlainLinear
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
-from foretoken.shape.experts import Experts, Routing
-from foretoken.shape.mixtures import REFUSED
+from foretoken.shape.mixtures.experts import Experts, Routing
+from foretoken.shape.mixtures.families import REFUSED
 from tests.e2e.lossless import VOCAB as WORDS
 from tests.e2e.lossless import generate, make_prompts, open_llm
 from tests.golden.families import MIXTURES, VOCAB, expected_logits, write_checkpoint

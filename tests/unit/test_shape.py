@@ -28,7 +28,7 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
-from foretoken.shape.mixtures import MIXTURES
+from foretoken.shape.mixtures.families import MIXTURES
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer

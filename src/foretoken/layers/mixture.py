@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.layers.mlp import GatedMLP, gate
 from foretoken.ops.activation import ACTIVATIONS, clamped_swish, sigmoid, squared_relu
 from foretoken.ops.linear import Linear
-from foretoken.shape.experts import Experts, Routing
+from foretoken.shape.mixtures.experts import Experts, Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,8 @@ from foretoken.ops.linear import KernelLinear, Linear, RowProbe
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
-from foretoken.shape.experts import Experts
 from foretoken.shape.memory_formula import copies_of
+from foretoken.shape.mixtures.experts import Experts
 
 logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}

@@ -13,7 +13,6 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.shape.experts import PLAIN_NAMES, StoredNames
 from foretoken.shape.fields import (
     FULL,
     SLIDING,
@@ -28,6 +27,7 @@ from foretoken.shape.fields import (
     window_of,
     windows_by_type,
 )
+from foretoken.shape.mixtures.experts import PLAIN_NAMES, StoredNames
 from foretoken.shape.rope_config import (
     RopeShape,
     check_whole_heads,

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from foretoken.shape.experts import Experts
 from foretoken.shape.families import family_names, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import (
@@ -20,7 +19,8 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
-from foretoken.shape.mixtures import refuse
+from foretoken.shape.mixtures.experts import Experts
+from foretoken.shape.mixtures.families import refuse
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import CheckpointQuantization, stored_scheme

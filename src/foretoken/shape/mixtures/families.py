@@ -1,14 +1,13 @@
 """The families of mixtures of experts, one record each, and what of them is refused.
 
 Their readers and records are as those of `shape/families.py`, which knows them once this module is
-imported. Everything that experts differ in is said by `shape/experts.py`.
+imported. Everything that experts differ in is said by `shape/mixtures/experts.py`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.experts import Experts, FusedTensor, Routing, StoredNames
 from foretoken.shape.families import ModelFamily, register_family
 from foretoken.shape.fields import (
     FULL,
@@ -23,6 +22,7 @@ from foretoken.shape.fields import (
     window_of,
     windows_by_type,
 )
+from foretoken.shape.mixtures.experts import Experts, FusedTensor, Routing, StoredNames
 from foretoken.shape.rope_config import one_rope, rope_of, theta_of
 
 _SILU = ("silu", "silu")
