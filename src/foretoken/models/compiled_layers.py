@@ -15,8 +15,8 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
+from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
-from foretoken.layers.mixture import Mixture
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
@@ -185,17 +185,13 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    attention, dtype = layer.attention, layer.attention.geometry.dtype
-    if (
-        isinstance(layer.mlp, Mixture)
-        or attention.sinks_H is not None
-        or attention.gate is not None
-    ):
+    if not isinstance(layer.mlp, GatedMLP) or not isinstance(layer.attention, AttentionBlock):
         return False
     if isinstance(layer.after_attention, Scaled) or isinstance(layer.after_mlp, Scaled):
         return False
-    if attention.norms is not None and attention.norms.after_turning:
+    if not layer.attention.kernels_know or layer.input is not None or layer.scale is not None:
         return False
+    dtype = layer.attention.geometry.dtype
     return layer.mlp.activate in COMPILED and all(
         isinstance(linear, KernelLinear)
         and (linear.dtype, linear.out_dtype) == (dtype, dtype)
@@ -205,8 +201,8 @@ def _has_kernels(layer: Layer) -> bool:
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    mlp = _plain(layer)
-    return layer.attention.qkv, layer.attention.out, mlp.gate_up, mlp.down
+    mlp, attention = _plain(layer), _usual(layer)
+    return attention.qkv, attention.out, mlp.gate_up, mlp.down
 
 
 def _plain(layer: Layer) -> GatedMLP:
@@ -214,11 +210,16 @@ def _plain(layer: Layer) -> GatedMLP:
     return layer.mlp
 
 
+def _usual(layer: Layer) -> AttentionBlock:
+    assert isinstance(layer.attention, AttentionBlock), "that of other layers is not compiled"
+    return layer.attention
+
+
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
     yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
-    if layer.attention.norms is not None:
-        yield from (layer.attention.norms.query, layer.attention.norms.key)
+    if (heads := _usual(layer).norms) is not None:
+        yield from (heads.query, heads.key)
 
 
 def _bind(layer: Layer) -> FtLayer:
@@ -226,7 +227,7 @@ def _bind(layer: Layer) -> FtLayer:
         return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    heads = layer.attention.norms
+    heads = _usual(layer).norms
     return FtLayer(
         *linears,
         attention_norm=address(layer.attention_norm),

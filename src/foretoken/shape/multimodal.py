@@ -233,6 +233,19 @@ _TEXTS: dict[str, DecoderPart] = {
             "rope_theta": 500000.0,
         },
     ),
+    "gemma4_text": DecoderPart(
+        family="gemma4_text",
+        defaults={
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "hidden_size_per_layer_input": 256,
+        },
+    ),
     "qwen3_vl_moe_text": DecoderPart(
         family="qwen3_moe",
         defaults={
@@ -256,6 +269,11 @@ _BY_NAME: dict[str, MultimodalFamily] = {
     for one in (
         MultimodalFamily(  # Gemma Team 2025, arXiv 2503.19786.
             model_type="gemma3", texts=("gemma3_text",), skipped=_LLAVA
+        ),
+        MultimodalFamily(
+            model_type="gemma4",
+            texts=("gemma4_text",),
+            skipped=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
         ),
         MultimodalFamily(model_type="mistral3", texts=("mistral", "ministral3"), skipped=_LLAVA),
         MultimodalFamily(  # Wang et al. 2024, arXiv 2409.12191.

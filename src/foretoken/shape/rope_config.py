@@ -45,6 +45,8 @@ class RopeShape:
     high_freq_factor: float = 4.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    turned_pairs: int | None = None
+    """Pairs that are turned, the first ones, with frequencies of the whole head; None: all."""
     query_growth: float = 0.0
     """How much queries grow with each `original_positions` before them: Llama 4's scale."""
 

@@ -35,6 +35,10 @@ class Routing:
     """Whether the product of the router is float32; else it has the model's type."""
     bias: bool = False
     """Added to the product."""
+    normed: bool = False
+    """Whether the router reads rows that are normed without weights, times a scale."""
+    expert_scales: bool = False
+    """Whether each expert's weight is multiplied by a number of its own at last."""
     softcap: float | None = None
     """c * tanh(x / c) of the product; None: it stays."""
 
@@ -58,9 +62,11 @@ class Experts:
     """What `clamped` clamps to."""
     biases: bool = False
     """On the matrices of the experts."""
-    shared: Literal["none", "always", "gated"] = "none"
-    """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own."""
+    shared: Literal["none", "always", "gated", "beside"] = "none"
+    """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own; `beside`:
+    the plain MLP of the layer, both with norms of their own."""
     shared_width: int = 0
+    """Of `always` and `gated`."""
 
     @property
     def is_gated(self) -> bool:
@@ -77,12 +83,12 @@ class Experts:
         inner = (2 if self.is_gated else 1) * self.width
         return hidden * (inner + self.width) + self.biases * (inner + hidden)
 
-    def other_parameters(self, hidden: int) -> int:
-        """Numbers of a layer's router and shared expert, which every row passes through."""
+    def router_parameters(self, hidden: int) -> int:
+        """Numbers of a layer's router, of the gate of its shared expert, and of norms beside."""
         routing = self.routing
-        router = self.count * (hidden + routing.bias + routing.choice_bias)
-        gate = hidden if self.shared == "gated" else 0
-        return router + 3 * hidden * self.shared_width + gate
+        each = hidden + routing.bias + routing.choice_bias + routing.expert_scales
+        beside = {"gated": hidden, "beside": 3 * hidden}.get(self.shared, 0)
+        return self.count * each + routing.normed * hidden + beside
 
     def touched(self, rows: float) -> float:
         """Experts of a layer that so many rows read, if they choose independently and evenly: an

@@ -23,7 +23,7 @@ from foretoken.shape.fields import (
     windows_by_type,
 )
 from foretoken.shape.mixtures.experts import Experts, FusedTensor, Routing, StoredNames
-from foretoken.shape.rope_config import one_rope, rope_of, theta_of
+from foretoken.shape.rope_config import RopeShape, one_rope, rope_of, theta_of
 
 _SILU = ("silu", "silu")
 _LATENT = "latent attention"
@@ -387,6 +387,97 @@ def _afmoe(config: Config) -> dict[str, Any]:
     }
 
 
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Heads of two sizes, values that are normed, layers that share keys and values; inputs of each
+    layer by a table; experts beside the plain MLP."""
+    gelu = ("gelu_pytorch_tanh", "gelu_pytorch_tanh")
+    refuse_unless(config, {"hidden_activation": gelu})
+    if config.get("use_bidirectional_attention") not in (None, False, "vision"):
+        given = config["use_bidirectional_attention"]
+        raise UnsupportedModelError("use_bidirectional_attention", given, "vision, or none")
+    layers = layer_count(config)
+    types = list(
+        config.get("layer_types") or [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+    )
+    windows = windows_by_type(config, [*types[:-1], FULL], size(config, "sliding_window", 512))
+    heads, own = _wide_heads(config, windows), config.get("rope_parameters") or {}
+    full = {"partial_rotary_factor": 0.25, **(own.get(FULL) or {})}
+    refuse_unless(full, {"rope_type": ("proportional", "proportional")})
+    share = positive(full, "partial_rotary_factor")
+    sharing, inputs = (config.get(n) or 0 for n in ("num_kv_shared_layers", _LAYER_INPUTS))
+    if sharing >= layers or not set(windows) <= set(windows[: layers - sharing]):
+        allowed = f"fewer than {layers}, with a layer of each kind before them"
+        raise CheckpointError("config.json num_kv_shared_layers", sharing, allowed)
+    if (
+        inputs
+        and config.get("vocab_size_per_layer_input", config["vocab_size"]) != config["vocab_size"]
+    ):
+        given = config["vocab_size_per_layer_input"]
+        raise UnsupportedModelError("vocab_size_per_layer_input", given, "vocab_size")
+    local = own.get(SLIDING) or {}
+    fields: dict[str, Any] = {
+        "hidden_act": gelu[0],
+        "embedding_scale": size(config, "hidden_size") ** 0.5,
+        "attention_scale": 1.0,
+        "logit_softcap": positive_or_none(config, "final_logit_softcapping"),
+        "windows": windows,
+        "rope": RopeShape(
+            theta=positive(full, "rope_theta", 1e6),
+            rotary_dim=heads[1],
+            turned_pairs=int(share * heads[1] // 2),
+        ),
+        "local_rope": RopeShape.read(config, local, head_dim=config["head_dim"], theta=1e4),
+        "wide": heads,
+        "value_norms": True,
+        "keys_are_values": bool(config.get("attention_k_eq_v")),
+        "kv_sharing_layers": sharing,
+        "wider_sharing": 2 if config.get("use_double_wide_mlp") else 1,
+        "layer_inputs": inputs,
+        "layer_scalars": True,
+        "experts": None,
+    }
+    if config.get("enable_moe_block"):
+        experts = Experts(
+            count=_count(config, "num_experts"),
+            used=size(config, "top_k_experts"),
+            width=size(config, "moe_intermediate_size"),
+            layers=(True,) * layers,
+            routing=Routing(weights="normalized", normed=True, expert_scales=True),
+            activation="gelu_pytorch_tanh",
+            shared="beside",
+        )
+        experts.check("top_k_experts")
+        fields["experts"] = experts
+    return fields
+
+
+_LAYER_INPUTS = "hidden_size_per_layer_input"
+
+
+def _wide_heads(config: Config, windows: tuple[int | None, ...]) -> tuple[int, int]:
+    """Key heads of the layers that see all, and their size: said once, or layer by layer."""
+    usual = size(config, "num_key_value_heads", size(config, "num_attention_heads"))
+    if config.get("attention_k_eq_v"):
+        usual = size(config, "num_global_key_value_heads", usual)
+    head_dim = size(config, "global_head_dim", 512)
+    each = config.get("per_layer_config")
+    if each is None:
+        return usual, head_dim
+    named = {int(name): one for name, one in each.items() if name.isdigit()}
+    full = [named.get(i) or {} for i, window in enumerate(windows) if window is None]
+    found = {
+        (
+            size(one, "num_key_value_heads", size(config, "num_key_value_heads")),
+            size(one, "head_dim", config["head_dim"]),
+        )
+        for one in full
+    }
+    if len(found) != 1 or len(each) != len(full):
+        allowed = "the same for every layer that sees all, and for no other"
+        raise CheckpointError("config.json per_layer_config", each, allowed)
+    return found.pop()
+
+
 _W_NAMES = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 _SHARED = {".shared_experts.": ".shared_expert."}
 _BIAS = "mlp.gate.e_score_correction_bias"
@@ -544,6 +635,22 @@ MIXTURES: Final = (
                 ".mlp.expert_bias": f".{_BIAS}",
                 ".mlp.shared_mlp.": ".mlp.shared_expert.",
             }
+        ),
+    ),
+    ModelFamily(  # Gemma Team 2026.
+        model_type="gemma4_text",
+        read=_gemma4,
+        head_dim=256,
+        attention_biases="config",
+        head_norms=True,
+        sandwich_norms=True,
+        ties_head=True,
+        names=StoredNames(
+            renamed={".router.proj.": ".mlp.gate.", ".router.": ".mlp.gate."},
+            fused=(
+                FusedTensor(stored="experts.gate_up_proj", parts=_parts("weight", "gate", "up")),
+                FusedTensor(stored="experts.down_proj", parts=_parts("weight", "down")),
+            ),
         ),
     ),
     ModelFamily(  # Arcee AI 2025.
