@@ -468,7 +468,6 @@ def test_experts_as_a_list_are_a_mixture_of_experts(tmp_path: Path) -> None:
 REFUSED = {
     "gemma3n_text": "several residual streams",
     "lfm2": "convolutions",
-    "gemma4_text": "embeddings per layer",
     "bloom": "no other attention than their own",
     "falcon": "no other attention than their own",
     "mpt": "no other attention than their own",

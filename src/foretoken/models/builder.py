@@ -231,16 +231,8 @@ class Builder:
         shape, heads = self.shape, self._heads_of(self.shape.window(layer))
         size, kv_size = heads.size, heads.total_keys * heads.size
         query_size = shape.num_attention_heads * size
-        out = self._down(f"{prefix}.o_proj", query_size, bias=shape.out_bias)
-        geometry = self.geometry(shape.window(layer))
-        back = self._back(
-            # A rank has some key heads, so of each block of as many queries it has some.
-            Part(self._columns_by_group(out.weight, heads), out.bias),
-            len(heads.own_queries),
-            copies_of(heads.total_keys, self.options.share.size),
-        )
         if shape.kv_layer(layer) != layer:
-            return self._reading(prefix, query_size, (back, geometry))
+            return self._reading(prefix, self.geometry(shape.window(layer)))
         one = shape.keys_are_values and shape.window(layer) is None
         sizes = {"q": query_size, "k": kv_size} | ({} if one else {"v": kv_size})
         whole = self.parts(prefix, sizes, bias=shape.qkv_bias)
@@ -266,27 +258,39 @@ class Builder:
             gate = self.linear([change_rows(mine.weight, heads.reordered)])
         return AttentionBlock(
             qkv=self.linear([change_rows(q.weight, heads.reordered), k.weight, v.weight], bias_N),
-            out=back,
-            geometry=geometry,
+            out=self._out(prefix, heads),
+            geometry=self.geometry(shape.window(layer)),
             norms=self._head_norms(prefix, heads),
             sinks_H=sinks_H,
             gate=gate,
         )
 
-    def _reading(
-        self, prefix: str, query_size: int, parts: tuple[Linear, Geometry]
-    ) -> ReadingAttention:
-        """That of a layer that reads the keys and values of another one; `parts`: what leads back
-        to the stream, and its heads."""
-        (back, geometry), shape = parts, self.shape
+    def _out(self, prefix: str, heads: OwnHeads) -> Linear:
+        """From the heads back to the stream."""
+        shape = self.shape
+        width = shape.num_attention_heads * heads.size
+        out = self._down(f"{prefix}.o_proj", width, bias=shape.out_bias)
+        return self._back(
+            # A rank has some key heads, so of each block of as many queries it has some.
+            Part(self._columns_by_group(out.weight, heads), out.bias),
+            len(heads.own_queries),
+            copies_of(heads.total_keys, self.options.share.size),
+        )
+
+    def _reading(self, prefix: str, geometry: Geometry) -> ReadingAttention:
+        """That of a layer that reads the keys and values of another one."""
+        shape, heads = self.shape, self._heads_of(geometry.window)
         for unused in ("k_proj", "v_proj", "k_norm", "v_norm"):
             self.checkpoint.ignore(f"{prefix}.{unused}")
-        heads = self._heads_of(geometry.window)
-        [q] = self.parts(prefix, {"q": query_size}, bias=shape.qkv_bias)
+        sizes = {"q": shape.num_attention_heads * heads.size}
+        [q] = self.parts(prefix, sizes, bias=shape.qkv_bias)
         bias_N = None if q.bias is None else heads.reordered(q.bias)
-        query = self.linear([change_rows(q.weight, heads.reordered)], bias_N)
-        norm = self.norm(f"{prefix}.q_norm", heads.size) if shape.head_norms else None
-        return ReadingAttention(query=query, out=back, geometry=geometry, norm=norm)
+        return ReadingAttention(
+            query=self.linear([change_rows(q.weight, heads.reordered)], bias_N),
+            out=self._out(prefix, heads),
+            geometry=geometry,
+            norm=self.norm(f"{prefix}.q_norm", heads.size) if shape.head_norms else None,
+        )
 
     def _head_norms(self, prefix: str, heads: OwnHeads) -> HeadNorms | None:
         """Norms of queries and keys, if there are any."""

@@ -55,6 +55,8 @@ class DecoderPart:
     """The family of ours that runs it."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What transformers' class has where config.json says nothing, readers' defaults aside."""
+    always: Mapping[str, Any] = field(default_factory=dict)
+    """What it does whatever config.json says."""
 
 
 @final
@@ -122,7 +124,7 @@ def text_config(config: Config, folder: Path | None = None) -> dict[str, Any]:
     part = _TEXTS[kind]
     top = {name: value for name, value in config.items() if name not in _OUTSIDE}
     inner = {name: one for name, one in inner.items() if one is not None or name not in _EITHER}
-    found = {**part.defaults, **top, **inner, "model_type": part.family}
+    found = {**part.defaults, **top, **inner, **part.always, "model_type": part.family}
     tied = _tied(config, inner, folder)
     if tied is not None:
         found["tie_word_embeddings"] = tied
@@ -260,8 +262,8 @@ _TEXTS: dict[str, DecoderPart] = {
             "rope_theta": 500000.0,
             "moe_intermediate_size": 1408,
             "num_experts_per_tok": 4,
-            "norm_topk_prob": True,
         },
+        always={"norm_topk_prob": True},
     ),
 }
 _BY_NAME: dict[str, MultimodalFamily] = {
