@@ -16,8 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from foretoken import LLM
+from foretoken.cli.app import app
+from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
 from foretoken.models.decoder import Decoder
@@ -45,6 +48,10 @@ BAR = (
     "gemma4 experts, keys as values", "gemma4 layers that share",
 )  # fmt: skip
 """Families whose tokens are compared in the short suite too."""
+
+
+def slow_of(*cases: str) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def slow_unless(fast: Sequence[str]) -> list[Any]:
@@ -262,13 +269,16 @@ def by_definition(x: Tensor, bias: Tensor, routing: Routing) -> dict[int, float]
 # Through the engine whole.
 
 
-@pytest.mark.parametrize("case", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["qwen3_moe", *slow_of("gpt_oss", "gemma4 layers that share")])
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     """Look-up, junk, and a draft model that is a mixture too; chunks, and a prefix that is kept."""
     kind, changes = MIXTURES[case]
     target, draft = tmp_path / "target", tmp_path / "draft"
-    write_checkpoint(target, kind, {**changes, "vocab_size": WORDS})
-    write_checkpoint(draft, kind, {**changes, "vocab_size": WORDS, "num_hidden_layers": 1})
+    small = {"vocab_size": WORDS, "num_hidden_layers": 1, "layer_types": None}
+    small |= {"num_kv_shared_layers": 0} if "gemma4" in case else {}
+    words = {"vocab_size_per_layer_input": WORDS} if "gemma4" in case else {}
+    write_checkpoint(target, kind, {**changes, "vocab_size": WORDS, **words})
+    write_checkpoint(draft, kind, {**changes, **small, **words})
     prompts = make_prompts(5, 3)
     prompts = [*prompts, prompts[0]]
     requests: list[dict[str, Any]] = [
@@ -502,6 +512,45 @@ def test_a_gguf_file_that_lies(tmp_path: Path) -> None:
 def test_what_is_not_built_is_refused_with_its_reason(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=REFUSED[kind]):
         ModelShape.from_fields({"model_type": kind, "hidden_size": 8})
+
+
+def test_info_says_what_is_read_and_what_is_not(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, *MIXTURES["glm4_moe"])
+    rewritten(tmp_path, lambda t: t.update({"mtp.fc.weight": torch.zeros(2)}))
+    changed(tmp_path, num_nextn_predict_layers=1)
+    found = CliRunner().invoke(app, ["info", str(tmp_path), "--json", "--quantization", "int8"])
+    facts = json.loads(found.output)
+    assert (facts["experts"], facts["experts_a_token"], facts["layers_with_experts"]) == (8, 3, 2)
+    assert facts["draft_layers"] == "1, not read" and facts["drafting_tensors"] == "1, not read"
+    shape = ModelShape.from_config(tmp_path)
+    each = 2 * 3 * 3 * 48 * 24
+    assert shape.expert_parameters() == each * 8 // 3
+    assert facts["active_parameters"] == shape.step_bytes(1, rows=0) + each
+    first, read = facts["steps"][0], [step["bytes"] for step in facts["steps"]]
+    assert (first["rows"], first["experts_read"], first["break_even_tokens"]) == (1, 3.0, 1.0)
+    assert read == sorted(read) and read[0] < read[1]
+    shown = CliRunner().invoke(app, ["info", str(tmp_path)]).output
+    assert "tokens to break even" in shown and "1, not read" in shown
+
+
+def test_bytes_of_a_step(tmp_path: Path) -> None:
+    """With all experts touched it reads all but the table; with none, the dense part alone."""
+    write_checkpoint(tmp_path, *MIXTURES["qwen3_moe"])
+    kept = ModelMemory(shape=ModelShape.from_config(tmp_path), quantization="int8")
+    counts = kept.shape.weight_counts()
+    everything = kept.weight_bytes(2) - 2 * counts.table
+    assert kept.step_bytes(2, 1e9) == pytest.approx(everything, abs=2)
+    assert kept.step_bytes(2, 0) == pytest.approx(everything - kept.expert_bytes(2), abs=2)
+    experts = kept.shape.expert_counts()
+    assert kept.expert_bytes(2) == experts.matrices + 4 * experts.outputs
+
+
+def test_the_plan_counts_experts() -> None:
+    command = ["lab", "plan", "gpt-oss-20b", "--device", "h100-sxm", "--method", "ngram", "--json"]
+    steps = json.loads(CliRunner().invoke(app, command).output)["experts_of_a_step"]
+    assert [step["rows"] for step in steps] == [1, 2, 4, 6, 8, 16]
+    assert [step["experts"] for step in steps][:3] == [4.0, 7.5, 13.2]
+    assert steps[0]["break_even_tokens"] == 1.0 < steps[1]["break_even_tokens"] < 2.0
 
 
 def test_experts_of_a_step() -> None:
