@@ -29,6 +29,7 @@ from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.mixtures.families import REFUSED
+from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import VOCAB as WORDS
 from tests.e2e.lossless import generate, make_prompts, open_llm
 from tests.golden.families import MIXTURES, VOCAB, expected_logits, write_checkpoint
@@ -295,6 +296,25 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
         str(target), dtype="float32", batch_invariant=True, speculative_config=speculation
     ) as llm:
         assert [generate(llm, prompts, one) for one in requests] == expected, "draft model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("case", ["gpt_oss", "qwen3_moe", "gemma4 experts, keys as values"])
+def test_heads_change_nothing(case: str, head: str, tmp_path: Path) -> None:
+    """Heads read hidden states that no compiled layers keep for them."""
+    kind, changes = MIXTURES[case]
+    target, sizes = tmp_path / "target", {"vocab_size": WORDS, "hidden_size": HIDDEN}
+    write_checkpoint(target, kind, {**changes, **sizes})
+    folder = write_head(tmp_path / "head", head, tmp_path / "none")
+    prompts, request = make_prompts(4, 3), {"max_tokens": 16, "temperature": 0.9, "seed": 5}
+    with open_llm(target, None, "plain", max_num_seqs=1) as llm:
+        expected = generate(llm, prompts, request)
+    speculation = {**HEADS[head], "model": str(folder)}
+    with LLM(
+        str(target), dtype="float32", batch_invariant=True, speculative_config=speculation
+    ) as llm:
+        assert generate(llm, prompts, request) == expected
 
 
 # Files.

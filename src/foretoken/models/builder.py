@@ -34,7 +34,13 @@ from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
 from foretoken.quant import Weights, join
-from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
+from foretoken.quant.arrange import (
+    change_columns,
+    change_rows,
+    halve_heads,
+    join_rows,
+    split_rows,
+)
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
 from foretoken.shape.memory_formula import copies_of
 from foretoken.shape.mixtures.experts import Experts
@@ -72,13 +78,11 @@ class Part(NamedTuple):
 
     def halved(self, heads: int) -> "Part":
         """Its outputs, of so many heads whose turned dimensions alternate, half by half."""
-
-        def turn(rows: Tensor) -> Tensor:
-            pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
-            return pairs.flatten(0, 2)
-
-        bias = None if self.bias is None else turn(self.bias)
-        return Part(change_rows(self.weight, turn), bias)
+        bias = None
+        if self.bias is not None:
+            bias = halve_heads(self.bias, heads)
+            assert isinstance(bias, Tensor), type(bias)
+        return Part(halve_heads(self.weight, heads), bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
