@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -407,12 +408,47 @@ def gguf_glm(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(config["head_dim"] // 2)
 
 
+def gguf_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """As llama.cpp's converter: sizes of full layers first, lists where layers differ."""
+    kinds, full = config["layer_types"], next(iter(config["per_layer_config"].values()))
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    sharing, usual = config["num_kv_shared_layers"], config["num_key_value_heads"]
+    writer.add_shared_kv_layers(sharing)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(windowed)
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    wide = full.get("num_key_value_heads", usual)
+    writer.add_head_count_kv([usual if one else wide for one in windowed])
+    if config["use_double_wide_mlp"]:
+        inner, plain = config["intermediate_size"], len(kinds) - sharing
+        writer.add_feed_forward_length([inner * (1 + (i >= plain)) for i in range(len(kinds))])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    ropes = config["rope_parameters"]
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    pairs = full["head_dim"] // 2
+    turned = int(pairs * ropes["full_attention"]["partial_rotary_factor"])
+    freqs = np.array([1.0] * turned + [1e30] * (pairs - turned), np.float32)
+    writer.add_tensor("rope_freqs.weight", freqs)
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
 GGUF: dict[str, tuple[str, str, More]] = {
     "qwen3moe": ("qwen3_moe", "qwen3moe", gguf_experts),
     "mixtral": ("mixtral", "llama", gguf_experts),
     "olmoe": ("olmoe", "olmoe", gguf_experts),
     "gpt-oss": ("gpt_oss", "gpt-oss", gguf_oss),
     "glm4moe": ("glm4_moe", "glm4moe", gguf_glm),
+    "gemma4": ("gemma4", "gemma4", gguf_gemma4),
+    "gemma4 experts": ("gemma4 experts, keys as values", "gemma4", gguf_gemma4),
+    "gemma4 sharing": ("gemma4 layers that share", "gemma4", gguf_gemma4),
     "glm4moe norms": ("glm4_moe norms, no groups", "glm4moe", gguf_glm),
 }
 

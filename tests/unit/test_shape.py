@@ -476,7 +476,7 @@ REFUSED = {
     "mamba": "Mamba layers",
     "t5": "an encoder-decoder",
 }
-ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "gemma4", "clip", "mamba", "no-such")
+ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "llama4", "clip", "mamba", "no-such")
 
 
 def config_of(kind: str, folder: Path) -> Path:

@@ -110,7 +110,12 @@ class GgufFile:
                 continue
             check_experts(tensor, config.get("num_experts") or 0)
             for expert in range(tensor.shape[-1]):
-                self._tensors[name.format(expert)] = tensor.of_expert(expert)
+                own, part = name.format(expert), tensor.of_expert(expert)
+                if ".gate_up_proj." not in own:
+                    self._tensors[own] = part
+                    continue
+                for number, one in enumerate(("gate", "up")):
+                    self._tensors[own.replace("gate_up", one)] = part.half(number)
         self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
         if row.turns_heads:
