@@ -78,10 +78,10 @@ class Part(NamedTuple):
 
     def halved(self, heads: int) -> "Part":
         """Its outputs, of so many heads whose turned dimensions alternate, half by half."""
-        bias = None
-        if self.bias is not None:
-            bias = halve_heads(self.bias, heads)
-            assert isinstance(bias, Tensor), type(bias)
+        if self.bias is None:
+            return Part(halve_heads(self.weight, heads), None)
+        bias = halve_heads(self.bias, heads)
+        assert isinstance(bias, Tensor), type(bias)
         return Part(halve_heads(self.weight, heads), bias)
 
 
