@@ -162,6 +162,11 @@ GRANITE = {
     **LOCAL, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4,
     "attention_multiplier": 0.3,
 }  # fmt: skip
+GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 24, "sliding_window": 9, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention"] * 1 + ["full_attention"],
+    "final_logit_softcapping": 12.0,
+}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {**MOE, "head_dim": 16, "norm_topk_prob": True}),
     "qwen3_moe some plain layers": (
@@ -231,6 +236,23 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 9, "route_scale": 1.3, "mup_enabled": True,
         },
     ),
+    "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4 experts, keys as values": (
+        "Gemma4Text",
+        {
+            **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 8,
+            "top_k_experts": 3, "moe_intermediate_size": 24, "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4 layers that share": (
+        "Gemma4Text",
+        {
+            **GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+    ),
 }  # fmt: skip
 """Every parameter and buffer is random: sinks, biases and scales too."""
 
@@ -289,6 +311,8 @@ def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: A
         for name, buffer in model.named_buffers():
             if "bias" in name:
                 buffer.uniform_(-0.3, 0.3)
+            elif "scalar" in name:
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder, **save)
     return model
 

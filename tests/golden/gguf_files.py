@@ -49,6 +49,8 @@ def joined_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         one = EXPERT.fullmatch(name)
         if one is not None:
             each.setdefault(f"{one[1]}.{one[3]}", []).append((int(one[2]), tensor))
+        elif fused is not None and f"{fused[1]}.down_proj_bias" not in tensors:
+            found[f"{name}.weight"] = tensor
         elif fused is not None:  # gpt-oss: inputs first, gate and up alternate
             ending = "bias" if fused[3] else "weight"
             rows = tensor if fused[3] else tensor.transpose(1, 2)
@@ -92,20 +94,26 @@ def write_gguf(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_block_count(layers)
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if not config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(size)
-    writer.add_value_length(size)
+    if arch != "gemma4":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(size)
+        writer.add_value_length(size)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     more(writer, config)
     names = gguf.get_tensor_name_map(ARCHES[arch], layers)
     for name, tensor in joined_experts(load_file(folder / "model.safetensors")).items():
         plain = name.replace("model.language_model.", "model.")
         plain = plain.replace("e_score_correction_bias", "e_score_correction.bias")
-        plain = f"{plain}.weight" if plain.endswith(".sinks") else plain
+        plain = f"{plain}.weight" if plain.endswith((".sinks", ".layer_scalar")) else plain
         stem, part_kind = plain.rsplit(".", 1)
         stored = names.get_name(stem)
+        if "router." in stem + "." and part_kind in ("scale", "per_expert_scale"):
+            block = stem.split(".")[2]
+            ours = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}[part_kind]
+            stored, part_kind = f"blk.{block}.{ours}", "scale"
         if stored is None:
             assert "visual" in name, name
             continue

@@ -28,7 +28,7 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
-from foretoken.shape.mixtures import MIXTURES
+from foretoken.shape.mixtures.families import MIXTURES
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer
@@ -260,10 +260,10 @@ DENSE = {
     [
         ({"model_type": "gemma3n_text", "altup_num_inputs": 4, "intermediate_size": [80] * 2},
          "gemma3n_text, with several residual streams"),
-        ({"model_type": "gemma4_text", "hidden_size_per_layer_input": 8},
-         "gemma4_text, with embeddings per layer"),
-        ({"model_type": "gemma4_text", "num_kv_shared_layers": 1},
-         "gemma4_text, with layers that share keys"),
+        ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 8},
+         "gemma3n_text, with embeddings per layer|several residual streams"),
+        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 1},
+         "gemma3n_text, with layers that share keys|several residual streams"),
         ({"model_type": "lfm2", "full_attn_idxs": [1], "conv_L_cache": 3}, "lfm2, with convol"),
         ({"model_type": "gemma3n", "text_config": {}}, "gemma3n with text_config"),
     ],
@@ -468,7 +468,6 @@ def test_experts_as_a_list_are_a_mixture_of_experts(tmp_path: Path) -> None:
 REFUSED = {
     "gemma3n_text": "several residual streams",
     "lfm2": "convolutions",
-    "gemma4_text": "embeddings per layer",
     "bloom": "no other attention than their own",
     "falcon": "no other attention than their own",
     "mpt": "no other attention than their own",
@@ -477,7 +476,7 @@ REFUSED = {
     "mamba": "Mamba layers",
     "t5": "an encoder-decoder",
 }
-ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "gemma4", "clip", "mamba", "no-such")
+ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "llama4", "clip", "mamba", "no-such")
 
 
 def config_of(kind: str, folder: Path) -> Path:

@@ -29,6 +29,7 @@ from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
 from foretoken.shape.gguf import gguf_parts, open_gguf
 from foretoken.shape.gguf_ends import ends_of_text
+from foretoken.shape.multimodal import DRAFT_HEADS
 from foretoken.shape.safetensors_header import stored_names
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def info(
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {"ends_of_text": None, "drafting_tensors": None}
     if path.is_dir():
-        skipped = sum(name.startswith("mtp.") for name in stored_names(path))
-        facts["drafting_tensors"] = f"{skipped} of mtp.*, not read" if skipped else None
+        skipped = sum(name.startswith(DRAFT_HEADS) for name in stored_names(path))
+        facts["drafting_tensors"] = f"{skipped}, not read" if skipped else None
     if path.suffix == ".gguf":
         from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from foretoken.layers.mlp import GatedMLP, gate
+from foretoken.layers.norm import RMSNorm
 from foretoken.ops.activation import ACTIVATIONS, clamped_swish, sigmoid, squared_relu
 from foretoken.ops.linear import Linear
 from foretoken.ops.mixture_kernel import MixtureKernel
-from foretoken.shape.experts import Experts, Routing
+from foretoken.shape.mixtures.experts import Experts, Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,15 @@ class Router:
     routing: Routing
     choice_bias_E: Tensor | None = None
     """float32."""
+    norm: RMSNorm | None = None
+    """Of the rows before."""
+    scale_E: Tensor | None = None
+    """float32: what the weight of each expert is multiplied by at last."""
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights, float32 [T, K], and experts, int64 [T, K]: heaviest first, then by number."""
         routing = self.routing
+        x_TD = x_TD if self.norm is None else self.norm(x_TD)
         product_TE = self.linear(x_TD.float() if routing.wide else x_TD).float()
         if routing.softcap is not None:
             # c tanh(x / c), by operations that do the same to every number of a tensor.
@@ -46,6 +52,8 @@ class Router:
             choosing_TE = _within_groups(choosing_TE, routing)
         chosen_TK = _best(choosing_TE, self.used).sort(dim=1).values
         weights_TK = _weights(scores_TE.gather(1, chosen_TK), routing)
+        if self.scale_E is not None:
+            weights_TK = weights_TK * self.scale_E[chosen_TK]
         order_TK = weights_TK.sort(dim=1, descending=True, stable=True).indices
         return weights_TK.gather(1, order_TK), chosen_TK.gather(1, order_TK)
 
@@ -77,7 +85,11 @@ class Mixture:
         """mixture(x), plus the residual if there is one."""
         if self.kernel is not None:
             return self.kernel(x_TD, residual_TD)
-        weights_TK, chosen_TK = self.router(x_TD)
+        return self.routed(x_TD, x_TD, residual_TD)
+
+    def routed(self, x_TD: Tensor, by_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
+        """The same where the router reads other rows, `by_TD`."""
+        weights_TK, chosen_TK = self.router(by_TD)
         each_TKD = self._each(x_TD, chosen_TK)
         total_TD = each_TKD[:, 0] * weights_TK[:, :1]
         for slot in range(1, chosen_TK.shape[1]):
@@ -105,6 +117,28 @@ class Mixture:
         return each_PD.view(rows, used, -1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureBeside:
+    """A plain MLP and a mixture beside it, each between norms of its own (Gemma 4).
+
+    It reads the stream itself, so does the router.
+    """
+
+    mlp: GatedMLP
+    mlp_norm: RMSNorm
+    after_mlp: RMSNorm
+    mixture: Mixture
+    mixture_norm: RMSNorm
+    after_mixture: RMSNorm
+
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
+        """Both, added."""
+        assert residual_TD is None, "a norm comes before the sum with the stream"
+        plain_TD = self.after_mlp(self.mlp(self.mlp_norm(x_TD), None))
+        mixed_TD = self.mixture.routed(self.mixture_norm(x_TD), x_TD, None)
+        return plain_TD + self.after_mixture(mixed_TD)
+
+
 def _scores(product_TE: Tensor, kind: str) -> Tensor:
     if kind == "sigmoid":
         return sigmoid(product_TE)
@@ -129,10 +163,10 @@ def _within_groups(choosing_TE: Tensor, routing: Routing) -> Tensor:
     grouped = choosing_TE.unflatten(1, (routing.groups, -1))
     two = grouped.sort(dim=2, descending=True).values[..., :2]
     best = _best(two[..., 0] + two[..., 1], routing.groups_used)
-    outside = torch.ones(two.shape[:2], dtype=torch.bool, device=two.device).scatter_(
-        1, best, False
-    )
-    return grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+    outside = torch.ones(two.shape[:2], dtype=torch.bool, device=two.device)
+    outside.scatter_(1, best, False)
+    within: Tensor = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
+    return within
 
 
 def _best(scores_TX: Tensor, count: int) -> Tensor:

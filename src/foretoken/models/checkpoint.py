@@ -21,10 +21,10 @@ from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
-from foretoken.shape.experts import PLAIN_NAMES, StoredNames, StoredView
 from foretoken.shape.fields import read_json
 from foretoken.shape.gguf import gguf_parts
-from foretoken.shape.multimodal import find_multimodal
+from foretoken.shape.mixtures.experts import PLAIN_NAMES, StoredNames, StoredView
+from foretoken.shape.multimodal import DRAFT_HEADS, find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -146,7 +146,6 @@ class Checkpoint:
         stored: Format | None = None,
         around: str | None = None,
         names: StoredNames = PLAIN_NAMES,
-        num_experts: int = 0,
     ) -> None:
         """Open the files; tensors are converted to `dtype` on `device` as they are taken.
 
@@ -157,7 +156,6 @@ class Checkpoint:
             stored: how matrices are quantized; None: they are floats.
             around: model type of a checkpoint that holds more than the model; None: it is alone.
             names: how tensors are called that the model knows by other names.
-            num_experts: how many a layer has.
 
         Raises:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
@@ -175,19 +173,19 @@ class Checkpoint:
         if outer is not None:
             self._files = {name: self._files[old] for name, old in self._stored_as.items()}
         self._views: dict[str, StoredView] = {}
-        self._num_experts = num_experts
+        self._names = names
         if folder.suffix != ".gguf":
-            self._take_apart(names)
-        self._unused = set(self._files)
+            self._take_apart()
+        self._unused = {name for name in self._files if not name.startswith(DRAFT_HEADS)}
         self._folder = folder
 
-    def _take_apart(self, names: StoredNames) -> None:
+    def _take_apart(self) -> None:
         """Know tensors by our names, those of each expert alone, however they are stored."""
         files, stored_as = {}, {}
         for name, path in self._files.items():
-            views = names.views(name, self._num_experts)
+            views = self._names.views(name)
             self._views |= views
-            for part in views or (names.plain(name),):
+            for part in views or (self._names.plain(name),):
                 files[part] = path
                 stored_as[part] = self._stored_as.get(name, name)
         self._files, self._stored_as = files, stored_as
@@ -291,13 +289,16 @@ class Checkpoint:
         else:
             fused = file.get_slice(stored)
             sizes = list(fused.shape if isinstance(fused, Tensor) else fused.get_shape())
-            if len(sizes) < 2 or sizes[0] != self._num_experts:
-                allowed = f"[{self._num_experts}, ...], one for each expert of config.json"
+            if len(sizes) < 2 or sizes[0] != self._names.num_experts:
+                allowed = f"[{self._names.num_experts}, ...], one for each expert of config.json"
                 raise CheckpointError("tensor shape", f"{stored} {sizes}", allowed)
             whole = fused[view.expert]
-        if view.fused.inputs_first and whole.ndim > 1:
+        parts, turned = len(view.fused.parts), view.fused.inputs_first
+        if turned is None and whole.ndim == 2:
+            # The model's width is that of the outputs of down, and of the inputs of gate and up.
+            turned = whole.shape[0 if parts == 1 else 1] != self._names.hidden
+        if turned and whole.ndim > 1:
             whole = whole.transpose(0, 1)
-        parts = len(view.fused.parts)
         if whole.ndim == 0 or whole.shape[0] % parts:
             allowed = f"a multiple of {parts} outputs"
             raise CheckpointError("tensor shape", f"{stored} {list(whole.shape)}", allowed)

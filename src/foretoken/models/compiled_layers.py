@@ -15,8 +15,9 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
+from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
-from foretoken.layers.mixture import Mixture
+from foretoken.layers.mixture import Mixture, MixtureBeside
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
@@ -37,19 +38,15 @@ class CompiledLayers:
         self.library = _attention(kinds[0]).library
         self._run = self.library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
-        first = layers[0]
+        first, plain = layers[0], _plain(layers)
         geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
-        out, plain = (
-            first.attention.out,
-            [one.mlp for one in layers if isinstance(one.mlp, GatedMLP)],
-        )
+        out = _usual(first).out
         assert isinstance(out, KernelLinear)
-        downs = [mlp.down for mlp in plain if isinstance(mlp.down, KernelLinear)]
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
             hidden=out.columns,
-            inner=max((down.packed.inputs for down in downs), default=0),
+            inner=_inner(plain[0]) if plain else 0,
             num_heads=geometry.num_heads,
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
@@ -184,9 +181,19 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
     norms = [norm for layer in layers for norm in _norms(layer)]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
-    if len(set(map(_branch_scale, layers))) > 1:
+    alike = (set(map(_branch_scale, layers)), set(map(_inner, _plain(layers))))
+    if any(len(found) > 1 for found in alike):
         return None
     return CompiledLayers(layers, kinds)
+
+
+def _plain(layers: Sequence[Layer]) -> list[GatedMLP]:
+    return [layer.mlp for layer in layers if isinstance(layer.mlp, GatedMLP)]
+
+
+def _inner(mlp: GatedMLP) -> int:
+    assert isinstance(mlp.down, KernelLinear), type(mlp.down).__name__
+    return mlp.down.packed.inputs
 
 
 def _branch_scale(layer: Layer) -> float:
@@ -197,10 +204,11 @@ def _branch_scale(layer: Layer) -> float:
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    attention, mlp, dtype = layer.attention, layer.mlp, layer.attention.geometry.dtype
-    if attention.gate is not None:
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(mlp, MixtureBeside) or not isinstance(attention, AttentionBlock):
         return False
-    if attention.norms is not None and attention.norms.after_turning:
+    dtype = attention.geometry.dtype
+    if not attention.kernels_know or layer.input is not None or layer.scale is not None:
         return False
     known = mlp.kernel is not None if isinstance(mlp, Mixture) else mlp.activate in COMPILED
     return known and all(
@@ -213,15 +221,21 @@ def _has_kernels(layer: Layer) -> bool:
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
     """Its matrices, but those of experts."""
-    both, mlp = (layer.attention.qkv, layer.attention.out), layer.mlp
-    return both if isinstance(mlp, Mixture) else (*both, mlp.gate_up, mlp.down)
+    attention, mlp = _usual(layer), layer.mlp
+    both = (attention.qkv, attention.out)
+    return (*both, mlp.gate_up, mlp.down) if isinstance(mlp, GatedMLP) else both
+
+
+def _usual(layer: Layer) -> AttentionBlock:
+    assert isinstance(layer.attention, AttentionBlock), "that of other layers is not compiled"
+    return layer.attention
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
     yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
-    if layer.attention.norms is not None:
-        yield from (layer.attention.norms.query, layer.attention.norms.key)
+    if (heads := _usual(layer).norms) is not None:
+        yield from (heads.query, heads.key)
 
 
 def _bind(layer: Layer) -> FtLayer:
@@ -229,12 +243,13 @@ def _bind(layer: Layer) -> FtLayer:
         return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    heads, mlp = layer.attention.norms, layer.mlp
+    attention, mlp = _usual(layer), layer.mlp
+    heads = attention.norms
     kernel = mlp.kernel if isinstance(mlp, Mixture) else None
     return FtLayer(
         *linears,
         experts=None if kernel is None else kernel.address,
-        sinks=None if layer.attention.sinks_H is None else layer.attention.sinks_H.data_ptr(),
+        sinks=None if attention.sinks_H is None else attention.sinks_H.data_ptr(),
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),
         after_attention=address(layer.after_attention),

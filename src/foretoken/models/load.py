@@ -27,7 +27,6 @@ from foretoken.models.weight_cache import (
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
-from foretoken.shape.experts import PLAIN_NAMES
 from foretoken.shape.families import find_family
 from foretoken.shape.gguf import about_gguf, forget_gguf
 
@@ -85,14 +84,15 @@ def _load(
     with writing or nullcontext():
         stored = None if shape.stored is None else format_of(shape.stored, folder)
         family = find_family(shape.model_type)
+        assert family is not None, f"{shape.model_type} has no record"
+        count = 0 if shape.experts is None else shape.experts.count
         with Checkpoint(
             folder,
             dtype=options.dtype,
             device=options.device,
             stored=stored,
             around=shape.inside,
-            names=PLAIN_NAMES if family is None else family.names,
-            num_experts=0 if shape.experts is None else shape.experts.count,
+            names=replace(family.names, num_experts=count, hidden=shape.hidden_size),
         ) as checkpoint:
             forget_gguf()
             if writing is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.kernels.linear import BFLOAT16, FLOAT32, PANEL, TYPES, Packed
 from foretoken.kernels.structures import FtExperts, FtExpertsRows
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.shape.experts import Experts
+from foretoken.shape.mixtures.experts import Experts
 
 _SCORES: Final = {"none": 0, "softmax": 1, "sigmoid": 2}
 _WEIGHTS: Final = {"kept": 0, "normalized": 1, "softmax": 2, "sigmoid": 3}
@@ -145,7 +145,8 @@ def find_kernel(
         and down.out_dtype == torch.float32
         for up, down in both
     )
-    fits = experts.count <= MOST_EXPERTS and experts.used <= MOST_USED
+    own = not (experts.routing.normed or experts.routing.expert_scales)
+    fits = own and experts.count <= MOST_EXPERTS and experts.used <= MOST_USED
     if not (floats and known and fits):
         return None
     return MixtureKernel(
@@ -179,4 +180,5 @@ def _in_panels(rows_ED: Tensor) -> Tensor:
     """[panels, inputs, 16], with zeros for what is missing of the last."""
     missing = -rows_ED.shape[0] % PANEL
     padded = torch.nn.functional.pad(rows_ED, (0, 0, 0, missing))
-    return padded.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    panels: Tensor = padded.unflatten(0, (-1, PANEL)).transpose(1, 2)
+    return panels.contiguous()

@@ -13,29 +13,29 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.shape.experts import PLAIN_NAMES, StoredNames
 from foretoken.shape.fields import (
+    FULL,
+    SLIDING,
     Config,
+    check_layer_types,
+    everywhere,
     layer_count,
     positive,
     positive_or_none,
     refuse_unless,
     size,
+    window_of,
+    windows_by_type,
 )
-from foretoken.shape.layer_fields import (
-    FULL,
-    SLIDING,
-    check_layer_types,
+from foretoken.shape.mixtures.experts import PLAIN_NAMES, StoredNames
+from foretoken.shape.rope_config import (
+    RopeShape,
     check_whole_heads,
-    everywhere,
     one_rope,
     rope_of,
     theta_of,
     two_ropes,
-    window_of,
-    windows_by_type,
 )
-from foretoken.shape.rope_config import RopeShape
 
 ENTRY_POINTS = "foretoken.families"
 """Group of entry points in which packages name the records of their families."""

@@ -106,7 +106,10 @@ _DECODER = {
     **dict.fromkeys(
         (
             "attention_bias",
+            "attention_k_eq_v",
+            "enable_moe_block",
             "is_encoder_decoder",
+            "use_double_wide_mlp",
             "mup_enabled",
             "norm_topk_prob",
             "qkv_bias",
@@ -122,6 +125,8 @@ _DECODER = {
     **dict.fromkeys(
         (
             "first_k_dense_replace",
+            "hidden_size_per_layer_input",
+            "num_kv_shared_layers",
             "max_window_layers",
             "moe_layer_end_index",
             "moe_layer_start_index",
@@ -145,6 +150,7 @@ _DECODER = {
     ),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), _ROPES),
     **dict.fromkeys(("quantization_config", "compression_config"), _QUANTIZATION),
+    "per_layer_config": _object(_object({})),
     "eos_token_id": _IDS,
 }
 _LAYER_IDS = {"eagle_aux_hidden_state_layer_ids": _Kind("a list of layers", _all(_is_whole))}

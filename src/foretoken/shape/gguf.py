@@ -160,7 +160,7 @@ def _model_config(table: GgufTable) -> dict[str, Any]:
 
 def is_of_experts(name: str) -> bool:
     """Whether a tensor holds the matrices of all experts of a layer, or their biases."""
-    return "_exps." in name
+    return "_exps." in name and not name.endswith(".scale")
 
 
 def check_experts(tensor: GgufTensor, count: int) -> None:

@@ -18,7 +18,7 @@ from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import ModelFamily, families, find_family
 from foretoken.shape.fields import MOST_LAYERS
 from foretoken.shape.gguf_file import GgufTable, Strings
-from foretoken.shape.gguf_positions import rope_scaling
+from foretoken.shape.gguf_positions import rope_scaling, share_turned
 
 Fields = dict[str, Any]
 _SIZES = {
@@ -81,6 +81,7 @@ _LAYER = {
 }
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
     **{
         f"ffn_{part}_{ending}": f"mlp.{module}.{part}_proj"
         for ending, module in (("exps", "experts.{}"), ("shexp", "shared_expert"))
@@ -88,6 +89,8 @@ _EXPERTS = {
     },
 }
 _ALONE = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
@@ -96,6 +99,20 @@ _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA4 = {
+    **_SANDWICH,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA4_TOPS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _NORM_BETWEEN = {"post_attention_norm": "post_attention_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -118,6 +135,10 @@ class GgufArchitecture:
     """The same of those outside of the layers."""
     has_experts: bool = False
     """Whether its files may hold experts."""
+    varies: tuple[str, ...] = ()
+    """Sizes that may differ between its layers; the first layer's are those of the model."""
+    has_positions: bool = False
+    """Whether `fields` says what its positions are."""
     needed: tuple[str, ...] = ()
     """Of a drafting head: tensors that a file must have, those of a layer without its number."""
     marks: Callable[[GgufTable], Fields] = lambda table: {}
@@ -134,7 +155,7 @@ class GgufArchitecture:
             UnsupportedModelError: a feature or positions that are not run.
             CheckpointError: metadata that differ between layers, or are of another kind.
         """
-        table = _same_everywhere(table, self.name)
+        whole, table = table, _same_everywhere(table, self.name, self.varies)
         _check_neutral(table, self.name, self.reads)
         if not self.has_experts and table.get(f"{self.name}.expert_count", int, 0):
             raise UnsupportedModelError("expert_count", self.name, "no mixture of experts")
@@ -148,8 +169,9 @@ class GgufArchitecture:
         found |= _heads(table, self.name, found)
         found["sliding_window"] = found["sliding_window"] or None
         found["model_type"] = self.model_type
-        found["rope_scaling"] = rope_scaling(table, self.name, found["rope_theta"])
-        found |= self.fields(table, found)
+        if not self.has_positions:
+            found["rope_scaling"] = rope_scaling(table, self.name, found["rope_theta"])
+        found |= self.fields(whole, found)
         return {name: one for name, one in found.items() if one is not None}
 
     def _own_name(self, name: str) -> str | None:
@@ -225,14 +247,14 @@ def _others() -> dict[str, GgufArchitecture]:
     return {one.gguf: row(one, one.gguf) for one in families() if one.gguf is not None}
 
 
-def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
-    """The table with one number where a list has the same one for every layer."""
+def _same_everywhere(table: GgufTable, arch: str, varies: tuple[str, ...]) -> GgufTable:
+    """The table with one number where a list has the same one for every layer, or may vary."""
     changed, layers = {}, f"{arch}.block_count"
     for key in _PER_LAYER:
         name = f"{arch}.{key}"
         given = table.metadata.get(name)
         if isinstance(given, np.ndarray) and given.size == table.metadata.get(layers):
-            if (given != given[0]).any():
+            if (given != given[0]).any() and key not in varies:
                 shown = f"{', '.join(map(str, given[:6].tolist()))}, ..."
                 raise CheckpointError(name, shown, "the same in every layer")
             changed[name] = given[0].item()
@@ -400,6 +422,72 @@ def _gemma3(table: GgufTable, sizes: Fields) -> Fields:
     }
 
 
+def _by_kind(table: GgufTable, name: str, second: list[bool]) -> tuple[int | None, int | None]:
+    """A size of the layers that are not of the second kind, and of those that are; None: there are
+    none of these."""
+    given = table.metadata.get(name)
+    if not isinstance(given, np.ndarray):
+        given = np.array([table.get(name, int, 0)] * len(second))
+    if given.size != len(second) or given.dtype.kind not in "iu":
+        raise CheckpointError(name, f"a list of {given.size}", f"{len(second)} integers")
+    found: list[int | None] = []
+    for kind in (False, True):
+        sizes = {
+            int(one) for one, is_second in zip(given, second, strict=True) if is_second == kind
+        }
+        if len(sizes) > 1:
+            raise CheckpointError(name, sorted(sizes), "one number for each kind of layers")
+        found.append(sizes.pop() if sizes else None)
+    return found[0], found[1]
+
+
+def _gemma4(table: GgufTable, sizes: Fields) -> Fields:
+    """Sizes of the layers that see all stand first, those of the others have names of their own;
+    turned pairs of the former are those whose frequencies are divided by 1."""
+    layers, types = sizes["num_hidden_layers"], _layer_types(table, "gemma4", sizes, period=6)
+    if types is None:
+        raise CheckpointError("gemma4.attention.sliding_window", None, "a number")
+    full = [kind == "full_attention" for kind in types]
+    sharing = table.get("gemma4.attention.shared_kv_layers", int, 0)
+    keys = _by_kind(table, "gemma4.attention.head_count_kv", full)
+    shares = [layer >= layers - sharing for layer in range(layers)]
+    inner = _by_kind(table, "gemma4.feed_forward_length", shares)
+    if inner[1] not in (None, inner[0], 2 * (inner[0] or 0)):
+        allowed = f"{inner[0]}, or twice that, in the layers that share keys"
+        raise CheckpointError("gemma4.feed_forward_length", inner[1], allowed)
+    experts = {}
+    if table.get("gemma4.expert_count", int, 0):
+        counts = _experts(table, "gemma4", sizes)
+        experts = {**counts, "top_k_experts": counts["num_experts_per_tok"]}
+    first = full.index(True) if True in full else 0
+    head_dim, theta = sizes["head_dim"], sizes["rope_theta"] or 1e6
+    own = {"num_key_value_heads": keys[1], "head_dim": head_dim}
+    return {
+        **experts,
+        "enable_moe_block": bool(experts),
+        "layer_types": types,
+        "head_dim": table.get("gemma4.attention.key_length_swa", int, head_dim),
+        "num_key_value_heads": keys[0] or keys[1],
+        "intermediate_size": inner[0] or inner[1],
+        "per_layer_config": {str(layer): own for layer, wide in enumerate(full) if wide},
+        "partial_rotary_factor": None,
+        "rope_theta": None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": theta,
+                "partial_rotary_factor": share_turned(table, 0.25),
+            },
+            "sliding_attention": {"rope_theta": table.get("gemma4.rope.freq_base_swa", float, 1e4)},
+        },
+        "num_kv_shared_layers": sharing,
+        "use_double_wide_mlp": inner[0] is not None and inner[1] == 2 * inner[0],
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in table.tensors,
+        "hidden_size_per_layer_input": table.get("gemma4.embedding_length_per_layer_input", int, 0),
+        "final_logit_softcapping": table.get("gemma4.final_logit_softcapping", float),
+    }
+
+
 def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
     """What attention scores are divided by, squared: the models of 27 B have their own."""
     if sizes["num_hidden_layers"] == of_27b and sizes["num_attention_heads"]:
@@ -438,6 +526,16 @@ _ROWS = (
     GgufArchitecture(name="gemma", model_type="gemma"),
     GgufArchitecture(name="gemma2", model_type="gemma2", names=_SANDWICH, fields=_gemma2),
     GgufArchitecture(name="gemma3", model_type="gemma3_text", names=_SANDWICH, fields=_gemma3),
+    GgufArchitecture(
+        name="gemma4",
+        model_type="gemma4_text",
+        names=_GEMMA4,
+        tops=_GEMMA4_TOPS,
+        has_experts=True,
+        varies=("attention.head_count_kv", "feed_forward_length"),
+        has_positions=True,
+        fields=_gemma4,
+    ),
     GgufArchitecture(name="phi3", model_type="phi3", names=_FUSED),
 )
 _BY_NAME = {row.name: row for row in _ROWS}

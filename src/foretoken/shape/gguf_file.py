@@ -134,6 +134,12 @@ class GgufTensor:
         part = self.raw[number * size : (number + 1) * size]
         return replace(self, shape=self.shape[:-1], raw=part)
 
+    def half(self, number: int) -> Self:
+        """The first half of its rows, or the second."""
+        size, rows = self.raw.size // 2, self.shape[-1] // 2
+        part = self.raw[number * size : (number + 1) * size]
+        return replace(self, shape=(*self.shape[:-1], rows), raw=part)
+
     @property
     def num_elements(self) -> int:
         """Numbers of it."""

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from foretoken.shape.experts import Experts
 from foretoken.shape.families import family_names, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import (
@@ -20,11 +19,19 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
-from foretoken.shape.mixtures import refuse
+from foretoken.shape.mixtures.experts import Experts
+from foretoken.shape.mixtures.families import refuse
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import CheckpointQuantization, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
+
+
+class KeyHeads(NamedTuple):
+    """Key heads of a layer, and so many value heads."""
+
+    heads: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,21 @@ class ModelShape:
     """Whether what attention gives is multiplied by the sigmoid of a projection of its input."""
     norms_after_turning: bool = False
     """Whether norms over heads come after their positions."""
+    wide: KeyHeads | None = None
+    """Of the layers that see all, where they have others than those with a window."""
+    value_norms: bool = False
+    """Whether values are normed too, without weights."""
+    keys_are_values: bool = False
+    """Whether the layers that see all have one projection for both."""
+    kv_sharing_layers: int = 0
+    """The last layers, which read the keys and values of the last one before them that sees as
+    much."""
+    wider_sharing: int = 1
+    """What the inner width of these is multiplied by."""
+    layer_inputs: int = 0
+    """Numbers that each layer gets of each token beside the stream, by a table; 0: none."""
+    layer_scalars: bool = False
+    """Whether each layer's result is multiplied by a number."""
     experts: Experts | None = None
     """None: every layer has a plain MLP."""
     draft_layers: int = 0
@@ -149,6 +171,8 @@ class ModelShape:
             fields["inside"] = None if around is None else around.model_type
             fields["placeholders"] = standing_for
             fields["draft_layers"] = _draft_layers(config)
+            if fields.get("wide") is not None:
+                fields["wide"] = KeyHeads(*fields["wide"])
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
@@ -164,12 +188,13 @@ class ModelShape:
         return self.expert_parameters() / self.weight_counts().matrices
 
     def _check(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            allowed = f"a divisor of num_attention_heads, {self.num_attention_heads}"
-            given = self.num_key_value_heads
-            raise CheckpointError("config.json num_key_value_heads", given, allowed)
-        if self.rope is not None and self.head_dim % 2:
-            raise UnsupportedModelError("head_dim", self.head_dim, "an even number")
+        for one in self._kinds_of_heads:
+            if self.num_attention_heads % one.heads:
+                allowed = f"a divisor of num_attention_heads, {self.num_attention_heads}"
+                raise CheckpointError("config.json num_key_value_heads", one.heads, allowed)
+        for one in self._kinds_of_heads if self.rope is not None else ():
+            if one.size % 2:
+                raise UnsupportedModelError("head_dim", one.size, "an even number")
 
     @property
     def is_own(self) -> bool:
@@ -187,13 +212,41 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads."""
-        return self.num_attention_heads * self.head_dim
+        """Width of all query heads, of the widest layers."""
+        return self.num_attention_heads * max(one.size for one in self._kinds_of_heads)
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return self.num_key_value_heads * self.head_dim
+        """Width of all key heads, and of all value heads, of the widest layers."""
+        return max(one.heads * one.size for one in self._kinds_of_heads)
+
+    @property
+    def _kinds_of_heads(self) -> tuple[KeyHeads, ...]:
+        own = KeyHeads(self.num_key_value_heads, self.head_dim)
+        return (own,) if self.wide is None else (own, self.wide)
+
+    def heads(self, window: int | None) -> KeyHeads:
+        """Key heads of the layers with this window."""
+        return self._kinds_of_heads[-1 if window is None else 0]
+
+    @property
+    def kv_sizes(self) -> tuple[KeyHeads, ...]:
+        """Of the layers that keep keys and values, which come first."""
+        keeping = range(self.num_hidden_layers - self.kv_sharing_layers)
+        return tuple(self.heads(self.window(layer)) for layer in keeping)
+
+    def kv_layer(self, layer: int) -> int:
+        """Whose keys and values a layer reads: its own, or those of one before."""
+        keeping = self.num_hidden_layers - self.kv_sharing_layers
+        if layer < keeping:
+            return layer
+        alike = (one for one in range(keeping) if self.window(one) == self.window(layer))
+        return max(alike)
+
+    def inner(self, layer: int) -> int:
+        """Inner width of the plain MLP of a layer."""
+        shares = layer >= self.num_hidden_layers - self.kv_sharing_layers
+        return self.intermediate_size * (self.wider_sharing if shares else 1)
 
     @property
     def widths(self) -> Widths:
@@ -209,10 +262,11 @@ class ModelShape:
     @property
     def _inner(self) -> int:
         """Of an MLP, or of what experts keep of a row until it is added up."""
+        plain = self.intermediate_size * self.wider_sharing
         if self.experts is None:
-            return self.intermediate_size
+            return plain
         mixed = self.experts.width + self.experts.shared_width
-        return max(self.intermediate_size, mixed + self.experts.used * self.hidden_size)
+        return max(plain, mixed + self.experts.used * self.hidden_size)
 
     def window(self, layer: int) -> int | None:
         """Positions that a token of this layer sees; None: all up to its own."""
@@ -229,18 +283,40 @@ class ModelShape:
         return window, (self.local_rope or self.rope) if has_own else self.rope
 
     def layer_parameters(self) -> int:
-        """Weights of one layer with a plain MLP, biases and norms included."""
+        """Weights of the first layer, biases and norms included, without chosen experts."""
         if self.stored_parameters is not None:
             return (self.stored_parameters - self._table_parameters()) // self.num_hidden_layers
-        hidden, inner = self.hidden_size, self.intermediate_size
-        attention = hidden * (2 + self.output_gate) * self.query_size + hidden * 2 * self.kv_size
-        attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
-        attention += self.sinks * self.num_attention_heads
-        mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
-        norms = 2 * (self.norms_before + self.sandwich_norms) * hidden
-        norms += self.head_norms * 2 * self.head_dim
-        norms += self.whole_norms * (self.query_size + self.kv_size)
-        return attention + mlp + norms
+        counts = self._layer_counts(0)
+        return counts.matrices + counts.rest
+
+    def _layer_counts(self, layer: int) -> WeightCounts:
+        """Of one layer, without the experts that routers choose from."""
+        hidden, keys = self.hidden_size, self.heads(self.window(layer))
+        query, kv = self.num_attention_heads * keys.size, keys.heads * keys.size
+        kept = 0 if self.kv_layer(layer) != layer else 2
+        if kept and self.keys_are_values and self.window(layer) is None:
+            kept = 1
+        outputs = (1 + self.output_gate) * query + kept * kv + hidden
+        matrices = hidden * (outputs - hidden + query)
+        rest = self.qkv_bias * (query + kept * kv) + self.out_bias * hidden
+        rest += self.sinks * self.num_attention_heads + self.layer_scalars
+        rest += 2 * (self.norms_before + self.sandwich_norms) * hidden
+        rest += self.head_norms * (1 + (kept > 0)) * keys.size + self.whole_norms * (query + kv)
+        mixed = self.experts if self.experts is not None and self.experts.layers[layer] else None
+        inners = [] if mixed is None else [mixed.shared_width]
+        if mixed is None or mixed.shared == "beside":
+            inners.append(self.inner(layer))
+        for inner in filter(None, inners):
+            matrices += 3 * hidden * inner
+            outputs += 2 * inner + hidden
+            rest += self.mlp_bias * (2 * inner + hidden)
+        if mixed is not None:
+            rest += mixed.router_parameters(hidden)
+        if self.layer_inputs:
+            matrices += 2 * hidden * self.layer_inputs
+            outputs += self.layer_inputs + hidden
+            rest += hidden
+        return WeightCounts(0, 0, matrices, rest, outputs)
 
     def expert_parameters(self) -> int:
         """Weights of all experts that routers choose from."""
@@ -250,37 +326,33 @@ class ModelShape:
         each = experts.expert_parameters(self.hidden_size)
         return experts.num_layers * experts.count * each
 
-    def _dense_parameters(self) -> int:
-        """Weights of all layers but for those experts."""
-        everywhere, experts = self.num_hidden_layers * self.layer_parameters(), self.experts
-        if experts is None:
-            return everywhere
-        instead = 3 * self.hidden_size * self.intermediate_size
-        return everywhere + experts.num_layers * (
-            experts.other_parameters(self.hidden_size) - instead
+    def _dense_counts(self) -> WeightCounts:
+        """Of all layers but for those experts, and of what makes their inputs."""
+        layers = [self._layer_counts(layer) for layer in range(self.num_hidden_layers)]
+        inputs = self.num_hidden_layers * self.layer_inputs
+        return WeightCounts(
+            table=self.vocab_size * inputs,
+            head=0,
+            matrices=sum(one.matrices for one in layers) + self.hidden_size * inputs,
+            rest=sum(one.rest for one in layers) + self.layer_inputs + self.hidden_size,
+            outputs=sum(one.outputs for one in layers) + inputs,
         )
 
     def weight_counts(self) -> WeightCounts:
         """All weights by how they are stored; the head always has a copy of its own."""
         table = self.vocab_size * self.hidden_size
-        everything, layers = self.parameter_count(), self.num_hidden_layers
         if not self.is_own:
-            left = everything - self._table_parameters()
+            left = self.parameter_count() - self._table_parameters()
             return WeightCounts(table, table, left, 0, head_outputs=self.vocab_size)
-        hidden, inner, experts = self.hidden_size, self.intermediate_size, self.experts
-        heads = (2 + self.output_gate) * self.query_size + 2 * self.kv_size
-        matrices = layers * hidden * heads
-        outputs = layers * (heads - self.query_size + hidden)
-        plain = layers - (0 if experts is None else experts.num_layers)
-        matrices += plain * 3 * hidden * inner
-        outputs += plain * (2 * inner + hidden)
-        if experts is not None:
-            mixed, of_experts = experts.num_layers, self.expert_counts()
-            matrices += of_experts.matrices + mixed * 3 * hidden * experts.shared_width
-            outputs += of_experts.outputs
-            outputs += mixed * (2 * experts.shared_width + hidden * (experts.shared_width > 0))
-        rest = everything - self._table_parameters() - matrices
-        return WeightCounts(table, table, matrices, rest, outputs, head_outputs=self.vocab_size)
+        dense, experts = self._dense_counts(), self.expert_counts()
+        return WeightCounts(
+            table=table + dense.table,
+            head=table,
+            matrices=dense.matrices + experts.matrices,
+            rest=dense.rest + self.expert_parameters() - experts.matrices,
+            outputs=dense.outputs + experts.outputs,
+            head_outputs=self.vocab_size,
+        )
 
     def expert_counts(self) -> WeightCounts:
         """Of those the experts that routers choose from, biases aside."""
@@ -298,8 +370,9 @@ class ModelShape:
         """All weights; tied embeddings count once."""
         if self.stored_parameters is not None:
             return self.stored_parameters
-        layers = self._dense_parameters() + self.expert_parameters()
-        return self._table_parameters() + layers + self.hidden_size
+        dense = self._dense_counts()
+        layers = dense.table + dense.matrices + dense.rest + self.expert_parameters()
+        return self._table_parameters() + layers
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the weights on disk."""
@@ -313,15 +386,24 @@ class ModelShape:
         """Bytes of weights that a step of so many rows reads: all but the embedding table, the
         head, and of a mixture the experts that some row chooses."""
         head = self.vocab_size * self.hidden_size
-        experts = self.expert_share(rows) * self.expert_parameters()
-        layers = self._dense_parameters() + round(experts)
-        return (head + layers + self.hidden_size) * dtype_bytes
+        if self.stored_parameters is not None:
+            return (self.stored_parameters - self._table_parameters() + head) * dtype_bytes
+        experts, dense = self.expert_share(rows) * self.expert_parameters(), self._dense_counts()
+        return (head + dense.matrices + dense.rest + round(experts)) * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int, kv_cache_dtype: str = "auto") -> int:
         """Bytes of keys and values that are kept of one token, all layers. Layers with a window
         keep all tokens too: pages belong to sequences, not to layers."""
-        each = kv_element_bytes(dtype_bytes, kv_cache_dtype, self.head_dim)
-        return round(kv_token_bytes(2 * self.num_hidden_layers * self.kv_size, each))
+        sizes = self.kv_sizes
+        return round(
+            sum(
+                kv_token_bytes(
+                    2 * one.heads * one.size,
+                    kv_element_bytes(dtype_bytes, kv_cache_dtype, one.size),
+                )
+                for one in sizes
+            )
+        )
 
     def tokens_seen(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, summed over layers."""
@@ -330,11 +412,20 @@ class ModelShape:
 
     def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
         """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
-        return 2 * self.tokens_seen(context) * self.kv_size * dtype_bytes
+        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
+        heads = [(min(context, one or context), self.heads(one)) for one in windows]
+        return 2 * sum(seen * one.heads * one.size for seen, one in heads) * dtype_bytes
+
+    def attended(self, context: int) -> int:
+        """Keys that a token at the end of `context` positions attends to, times the width of all
+        query heads, summed over layers."""
+        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
+        each = (min(context, one or context) * self.heads(one).size for one in windows)
+        return self.num_attention_heads * sum(each)
 
     def flops_per_token(self, context: int) -> int:
         """Multiply-adds count two; attention over `context` tokens included."""
-        return round(token_flops(self.step_bytes(1), self.tokens_seen(context) * self.query_size))
+        return round(token_flops(self.step_bytes(1), self.attended(context)))
 
 
 def token_flops(weights: float, attended: float) -> float:

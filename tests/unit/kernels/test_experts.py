@@ -17,7 +17,7 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.ops.activation import silu
 from foretoken.ops.linear import Linear
 from foretoken.ops.mixture_kernel import MixtureKernel, find_kernel
-from foretoken.shape.experts import Experts, Routing
+from foretoken.shape.mixtures.experts import Experts, Routing
 from tests.marks import KERNEL_LEVELS, level_of
 
 WIDTH, INNER, ROWS = 160, 96, 150

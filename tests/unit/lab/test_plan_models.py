@@ -131,6 +131,24 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "minimax_m2"},
     {"model_type": "hy_v3"},
     {"model_type": "afmoe", "sliding_window": 100},
+    {"model_type": "gemma4_text", "sliding_window": 100, "head_dim": 8, "global_head_dim": 24},
+    {
+        "model_type": "gemma4_text",
+        "sliding_window": 100,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
+    {
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "use_double_wide_mlp": True,
+    },
 ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError
 from foretoken.extras import OptionalPackages
-from foretoken.quant.arrange import Weights, change_rows
+from foretoken.quant.arrange import Weights, halve_heads
 from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.weights import IntWeights
@@ -110,7 +110,12 @@ class GgufFile:
                 continue
             check_experts(tensor, config.get("num_experts") or 0)
             for expert in range(tensor.shape[-1]):
-                self._tensors[name.format(expert)] = tensor.of_expert(expert)
+                own, part = name.format(expert), tensor.of_expert(expert)
+                if ".gate_up_proj." not in own:
+                    self._tensors[own] = part
+                    continue
+                for number, one in enumerate(("gate", "up")):
+                    self._tensors[own.replace("gate_up", one)] = part.half(number)
         self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
         if row.turns_heads:
@@ -182,14 +187,7 @@ class GgufFile:
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
         heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
-        if heads is None:
-            return weights
-
-        def turn(rows: Tensor) -> Tensor:
-            pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
-            return pairs.flatten(0, 2)
-
-        return change_rows(weights, turn)
+        return weights if heads is None else halve_heads(weights, heads)
 
 
 def _block(name: str) -> int:

@@ -35,6 +35,10 @@ class Routing:
     """Whether the product of the router is float32; else it has the model's type."""
     bias: bool = False
     """Added to the product."""
+    normed: bool = False
+    """Whether the router reads rows that are normed without weights, times a scale."""
+    expert_scales: bool = False
+    """Whether each expert's weight is multiplied by a number of its own at last."""
     softcap: float | None = None
     """c * tanh(x / c) of the product; None: it stays."""
 
@@ -58,9 +62,11 @@ class Experts:
     """What `clamped` clamps to."""
     biases: bool = False
     """On the matrices of the experts."""
-    shared: Literal["none", "always", "gated"] = "none"
-    """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own."""
+    shared: Literal["none", "always", "gated", "beside"] = "none"
+    """An MLP of all rows beside them; `gated`: times the sigmoid of a product of its own; `beside`:
+    the plain MLP of the layer, both with norms of their own."""
     shared_width: int = 0
+    """Of `always` and `gated`."""
 
     @property
     def is_gated(self) -> bool:
@@ -77,12 +83,12 @@ class Experts:
         inner = (2 if self.is_gated else 1) * self.width
         return hidden * (inner + self.width) + self.biases * (inner + hidden)
 
-    def other_parameters(self, hidden: int) -> int:
-        """Numbers of a layer's router and shared expert, which every row passes through."""
+    def router_parameters(self, hidden: int) -> int:
+        """Numbers of a layer's router, of the gate of its shared expert, and of norms beside."""
         routing = self.routing
-        router = self.count * (hidden + routing.bias + routing.choice_bias)
-        gate = hidden if self.shared == "gated" else 0
-        return router + 3 * hidden * self.shared_width + gate
+        each = hidden + routing.bias + routing.choice_bias + routing.expert_scales
+        beside = {"gated": hidden, "beside": 3 * hidden}.get(self.shared, 0)
+        return self.count * each + routing.normed * hidden + beside
 
     def touched(self, rows: float) -> float:
         """Experts of a layer that so many rows read, if they choose independently and evenly: an
@@ -90,26 +96,22 @@ class Experts:
         left: float = (1.0 - self.used / self.count) ** rows
         return self.count * (1.0 - left)
 
-    def check(self, names: Mapping[str, str]) -> None:
-        """Raise CheckpointError for numbers that do not fit each other.
-
-        Args:
-            names: of `used` and `groups` in config.json.
-        """
-        routing, used, groups = self.routing, names["used"], names.get("groups", "n_group")
-        if self.used > self.count:
-            allowed = f"1 to {self.count}, the experts of a layer"
-            raise CheckpointError(f"config.json {used}", self.used, allowed)
-        if self.count % routing.groups or (routing.groups > 1 and self.count < 2 * routing.groups):
-            allowed = f"a divisor of {self.count}, the experts of a layer, with two in each group"
-            raise CheckpointError(f"config.json {groups}", routing.groups, allowed)
-        if routing.groups_used > routing.groups:
-            allowed = f"1 to {routing.groups}, the groups"
-            raise CheckpointError("config.json topk_group", routing.groups_used, allowed)
-        reached = self.count // routing.groups * routing.groups_used
-        if self.used > reached:
-            allowed = f"1 to {reached}, the experts of {routing.groups_used} groups"
-            raise CheckpointError(f"config.json {used}", self.used, allowed)
+    def check(self, used: str) -> None:
+        """Raise CheckpointError for numbers that do not fit each other; `used`: what config.json
+        calls the number of experts of a row."""
+        count, groups, chosen = self.count, self.routing.groups, self.routing.groups_used
+        reached = count // groups * min(chosen, groups)
+        within = f"1 to {reached}, the experts of " + (
+            "a layer" if groups == 1 else f"{chosen} groups"
+        )
+        apart = count % groups == 0 and (groups == 1 or count >= 2 * groups)
+        for fits, name, given, allowed in (
+            (apart, "n_group", groups, f"a divisor of {count} experts, with two in each group"),
+            (chosen <= groups, "topk_group", chosen, f"1 to {groups}, the groups"),
+            (self.used <= reached, used, self.used, within),
+        ):
+            if not fits:
+                raise CheckpointError(f"config.json {name}", given, allowed)
 
 
 @final
@@ -124,8 +126,8 @@ class FusedTensor:
     dimension counts. Without it there is no such dimension."""
     alternating: bool = False
     """Whether rows of the parts alternate."""
-    inputs_first: bool = False
-    """Whether inputs come before outputs."""
+    inputs_first: bool | None = False
+    """Whether inputs come before outputs; None: as the sizes say."""
     flat: bool = False
     """Whether it has dimensions too many."""
 
@@ -149,6 +151,10 @@ class StoredNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Pieces of stored names -> what stands there in ours, one after the other."""
     fused: tuple[FusedTensor, ...] = ()
+    num_experts: int = 0
+    """Of a layer of the model that is read."""
+    hidden: int = 0
+    """Its width."""
 
     def plain(self, name: str) -> str:
         """Our name of a tensor that is stored alone."""
@@ -156,8 +162,8 @@ class StoredNames:
             name = name.replace(old, new)
         return name
 
-    def views(self, name: str, count: int) -> dict[str, StoredView]:
-        """Our names of what a fused tensor of so many experts holds; empty: it is none."""
+    def views(self, name: str) -> dict[str, StoredView]:
+        """Our names of what a fused tensor holds; empty: it is none."""
         for one in self.fused:
             if not name.endswith(f".{one.stored}"):
                 continue
@@ -167,7 +173,7 @@ class StoredNames:
                 prefix + part.format(expert): StoredView(
                     stored=name, expert=expert if has_experts else None, part=at, fused=one
                 )
-                for expert in range(count if has_experts else 1)
+                for expert in range(self.num_experts if has_experts else 1)
                 for at, part in enumerate(one.parts)
             }
         return {}
