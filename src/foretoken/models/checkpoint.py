@@ -21,9 +21,9 @@ from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
+from foretoken.shape.families import PLAIN_NAMES, StoredNames, StoredView
 from foretoken.shape.fields import read_json
 from foretoken.shape.gguf import gguf_parts
-from foretoken.shape.mixtures.experts import PLAIN_NAMES, StoredNames, StoredView
 from foretoken.shape.multimodal import DRAFT_HEADS, find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"

@@ -6,11 +6,11 @@ record, by `model_type`. `register_family` adds one, for families that live outs
 A reader refuses by name what would be run wrongly; defaults are those of Hugging Face's classes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.shape.fields import (
@@ -27,7 +27,6 @@ from foretoken.shape.fields import (
     window_of,
     windows_by_type,
 )
-from foretoken.shape.mixtures.experts import PLAIN_NAMES, StoredNames
 from foretoken.shape.rope_config import (
     RopeShape,
     check_whole_heads,
@@ -52,6 +51,74 @@ _MINISTRAL3_ROPE = {
     "llama_4_scaling_beta": 0.1,
 }
 """What transformers' class has."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedTensor:
+    """A stored tensor that holds what the layers want one by one."""
+
+    stored: str
+    """What its name ends with, after `model.layers.N.`."""
+    parts: tuple[str, ...]
+    """Names of what it holds, above one another; `{}` is the number of the expert, which its first
+    dimension counts. Without it there is no such dimension."""
+    alternating: bool = False
+    """Whether rows of the parts alternate."""
+    inputs_first: bool | None = False
+    """Whether inputs come before outputs; None: as the sizes say."""
+    flat: bool = False
+    """Whether it has dimensions too many."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredView:
+    """Where one of those lies."""
+
+    stored: str
+    expert: int | None
+    part: int
+    fused: FusedTensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNames:
+    """How a family's files name their tensors, where not as Llama's and Qwen's do."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Pieces of stored names -> what stands there in ours, one after the other."""
+    fused: tuple[FusedTensor, ...] = ()
+    num_experts: int = 0
+    """Of a layer of the model that is read."""
+    hidden: int = 0
+    """Its width."""
+
+    def plain(self, name: str) -> str:
+        """Our name of a tensor that is stored alone."""
+        for old, new in self.renamed.items():
+            name = name.replace(old, new)
+        return name
+
+    def views(self, name: str) -> dict[str, StoredView]:
+        """Our names of what a fused tensor holds; empty: it is none."""
+        for one in self.fused:
+            if not name.endswith(f".{one.stored}"):
+                continue
+            prefix = name.removesuffix(one.stored)
+            has_experts = "{}" in one.parts[0]
+            return {
+                prefix + part.format(expert): StoredView(
+                    stored=name, expert=expert if has_experts else None, part=at, fused=one
+                )
+                for expert in range(self.num_experts if has_experts else 1)
+                for at, part in enumerate(one.parts)
+            }
+        return {}
+
+
+PLAIN_NAMES: Final = StoredNames()
 
 
 @final

@@ -4,9 +4,8 @@ Shazeer et al. 2017 (arXiv 1701.06538). Plain data and its checks, no torch: wha
 `layers/mixture.py` computes, and how many experts the rows of a step read.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, final
+from dataclasses import dataclass
+from typing import Literal, final
 
 from foretoken.errors import CheckpointError
 
@@ -112,71 +111,3 @@ class Experts:
         ):
             if not fits:
                 raise CheckpointError(f"config.json {name}", given, allowed)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedTensor:
-    """A stored tensor that holds what the layers want one by one."""
-
-    stored: str
-    """What its name ends with, after `model.layers.N.`."""
-    parts: tuple[str, ...]
-    """Names of what it holds, above one another; `{}` is the number of the expert, which its first
-    dimension counts. Without it there is no such dimension."""
-    alternating: bool = False
-    """Whether rows of the parts alternate."""
-    inputs_first: bool | None = False
-    """Whether inputs come before outputs; None: as the sizes say."""
-    flat: bool = False
-    """Whether it has dimensions too many."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredView:
-    """Where one of those lies."""
-
-    stored: str
-    expert: int | None
-    part: int
-    fused: FusedTensor
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredNames:
-    """How a family's files name their tensors, where not as Llama's and Qwen's do."""
-
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Pieces of stored names -> what stands there in ours, one after the other."""
-    fused: tuple[FusedTensor, ...] = ()
-    num_experts: int = 0
-    """Of a layer of the model that is read."""
-    hidden: int = 0
-    """Its width."""
-
-    def plain(self, name: str) -> str:
-        """Our name of a tensor that is stored alone."""
-        for old, new in self.renamed.items():
-            name = name.replace(old, new)
-        return name
-
-    def views(self, name: str) -> dict[str, StoredView]:
-        """Our names of what a fused tensor holds; empty: it is none."""
-        for one in self.fused:
-            if not name.endswith(f".{one.stored}"):
-                continue
-            prefix = name.removesuffix(one.stored)
-            has_experts = "{}" in one.parts[0]
-            return {
-                prefix + part.format(expert): StoredView(
-                    stored=name, expert=expert if has_experts else None, part=at, fused=one
-                )
-                for expert in range(self.num_experts if has_experts else 1)
-                for at, part in enumerate(one.parts)
-            }
-        return {}
-
-
-PLAIN_NAMES: Final = StoredNames()

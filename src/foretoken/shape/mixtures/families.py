@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.families import ModelFamily, register_family
+from foretoken.shape.families import FusedTensor, ModelFamily, StoredNames, register_family
 from foretoken.shape.fields import (
     FULL,
     SLIDING,
@@ -22,7 +22,7 @@ from foretoken.shape.fields import (
     window_of,
     windows_by_type,
 )
-from foretoken.shape.mixtures.experts import Experts, FusedTensor, Routing, StoredNames
+from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.rope_config import RopeShape, one_rope, rope_of, theta_of
 
 _SILU = ("silu", "silu")
