@@ -60,7 +60,6 @@ def an_ab(urls: tuple[str, str], workload: WorkloadConfig, **changes: object) ->
         load=Load(concurrency=4),
         sizes=Sizes(blocks=3, requests_per_block=8, warm_up=2),
         slo=ServiceLevels(tpot_s=0.007),
-        price_per_hour={"off": 2.0, "on": 2.0},
     )
     return replace(config, **changes)  # type: ignore[arg-type]
 
@@ -93,8 +92,7 @@ def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> N
     assert gain.ratio.estimate == pytest.approx(known, rel=0.15)
     assert gain.ratio.low < gain.ratio.estimate < gain.ratio.high
     assert len(gain.ratio_by_block) == 3
-    rate, cost = summary.gain("tokens_per_s"), summary.gain("cost")
-    assert rate is not None and cost is not None and rate.ratio == cost.ratio
+    assert summary.gain("tokens_per_s") is not None
     p99 = summary.gain("tpot_p99")
     assert p99 is not None and not p99.enough
     off_arm, on_arm = summary.arms

@@ -9,7 +9,6 @@ requests of a class ran among all others, so what is found is its gain in this m
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,21 +26,14 @@ from foretoken.lab.analysis.summary import (
     temperature_key,
 )
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.results import (
-    ArmGain,
-    ArmSummary,
-    ClassGains,
-    Equality,
-    RequestRecord,
-)
-from foretoken.lab.stats.intervals import Interval, share_interval
+from foretoken.lab.records.results import ArmGain, ClassGains, Equality, RequestRecord
+from foretoken.lab.stats.intervals import share_interval
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
     RESTART_SD,
     Sample,
     Statistic,
     WeightedQuantile,
-    blocks_for_width,
     paired_ratio,
     ratio_of_blocks,
     supports_blocks,
@@ -50,8 +42,6 @@ from foretoken.lab.stats.ratios import (
     whole,
 )
 
-NARROW = 0.05
-"""Half width, as a share, that `needed_blocks` is about."""
 _TIMES: dict[str, Value] = {
     "tpot": lambda r: r.tpot_s,
     "ttft": lambda r: r.ttft_s,
@@ -73,10 +63,9 @@ def compute_gains(
     records: Sequence[RequestRecord],
     data: tuple[ArmData, ArmData],
     levels: ServiceLevels,
-    prices: dict[str, float],
 ) -> tuple[ArmGain, ...]:
     """Every gain; `data` is the baseline's and the candidate's. `tpot_total` is of all time after
-    first tokens over all tokens then, `goodput` needs service levels, and `cost` prices."""
+    first tokens over all tokens then, `goodput` needs service levels."""
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
         return ()
@@ -90,10 +79,6 @@ def compute_gains(
     if levels.any:
         good = [r for r in records if is_good(r, levels)]
         gains.append(_rate_gain("goodput", good, data, lambda _: 1.0))
-    if all(prices.get(d.arm) for d in data):
-        factor = prices[data[0].arm] / prices[data[1].arm]
-        rate = next(gain for gain in gains if gain.metric == "tokens_per_s")
-        gains.append(replace(rate, metric="cost", ratio=rate.ratio.scaled(factor)))
     return tuple(gains)
 
 
@@ -139,7 +124,7 @@ def _gain(
 ) -> ArmGain:
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
-    pairs, by_block = int(top.values_N.size), []
+    by_block = []
     for block in np.unique(top.blocks_N):
         parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
         if parts[1].size:
@@ -150,17 +135,12 @@ def _gain(
     else:
         ratio = paired_ratio(top, bottom, statistic, unseen_sd=unseen_sd)
     blocks = int(np.unique(top.blocks_N).size)
-    needed = blocks_for_width(ratio, blocks, NARROW)
-    if needed is not None and q is not None and pairs:
-        # Enough values beyond a quantile, too.
-        needed = max(needed, math.ceil(10 / min(q, 1 - q) * blocks / pairs))
     return ArmGain(
         metric=metric,
         ratio=ratio,
         num_blocks=blocks,
-        num_pairs=pairs,
+        num_pairs=int(top.values_N.size),
         enough=blocks >= FEWEST_BLOCKS and (q is None or supports_quantile(top, q)),
-        needed_blocks=needed,
         ratio_by_block=tuple(by_block),
     )
 
@@ -182,19 +162,6 @@ def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> E
     equal = sum(a.text_hash == b.text_hash for a, b in fixed)
     share = share_interval(equal, len(fixed)) if fixed else None
     return Equality(num_compared=len(fixed), num_equal=equal, share=share)
-
-
-def cost_of(arms: tuple[ArmSummary, ArmSummary], prices: dict[str, float]) -> dict[str, Interval]:
-    """Price of a million output tokens per arm that has a price per hour."""
-    found = {}
-    for arm in arms:
-        rate, price = arm.tokens_per_s, prices.get(arm.arm)
-        if price and rate.estimate > 0:
-            scale = price / 3600 * 1e6
-            high = scale / rate.low if rate.low > 0 else float("inf")
-            low = scale / rate.high if rate.high > 0 else 0.0
-            found[arm.arm] = Interval(scale / rate.estimate, low, high, rate.level)
-    return found
 
 
 PROMPT_EDGES = (256, 1024, 4096, 8192, 16384, 32768, 65536)
@@ -229,7 +196,7 @@ def gains_by_class(
             continue
         seen.append(apart)
         every = [
-            times_of(by, value, compute_gains(own, data, ServiceLevels(), {}))
+            times_of(by, value, compute_gains(own, data, ServiceLevels()))
             for value, own in sorted(groups.items(), key=lambda group: order_of(group[0]))
         ]
         found += [own for own in every if own.num_pairs >= FEWEST_REQUESTS]

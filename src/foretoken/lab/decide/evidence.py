@@ -91,7 +91,7 @@ class Evidence:
             return FIRST_BLOCKS
         error = standard_error(gain.ratio, gain.num_blocks)
         if not math.isfinite(error):
-            return gain.needed_blocks or 2 * gain.num_blocks
+            return 2 * gain.num_blocks
         seen = abs(math.log(gain.ratio.estimate / threshold)) - error
         distance = max(math.log(resolution), seen)
         # A spread estimated from few blocks: its 70 % upper bound, roughly.

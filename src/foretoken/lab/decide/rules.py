@@ -94,18 +94,6 @@ def output_length(evidence: Evidence, least_tokens: int = 50) -> RuleResult:
     return RuleResult(outcome, f"{mean:.0f} tokens per answer{whole}", threshold=least_tokens)
 
 
-def cost(evidence: Evidence) -> RuleResult:
-    """What a million tokens cost in both arms."""
-    prices, gain = evidence.summary.cost_per_million_tokens, evidence.summary.gain("cost")
-    if not prices or gain is None:
-        return RuleResult("inconclusive", "no price was given")
-    own = ", ".join(f"{arm} {price.estimate:.3g}" for arm, price in prices.items())
-    ratio = evidence.ratio(gain)
-    outcome = "pass" if ratio.low >= 1 else ("fail" if ratio.high < 1 else "inconclusive")
-    says = f"per million tokens: {own}; {show(ratio)} cheaper"
-    return RuleResult(outcome, says, value=ratio, threshold=1.0)
-
-
 def restarts(evidence: Evidence, least_blocks: int = 5) -> RuleResult:
     """Starts enough: two of one build differ by more than a small gain."""
     have = evidence.num_blocks
@@ -502,7 +490,7 @@ def mixed_workload(evidence: Evidence) -> RuleResult:
 RULES: dict[str, Callable[..., RuleResult]] = {
     judge.__name__: judge
     for judge in (
-        speedup, tail_tpot, p99_tpot, ttft, goodput, output_length, cost,
+        speedup, tail_tpot, p99_tpot, ttft, goodput, output_length,
         restarts, steady, production_load, plausible, busy_host, client_lag,
         acceptance_pays, p10_acceptance, temperatures, quantization_drop, temperature_mix,
         outputs, errors, parameters_refused, monitoring, kv_squeeze, homogeneous, mixed_workload,
