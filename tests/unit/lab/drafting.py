@@ -109,7 +109,7 @@ def ab_of(records: list[RequestRecord]) -> AbSummary:
         baseline="off",
         candidate="on",
         arms=tuple(summarize_arm(records, own, ServiceLevels()) for own in data),
-        gains=compute_gains(records, (data[0], data[1]), ServiceLevels(), {}),
+        gains=compute_gains(records, (data[0], data[1]), ServiceLevels()),
     )
 
 

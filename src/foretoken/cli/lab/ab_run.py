@@ -27,10 +27,8 @@ from foretoken.cli.lab.run_tables import (
 )
 from foretoken.errors import EndpointError
 from foretoken.extras import EXTRA_OF
-from foretoken.lab.analysis.crossover import crossings_along
-from foretoken.lab.analysis.dimensions import find_dimensions
 from foretoken.lab.decide.decision import Decision
-from foretoken.lab.decide.overall import judge_runs
+from foretoken.lab.decide.overall import judge_runs, read_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.until import UntilLimits, run_until_decided
 from foretoken.lab.measure.ab import plan_ab, run_ab
@@ -49,7 +47,6 @@ from foretoken.lab.measure.segments import Segment, read_segments, require_new
 from foretoken.lab.measure.workload import load_items
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.report.runs import read_runs
 from foretoken.lab.verdict import Verdict
 
 MOST_MINUTES = 30.0
@@ -196,12 +193,8 @@ def _measure_grid(order: AbOrder) -> int:
     console().print(cells_table(names, summaries))
     if FORCED in order.axes:
         return _say_break_evens(cells, order)
-    crossings = crossings_along(summaries, range(len(summaries)), find_dimensions(summaries))
-    for crossing in crossings:
-        say(crossing.says)
     folders = [order.out / folder_of(cell.values) for cell in cells]
-    rows = [cell.row() for cell in cells]
-    return _conclude(folders, order, {"cells": rows, "crossings": to_plain(crossings)})
+    return _conclude(folders, order, {"cells": [cell.row() for cell in cells]})
 
 
 def _say_break_evens(cells: Sequence[Cell], order: AbOrder) -> int:
@@ -222,7 +215,7 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
     """Say the verdict on all that was measured, with `told` as JSON; the page is written where
     there is something to draw and something to draw with."""
     found = read_runs(runs, order.policy)
-    best = judge_runs([(run.summary, run.decision) for run in found], order.policy)
+    best = judge_runs(found, order.policy)
     dead = any(arm.num_errors == arm.num_requests for run in found for arm in run.arms)
     if order.page and not dead and find_spec("matplotlib") is not None:
         from foretoken.lab.report.page import write_page
@@ -231,9 +224,12 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
         typer.echo(f"{order.out / PAGE}", err=True)
     said: Verdict = best.conclusion
     if order.as_json:
-        verdict = {"verdict": said.word, "sentence": best.sentence,
-                   "decision": to_plain(best.best), "exit_code": said.exit_code}  # fmt: skip
+        verdict = {"verdict": said.word, "sentence": ". ".join(best.says),
+                   "decision": to_plain(best.best.decision), "exit_code": said.exit_code,
+                   "crossings": to_plain(best.crossings)}  # fmt: skip
         print(json.dumps({**told, **verdict}))
+    for sentence in best.says if len(best.says) > 1 else ():
+        say(f"{sentence}.")
     say(said.sentence, said.style)
     return said.exit_code
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
-    from foretoken.lab.decide.overall import Overall
+    from foretoken.lab.decide.overall import JudgedRun, Overall
     from foretoken.lab.records.results import ArmSummary, RequestRecord
-    from foretoken.lab.report.runs import ReportRun
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
 RunsArgument = Annotated[
@@ -68,9 +67,8 @@ def decide(
     --per-request-spec-decode-metrics detailed.
     """
     from foretoken.lab.analysis.other_lengths import other_lengths
-    from foretoken.lab.decide.overall import judge_runs
+    from foretoken.lab.decide.overall import judge_runs, read_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.report.runs import read_runs
 
     if show_policy:
         print(default_text(), end="")
@@ -81,8 +79,8 @@ def decide(
     tried = parse_whole(lengths, "--k") if lengths is not None else []
     rules = load_policy(policy, tuple(changes or ()))
     found = read_runs(runs, rules, _reference(reference) if reference else None)
-    best = judge_runs([(run.summary, run.decision) for run in found], rules)
-    own = next(run for run in found if run.decision is best.best)
+    best = judge_runs(found, rules)
+    own = best.best
     others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
     fit = _fit(found) if fitted else None
     if html is not None:
@@ -103,14 +101,14 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate)
 
 
-def _fit(runs: "Sequence[ReportRun]") -> "Fit":
+def _fit(runs: "Sequence[JudgedRun]") -> "Fit":
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
     off, on = zip(*map(_answers, runs), strict=True)
     return fit_arms(of_runs(off), of_runs(on))
 
 
-def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
+def _answers(run: "JudgedRun") -> "list[list[RequestRecord]]":
     """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
     from foretoken.lab.analysis.summary import counted
 
@@ -120,7 +118,7 @@ def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
 
 def _document(
     policy: str,
-    runs: "Sequence[ReportRun]",
+    runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
@@ -133,9 +131,9 @@ def _document(
         "verdict": best.verdict,
         "exit_code": best.conclusion.exit_code,
         "answer": best.answer,
-        "sentence": best.sentence,
+        "sentence": ". ".join(best.says),
         "conclusion": best.conclusion.sentence,
-        "best": best.best.run,
+        "best": best.best.decision.run,
         "differs": to_plain(best.dimensions),
         "crossings": to_plain(best.crossings),
         "decisions": to_plain([run.decision for run in runs]),
@@ -145,7 +143,7 @@ def _document(
 
 
 def _print(
-    runs: "Sequence[ReportRun]",
+    runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
@@ -165,9 +163,9 @@ def _print(
         }
         console.print(cells_table(places, summaries, [d.verdict for d in decisions]))
         console.print("The run that decides, rule by rule:", style="bold")
-    console.print(best.best.run)
-    console.print(rules_table(best.best.rules))
-    print_classes(console, summaries[decisions.index(best.best)])
+    console.print(best.best.decision.run)
+    console.print(rules_table(best.best.decision.rules))
+    print_classes(console, best.best.summary)
     if others:
         names = ("k", "tokens/step", "between", "rate", "speed-up")
         table = Table(*names, title="Other draft lengths")

@@ -121,7 +121,7 @@ def crossings_along(
     limits: Sequence[float] = (1.0,),
 ) -> tuple[Crossing, ...]:
     """Where the gain passes the limits, along every number in which `own` of the runs differ."""
-    differing = [d for d in dimensions if len({d.values[i] for i in own}) > 1]
+    differing = [d for d in dimensions if d.differs(own)]
     found = []
     for axis in (d for d in differing if d.is_traffic and d.is_number):
         apart: dict[str, list[int]] = defaultdict(list)

@@ -8,11 +8,12 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.lab.launch.launch import typed
 from foretoken.lab.launch.read import Word, options_of
 from foretoken.lab.records.results import AbSummary
 
@@ -37,6 +38,9 @@ class Dimension:
     @property
     def is_number(self) -> bool:
         return all(isinstance(value, float | int) for value in self.values)
+
+    def differs(self, indices: Iterable[int]) -> bool:
+        return len({self.values[i] for i in indices}) > 1
 
     def show(self, index: int) -> str:
         return show_value(self.values[index])
@@ -99,17 +103,13 @@ def _traffic(run: AbSummary) -> dict[str, Value]:
     workload = run.config.get("workload") or {}
     load = run.config.get("load") or {}
     found: dict[str, Value] = {}
-    if load.get("kind") == "closed":
-        found[IN_FLIGHT] = float(load.get("concurrency", 1))
-    elif load.get("rate"):
-        found[PER_SECOND] = float(load["rate"])
-    elif load.get("kind") == "trace":
-        found["pace of the trace"] = float(load.get("speed", 1.0))
-    temperatures = list(workload.get("temperatures") or ())
-    if len(temperatures) == 1:
-        found[TEMPERATURE] = float(temperatures[0])
-    elif temperatures:
-        found[TEMPERATURE] = ", ".join(f"{t:g}" for t in temperatures)
+    kinds = {"closed": (IN_FLIGHT, "concurrency"), "trace": ("pace of the trace", "speed")}
+    name, key = kinds.get(load.get("kind", ""), (PER_SECOND, "rate"))
+    if load.get(key):
+        found[name] = float(load[key])
+    if heats := workload.get("temperatures"):
+        listed = ", ".join(f"{t:g}" for t in heats)
+        found[TEMPERATURE] = float(heats[0]) if len(heats) == 1 else listed
     if workload.get("category"):
         found[CLASS] = str(workload["category"])
     prompt = run.arm(run.baseline).prompt_tokens
@@ -117,7 +117,7 @@ def _traffic(run: AbSummary) -> dict[str, Value]:
         found[CONTEXT] = float(round(prompt))
     if workload.get("max_tokens"):
         found[OUTPUT] = float(workload["max_tokens"])
-    found |= {str(k): _word(v) for k, v in (workload.get("parameters") or {}).items()}
+    found |= _flat(workload.get("parameters") or {})
     if workload.get("file"):
         path = Path(str(workload["file"]))
         there = path.is_file()
@@ -133,8 +133,7 @@ def _chosen(run: AbSummary) -> dict[str, Value]:
         settings = run.config.get(side) or {}
         words = settings.get("command") or arm.server.command
         facts = _flags(words) if words else {}
-        for given in (settings.get("extra_body") or {}, settings.get("env") or {}):
-            facts |= {name: _word(value) for name, value in given.items()}
+        facts |= _flat({**(settings.get("extra_body") or {}), **(settings.get("env") or {})})
         server = arm.server
         said = {"engine": server.engine, "model": server.model, "engine version": server.version}
         facts |= {name: value for name, value in said.items() if value}
@@ -156,28 +155,21 @@ def _flags(command: str) -> dict[str, Value]:
     place = 0
     for part in options_of([Word(word) for word in words]):
         if part.name:
-            found |= {part.name: "yes"} if part.value is True else _named(part.name, part.value)
+            value = typed(part.value)
+            # The flag itself says nothing beside the keys of its JSON.
+            is_json = isinstance(value, dict)
+            found |= {part.name: "JSON", **_flat(value)} if is_json else _flat({part.name: value})
         else:
             place += 1
             found[f"word {place} of the command"] = part.value
     return found
 
 
-def _named(name: str, value: str) -> dict[str, Value]:
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return {name: value}
-    if isinstance(parsed, dict):
-        # The flag itself says nothing beside its keys.
-        return {name: "JSON", **{k: _word(v) for k, v in _flat(parsed).items()}}
-    return {name: _word(parsed)}
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    found: dict[str, Value] = {}
     for key, own in value.items():
-        found |= _flat(own, f"{prefix}{key}.") if isinstance(own, dict) else {f"{prefix}{key}": own}
+        name = f"{prefix}{key}"
+        found |= _flat(own, f"{name}.") if isinstance(own, dict) else {name: _word(own)}
     return found
 
 

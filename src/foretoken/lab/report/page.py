@@ -22,7 +22,7 @@ from foretoken.lab.analysis.crossover import spans_widely
 from foretoken.lab.analysis.dimensions import Dimension, show_value
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
 from foretoken.lab.decide.evidence import requests_to_support, show_break_even, show_part
-from foretoken.lab.decide.overall import Overall
+from foretoken.lab.decide.overall import JudgedRun, Overall
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AcceptanceBucket, Quantiles
 from foretoken.lab.report.canvas import (
@@ -41,7 +41,6 @@ from foretoken.lab.report.canvas import (
     plain_log,
     variables,
 )
-from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
 from foretoken.types.accepted import accepted_by_position
@@ -53,21 +52,20 @@ class Tile(NamedTuple):
     detail: str
 
 
-def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: str) -> None:
+def write_page(file: Path, runs: Sequence[JudgedRun], overall: Overall, policy: str) -> None:
     """Write one self-contained page; `policy` is the name of that which judged. Raises ConfigError:
     `file` cannot be written."""
-    best = next(run for run in runs if run.decision is overall.best)
     template = resources.files("foretoken.lab.report").joinpath("page.html").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template).render(
-        best=best,
+        best=overall.best,
         overall=overall,
         runs=runs,
         tones={USE_IT: "good", LEAVE_IT_OFF: "stop"},
         tiles=tiles,
         milliseconds=_milliseconds,
         details=_details,
-        plots=draw_plots(runs, overall, best),
+        plots=draw_plots(runs, overall),
         version=foretoken.__version__,
         when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         policy=policy,
@@ -81,14 +79,14 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         raise ConfigError("--html", str(file), f"a place to write to ({error})") from error
 
 
-def _details(run: ReportRun) -> str:
+def _details(run: JudgedRun) -> str:
     summary = run.summary
     details = {"config": summary.config, "environment": summary.environment,
                "servers": [arm.server for arm in summary.arms]}  # fmt: skip
     return json.dumps(to_plain(details), indent=2)
 
 
-def tiles(run: ReportRun) -> list[Tile]:
+def tiles(run: JudgedRun) -> list[Tile]:
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99"),
              _gain_tile(run, "ttft_p50", "TTFT P50"), *_acceptance_tiles(run)]  # fmt: skip
@@ -99,7 +97,7 @@ def tiles(run: ReportRun) -> list[Tile]:
     return found
 
 
-def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
+def _gain_tile(run: JudgedRun, metric: str, name: str) -> Tile:
     gain = run.summary.gain(metric)
     if gain is None:
         return Tile(name, "unknown", "not measured")
@@ -112,7 +110,7 @@ def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
     return Tile(name, value, f"{_ends(gain.ratio)}; {counted}")
 
 
-def _acceptance_tiles(run: ReportRun) -> list[Tile]:
+def _acceptance_tiles(run: JudgedRun) -> list[Tile]:
     bucket = run.drafts
     limit, share = break_even_of(run.summary), draft_share_of(run.summary)
     if bucket is None:
@@ -149,7 +147,7 @@ class Plot(NamedTuple):
     svg: str
 
 
-def latencies(run: ReportRun) -> Figure | None:
+def latencies(run: JudgedRun) -> Figure | None:
     arms = run.arms
     rows = [
         (f"{name} {quantile.upper()}", [getattr(getattr(arm, key), quantile) for arm in arms])
@@ -180,7 +178,7 @@ def latencies(run: ReportRun) -> Figure | None:
     return figure
 
 
-def by_position(run: ReportRun) -> Figure | None:
+def by_position(run: JudgedRun) -> Figure | None:
     """Share of verifications that accepted position i, and the same given all before it were. Entry
     j of a histogram counts the steps that accepted j drafts."""
     steps_j = run.drafts.histogram if run.drafts else ()
@@ -203,7 +201,7 @@ def by_position(run: ReportRun) -> Figure | None:
     return figure
 
 
-def class_gains(run: ReportRun) -> Figure | None:
+def class_gains(run: JudgedRun) -> Figure | None:
     """Gain of TPOT P50 and P99 per class; hollow where a P99 has too few requests."""
     short = {"temperature": "T = ", "category": "", "context": "prompt "}
     rows = []
@@ -220,7 +218,7 @@ def class_gains(run: ReportRun) -> Figure | None:
     return gain_rows(rows, "gain of TPOT, 95 % interval (hollow: too few)")
 
 
-def rates(run: ReportRun) -> Figure | None:
+def rates(run: JudgedRun) -> Figure | None:
     """Acceptance per class with P10 to P90 over requests, against the rate that breaks even."""
     arm = run.arms[1]
     found = [b for by in ("all", "temperature", "category", "output_tokens")
@@ -253,9 +251,9 @@ def _label(bucket: AcceptanceBucket) -> str:
     return "all requests" if bucket.by == "all" else bucket.value or bucket.by
 
 
-def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
+def _axis(runs: Sequence[JudgedRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
     """The number to draw along, and the runs in its order; None if there is none with two runs."""
-    decides = next(i for i, run in enumerate(runs) if run.decision is overall.best)
+    decides = runs.index(overall.best)
     for dimension in (d for d in overall.dimensions if d.is_traffic and d.is_number):
         rest = [d for d in overall.dimensions if d is not dimension]
         own = [i for i in range(len(runs)) if all(d.values[i] == d.values[decides] for d in rest)]
@@ -265,7 +263,7 @@ def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[
 
 
 def gain_along(
-    runs: Sequence[ReportRun], overall: Overall, dimension: Dimension, order: Sequence[int]
+    runs: Sequence[JudgedRun], overall: Overall, dimension: Dimension, order: Sequence[int]
 ) -> Figure | None:
     """The gain of TPOT P50 with its interval and requests, and where it passes the limits."""
     seen = ((float(dimension.values[i]), runs[i].summary.gain("tpot_p50")) for i in order)
@@ -303,19 +301,20 @@ def gain_along(
     return figure
 
 
-def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
+def gain_by_run(runs: Sequence[JudgedRun], overall: Overall) -> Figure | None:
     named = overall.dimensions[:3]
     rows = [
-        (", ".join(f"{d.name} {d.show(index)}" for d in named) or run.name, gain)
+        (", ".join(f"{d.name} {d.show(index)}" for d in named) or f"run {index + 1}", gain)
         for index, run in enumerate(runs)
         if (gain := run.summary.gain("tpot_p50")) is not None
     ]
     return gain_rows(rows, "gain of TPOT P50 with 95 % interval") if len(rows) > 1 else None
 
 
-def draw_plots(runs: Sequence[ReportRun], overall: Overall, best: ReportRun) -> list[Plot]:
+def draw_plots(runs: Sequence[JudgedRun], overall: Overall) -> list[Plot]:
     """The plots for which there is data, those of one run about the run that decides."""
-    gain, bucket, axis = best.summary.gain("tpot_p50"), best.drafts, _axis(runs, overall)
+    best, axis = overall.best, _axis(runs, overall)
+    gain, bucket = best.summary.gain("tpot_p50"), best.drafts
     requests = f"n = {best.arms[1].num_requests:,} requests."
     if gain is not None:
         starts = f"{gain.num_blocks} starts of each server"

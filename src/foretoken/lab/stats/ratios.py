@@ -258,7 +258,7 @@ def blocks_to_exceed(
     unseen_sd: float,
     distance: float,
     chances: tuple[float, float],
-    fewest: int,
+    fewest: int = FEWEST_BLOCKS,
 ) -> int | None:
     """Blocks after which the interval of a truth so far from a limit leaves it out. `spread` is
     that of one block; `chances` are the interval's level and the chance of success. None if no
