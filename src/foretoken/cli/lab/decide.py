@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from foretoken.lab.analysis.fit import Fit
-    from foretoken.lab.analysis.other_lengths import OtherLength
+    from foretoken.lab.analysis.whole_time import OtherLength
     from foretoken.lab.decide.overall import JudgedRun, Overall
     from foretoken.lab.records.results import ArmSummary, RequestRecord
 
@@ -66,7 +66,7 @@ def decide(
     replays the accept stream of the run that decides; it needs a candidate that was started with
     --per-request-spec-decode-metrics detailed.
     """
-    from foretoken.lab.analysis.other_lengths import other_lengths
+    from foretoken.lab.analysis.whole_time import other_lengths
     from foretoken.lab.decide.overall import judge_runs, read_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
 

@@ -39,8 +39,6 @@ class Device:
 
     name: str
     kind: str
-    advertised_bytes: int
-    """The decimal gigabytes of the product's name."""
     memory_bytes: int
     bandwidth: float
     flops: dict[str, float]
@@ -70,7 +68,6 @@ def known_devices() -> dict[str, Device]:
         name: Device(
             name=name,
             kind=row.get("kind", "gpu"),
-            advertised_bytes=round(row["advertised_gb"] * 1e9),
             memory_bytes=row["memory_mib"] << 20,
             bandwidth=row["bandwidth_gb_s"] * 1e9,
             flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
@@ -106,7 +103,6 @@ def _this_machine() -> Device:
     return Device(
         name=f"this ({hardware.cpu_name}, {hardware.num_cores} cores)",
         kind="cpu",
-        advertised_bytes=hardware.free_memory,
         memory_bytes=hardware.free_memory,
         bandwidth=min(20e9 * hardware.num_cores, 400e9),
         flops={"bf16": 2.5e9 * wide * hardware.num_cores},
