@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.analysis.gains import compute_gains
-from foretoken.lab.analysis.summary import ArmData, summarize_arm
+from foretoken.lab.analysis.summary import ArmData, compute_gains, summarize_arm
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord, ServerInfo
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulate.ab_draws import AbLaw, DraftLaw, draw_accepted, simulate_ab
-from foretoken.lab.analysis.gains import time_gain
+from foretoken.lab.analysis.summary import time_gain
 from foretoken.lab.stats.ratios import (
     Sample,
     WeightedQuantile,

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.crossover import find_crossing
-from foretoken.lab.analysis.dimensions import find_dimensions
+from foretoken.lab.analysis.dimensions import find_crossing, find_dimensions
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.overall import JudgedRun, Overall, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy

@@ -187,7 +187,7 @@ def _print_fit(show: "Console", found: "Fit") -> None:
     from rich.table import Table
 
     from foretoken.cli.lab.run_tables import show_number
-    from foretoken.lab.decide.evidence import show_part
+    from foretoken.lab.decide.rules import show_part
 
     table = Table("batch", "rows", "cost of a step that drafts", "break-even rate",
                   "speed-up at rate")  # fmt: skip

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from foretoken.lab.analysis.summary import enough_drafts
 from foretoken.lab.analysis.whole_time import break_even_of, draft_share_of
-from foretoken.lab.decide.evidence import requests_to_support, show_part
+from foretoken.lab.decide.rules import requests_to_support, show_part
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 

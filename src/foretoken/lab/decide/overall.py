@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.lab.analysis.crossover import Crossing, crossings_along
 from foretoken.lab.analysis.dimensions import (
     CLASS,
     CONTEXT,
     LOADS,
     TEMPERATURE,
+    Crossing,
     Dimension,
+    crossings_along,
     find_dimensions,
     show_value,
     with_unit,

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from foretoken.lab.analysis.gains import (
+from foretoken.lab.analysis.summary import (
+    ArmData,
     compare_texts,
     compute_gains,
     gains_by_class,
+    summarize_arm,
     times_of,
 )
-from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.driving import run_to_end
