@@ -144,7 +144,6 @@ def _measure(order: AbOrder) -> int:
 
 def _measure_one(order: AbOrder) -> int:
     with _live_view() as watch:
-        watch.expect(order.settings.sizes.blocks, order.out, 1)
         found = run_ab(order.settings, order.out, resume=order.resume, watch=watch)
     [arm] = found.arms
     print_arms(console(), [arm])
@@ -164,7 +163,6 @@ def _measure_two(order: AbOrder) -> int:
                 last = decisions[-1]
                 watch.say(f"{last.verdict} after {last.num_blocks} blocks: {last.sentence}")
             decisions.extend([decision] if decision is not None else [])
-            watch.expect(blocks, order.out, 2)
 
         most_s = 0.0 if order.fixed else 60 * (order.minutes or MOST_MINUTES)
         summary = run_until_decided(

@@ -262,7 +262,8 @@ def gain_along(
         axes.fill_between(values, low, high, color=canvas.CANDIDATE, alpha=0.14, linewidth=0)
     for x, gain in points:
         axes.annotate(f"n={gain.num_pairs}", (x, gain.ratio.estimate), xytext=(0, -15),
-                      textcoords="offset points", fontsize=8, color=canvas.FAINT, ha="center")  # fmt: skip
+                      textcoords="offset points", fontsize=8, color=canvas.FAINT,
+                      ha="center")  # fmt: skip
     for limit, colour in ((1.0, canvas.BAD), (WORTH_IT, canvas.GOOD)):
         axes.axhline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
     for found in overall.crossings:
