@@ -9,11 +9,9 @@ over.
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, Self
 
 from foretoken.config.drafter import drafter_keys
@@ -32,6 +30,7 @@ from foretoken.lab.launch.launch import (
     number,
     typed,
 )
+from foretoken.lab.plain import read_table
 
 MOST_RUNNING = 4096
 """Where the last range of a schedule ends."""
@@ -142,10 +141,9 @@ class LaunchEngine:
 
 @cache
 def _facts() -> dict[str, dict[str, Any]]:
-    text = resources.files("foretoken.lab.launch").joinpath("engines.toml").read_text("utf-8")
     return {
         engine: {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        for engine, row in tomllib.loads(text).items()
+        for engine, row in read_table("foretoken.lab.launch", "engines.toml").items()
     }
 
 
@@ -170,8 +168,7 @@ class OptionRow:
 
 @cache
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
-    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
-    table = tomllib.loads(file.read_text("utf-8"))[kind]
+    table = read_table("foretoken.lab.launch", "options.toml")[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
     found: dict[str, OptionRow] = {}
     for name, row in rows.items():

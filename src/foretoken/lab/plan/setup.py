@@ -6,11 +6,9 @@ engine's own work adds to a step no data sheet says: assumptions from published 
 and from how its kernels are built; `lab decide --fit` says a server's own step times.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Self
 
 from foretoken.config.method_registry import DraftingMethod
@@ -18,7 +16,7 @@ from foretoken.config.quantization import KVCacheDtype
 from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.hardware import Hardware
-from foretoken.lab.plain import from_plain
+from foretoken.lab.plain import from_plain, read_table
 from foretoken.lab.plan.method_plans import MethodPlan, plan_of, planned_methods
 from foretoken.lab.plan.sizes import (
     PlanModel,
@@ -58,8 +56,7 @@ class Device:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files(__package__).joinpath("devices.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return read_table("foretoken.lab.plan", "devices.toml")
 
 
 @cache
