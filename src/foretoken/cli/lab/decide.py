@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.whole_time import OtherLength
     from foretoken.lab.decide.overall import JudgedRun, Overall
-    from foretoken.lab.records.results import ArmSummary, RequestRecord
+    from foretoken.lab.records.results import ArmSummary
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
 RunsArgument = Annotated[
@@ -81,7 +81,7 @@ def decide(
     found = read_runs(runs, rules, _reference(reference) if reference else None)
     best = judge_runs(found, rules)
     own = best.best
-    others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
+    others = other_lengths(own.summary, own.answers[1], tried) if tried else ()
     fit = _fit(found) if fitted else None
     if html is not None:
         from foretoken.lab.report.page import write_page
@@ -104,16 +104,8 @@ def _reference(run: Path) -> "ArmSummary":
 def _fit(runs: "Sequence[JudgedRun]") -> "Fit":
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
-    off, on = zip(*map(_answers, runs), strict=True)
+    off, on = zip(*(run.answers for run in runs), strict=True)
     return fit_arms(of_runs(off), of_runs(on))
-
-
-def _answers(run: "JudgedRun") -> "list[list[RequestRecord]]":
-    """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
-    from foretoken.lab.analysis.summary import counted
-
-    requests = run.read_requests()
-    return [counted(requests, arm.arm) for arm in run.arms]
 
 
 def _document(

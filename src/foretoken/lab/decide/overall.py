@@ -22,6 +22,7 @@ from foretoken.lab.analysis.dimensions import (
     show_value,
     with_unit,
 )
+from foretoken.lab.analysis.summary import counted
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.rules import SPLIT
@@ -50,6 +51,13 @@ class JudgedRun:
         """Its requests, those of a slow start marked as warm-up, as in the summary. Raises
         ConfigError: only that is there, or a line is broken."""
         return without_start(read_requests(Path(self.decision.run))).records
+
+    @property
+    def answers(self) -> tuple[list[RequestRecord], list[RequestRecord]]:
+        """Whole answers of the baseline and of the candidate. Raises ConfigError, as above."""
+        requests = self.read_requests()
+        base, other = (counted(requests, arm.arm) for arm in self.arms)
+        return base, other
 
 
 def read_runs(
