@@ -104,7 +104,6 @@ def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> N
         assert arm.attained.estimate == pytest.approx(np.mean(own <= 0.007), abs=0.15)
     assert summary.equality is not None and summary.equality.num_compared == 12
     assert summary.equality.num_equal == 12
-    assert summary.cost_per_million_tokens["on"].estimate > 0
     read = read_summary(tmp_path / "out")
     assert read.gain("tpot_p50") == gain
 
