@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.simulate.ab_draws import LAWS, AbLaw, SimulatedAb, simulate_ab, true_ratio
-from foretoken.lab.analysis.gains import time_gain
+from foretoken.lab.analysis.summary import time_gain
 from foretoken.lab.decide.decision import decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary, ClassGains, Equality, ServerInfo

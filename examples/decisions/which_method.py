@@ -37,17 +37,18 @@ def main() -> None:
 
 def by_work() -> str:
     """What nobody has to train, by kind of work, for a 70B target."""
-    found = plan("llama-3.1-70b", "--draft", "llama-3.2-1b", "--engine", "vllm", "--quantization",
-                 "fp8", "--device", "h100-sxm", "--count", 2)  # fmt: skip
     best: dict[str, list[str]] = {}
-    for row in found["workloads"]:
-        pairs = zip(found["outlooks"], row["loads"], strict=True)
-        gains = {one["method"]: load["best"] for one, load in pairs if one["available"]}
-        print(
-            f"{row['workload']:10}",
-            *(f"{name} {own:.2f}x" for name, own in gains.items()),
-        )
-        best.setdefault(max(gains, key=lambda name: gains[name]), []).append(row["workload"])
+    for work in ("chat", "code", "summarize", "edit"):
+        found = plan("llama-3.1-70b", "--draft", "llama-3.2-1b", "--engine", "vllm",
+                     "--quantization", "fp8", "--device", "h100-sxm", "--count", 2,
+                     "--workload", work)  # fmt: skip
+        gains = {
+            one["method"]: load["best"]
+            for one in found["outlooks"] if one["available"]
+            for load in one["prediction"]["loads"] if load["requests"] == found["setup"]["usual"]
+        }  # fmt: skip
+        print(f"{work:10}", *(f"{name} {own:.2f}x" for name, own in gains.items()))
+        best.setdefault(max(gains, key=lambda name: gains[name]), []).append(work)
     told = [f"{method} for {listed(works)}" for method, works in best.items()]
     return f"predicted for a 70B target on two H100 are {listed(told)}"
 

@@ -1,11 +1,13 @@
-"""Dataclasses to plain JSON values and back. A number that is none is null there.
+"""Dataclasses to plain JSON values and back, and tables. A number that is none is null there.
 
 Knows no particular class. A YAML file and a results file are read, and fail, as settings do.
 """
 
 import dataclasses
 import math
+import tomllib
 from enum import Enum
+from importlib import resources
 from typing import Any, TypeVar
 
 from foretoken.config.reader import read
@@ -33,3 +35,8 @@ def from_plain(kind: type[T], value: Any, field: str = "") -> T:
     ConfigError: a field is unknown, missing or of another type."""
     built: T = read(kind, value, field or kind.__name__, null_is_nan=True)
     return built
+
+
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """A TOML file that lies in a package."""
+    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))

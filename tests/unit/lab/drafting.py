@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.analysis.gains import compute_gains
-from foretoken.lab.analysis.summary import ArmData, summarize_arm
+from foretoken.lab.analysis.summary import ArmData, compute_gains, summarize_arm
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord, ServerInfo
 
@@ -109,7 +108,7 @@ def ab_of(records: list[RequestRecord]) -> AbSummary:
         baseline="off",
         candidate="on",
         arms=tuple(summarize_arm(records, own, ServiceLevels()) for own in data),
-        gains=compute_gains(records, (data[0], data[1]), ServiceLevels(), {}),
+        gains=compute_gains(records, (data[0], data[1]), ServiceLevels()),
     )
 
 

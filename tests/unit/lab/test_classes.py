@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from foretoken.control.acceptance import TEMPERATURE_EDGES
-from foretoken.lab.analysis.gains import gains_by_class
-from foretoken.lab.analysis.summary import ArmData, summarize_acceptance
+from foretoken.lab.analysis.summary import ArmData, gains_by_class, summarize_acceptance
 from foretoken.lab.decide.decision import decide
-from foretoken.lab.decide.evidence import RuleResult
+from foretoken.lab.decide.rules import RuleResult
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord, ServerInfo
 from foretoken.lab.verdict import USE_IT

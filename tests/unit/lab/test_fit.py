@@ -17,8 +17,7 @@ from foretoken.lab.analysis.fit import (
     step_times,
     without_prompts,
 )
-from foretoken.lab.analysis.other_lengths import other_lengths, replay, streams_of
-from foretoken.lab.analysis.whole_time import StepCounts
+from foretoken.lab.analysis.whole_time import StepCounts, other_lengths, replay, streams_of
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import write_json
 from tests.unit.lab.summaries import ab, write_run

@@ -287,11 +287,10 @@ def test_bits_of_the_target_and_the_work_move_what_is_expected() -> None:
     assert chance(draft="llama-3.1-8b") > chance()
 
 
-def test_every_workload_and_method_stands_side_by_side() -> None:
+def test_every_method_stands_side_by_side() -> None:
     plan = build_plan(PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b"))
-    assert [row.workload for row in plan.workloads] == list(WORKLOADS)
     text = page(plan)
-    for word in (*WORKLOADS, "ngram", "suffix", "eagle3", "draft_model", "medusa", "mlp"):
+    for word in ("ngram", "suffix", "eagle3", "draft_model", "medusa", "mlp"):
         assert word in text, word
     assert "first token" in text and "What fits" in text
 

@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulate.ab_draws import AbLaw, DraftLaw, draw_accepted, simulate_ab
-from foretoken.lab.analysis.gains import time_gain
-from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.analysis.summary import time_gain
 from foretoken.lab.stats.ratios import (
     Sample,
     WeightedQuantile,
     at_level,
-    blocks_for_width,
     blocks_to_exceed,
     clustered_interval,
     level_of_look,
@@ -118,11 +116,6 @@ def test_tails_are_compared_block_by_block() -> None:
     found = time_gain("tpot_p95", (slow, fast)).ratio
     assert found.low < 1.0 < found.high and found.estimate < 1.15
     assert paired_ratio(slow, fast, WeightedQuantile(0.95)).estimate > 1.3
-
-
-def test_a_narrower_interval_needs_more_blocks() -> None:
-    assert blocks_for_width(Interval(1.3, -math.inf, math.inf), 8, 0.05) is None
-    assert blocks_for_width(Interval(1.3, 1.1, 1.5), 8, 0.05) == 58
 
 
 def test_looks_share_out_the_error() -> None:

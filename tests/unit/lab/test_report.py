@@ -11,12 +11,11 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.analysis.warm_up import without_start
-from foretoken.lab.decide.overall import judge_runs
+from foretoken.lab.decide.overall import JudgedRun, judge_runs, read_runs
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.canvas import variables
 from foretoken.lab.report.page import write_page
-from foretoken.lab.report.runs import ReportRun, names_of, read_runs
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
 from tests.unit.lab.test_statistics import decaying
@@ -24,9 +23,9 @@ from tests.unit.lab.test_statistics import decaying
 POLICY = load_policy(None)
 
 
-def written(file: Path, runs: tuple[ReportRun, ...]) -> str:
+def written(file: Path, runs: tuple[JudgedRun, ...]) -> str:
     """The page about these runs."""
-    overall = judge_runs([(run.summary, run.decision) for run in runs], POLICY)
+    overall = judge_runs(runs, POLICY)
     write_page(file, runs, overall, "default")
     return file.read_text("utf-8")
 
@@ -126,11 +125,12 @@ def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
     assert "USE IT" in page
 
 
-def test_runs_of_one_name_are_told_apart() -> None:
-    """Their plots would overwrite each other."""
-    assert names_of([Path("/x/a/run"), Path("/x/b/run")]) == ["a-run", "b-run"]
-    assert names_of([Path("/x/one"), Path("/x/two")]) == ["one", "two"]
-    assert names_of([Path("/x/one"), Path("/x/one")]) == ["1-x-one", "2-x-one"]
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a" / "run", tmp_path / "b" / "run"):
+        write_run(folder, ab(1.6))
+    runs = read_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], POLICY)
+    page = written(tmp_path / "page.html", runs)
+    assert all(str(tmp_path / name / "run") in page for name in ("a", "b"))
 
 
 def test_the_same_data_gives_the_same_plots(tmp_path: Path) -> None:

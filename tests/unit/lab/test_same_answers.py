@@ -11,7 +11,7 @@ from typing import Any
 
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.decide.decision import decide
-from foretoken.lab.decide.overall import judge_runs
+from foretoken.lab.decide.overall import JudgedRun, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary
@@ -141,10 +141,10 @@ def answers() -> dict[str, Any]:
         }
     for name, runs in several_runs().items():
         policy = load_policy(None)
-        judged = [(run, decide(run, policy, run=str(n))) for n, run in enumerate(runs)]
+        judged = [JudgedRun(run, decide(run, policy, run=str(n))) for n, run in enumerate(runs)]
         best = judge_runs(judged, policy)
         found[f"together: {name}"] = {
-            "answer": best.answer, "best": best.best.run, "says": list(best.says),
+            "answer": best.answer, "best": best.best.decision.run, "says": list(best.says),
             "conclusion": best.conclusion.sentence,
         }  # fmt: skip
     for name, pair in {

@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.crossover import find_crossing
-from foretoken.lab.analysis.dimensions import find_dimensions
+from foretoken.lab.analysis.dimensions import find_crossing, find_dimensions
 from foretoken.lab.decide.decision import decide
-from foretoken.lab.decide.overall import Overall, judge_runs
+from foretoken.lab.decide.overall import JudgedRun, Overall, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import ab_folders, write_json
@@ -41,8 +40,8 @@ def measured(
 def together(*runs: AbSummary) -> Overall:
     """The verdict over the runs by the default policy."""
     policy = load_policy(None)
-    judged = [decide(run, policy, run=str(n)) for n, run in enumerate(runs)]
-    return judge_runs(list(zip(runs, judged, strict=True)), policy)
+    judged = [JudgedRun(run, decide(run, policy, run=str(n))) for n, run in enumerate(runs)]
+    return judge_runs(judged, policy)
 
 
 def test_runs_alike_are_not_given_a_dimension() -> None:
@@ -51,7 +50,7 @@ def test_runs_alike_are_not_given_a_dimension() -> None:
     loads = [with_candidate(measured(1.6), requests_per_s=r) for r in (1.0, 9.0)]
     assert [d.name for d in find_dimensions(loads)] == ["requests/s"]
     bare = [with_candidate(ab(s), requests_per_s=r) for s, r in ((1.9, 0.5), (1.0, 20.0))]
-    assert "let k fall to 0 above 0.5" in together(*bare).sentence
+    assert "let k fall to 0 above 0.5" in ". ".join(together(*bare).says)
 
 
 @pytest.mark.slow
@@ -104,7 +103,7 @@ def test_a_grid_s_own_folder_is_judged(tmp_path: Path) -> None:
     assert document["differs"][0]["name"] == "temperature"
     assert len(document["decisions"]) == 2
     shown = runner.invoke(app, ["lab", "decide", str(out)], env={"COLUMNS": "120"})
-    assert "It pays at temperature 0, not at temperature 0.8" in " ".join(
+    assert "It does not pay at temperature 0.8" in " ".join(
         shown.stdout.replace("\u2502", " ").split()
     )
     page = out / "page.html"

@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
 from foretoken.cli.lab import ab_run
-from foretoken.cli.lab.options import parse_prices
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
 from foretoken.lab.decide.decision import Decision, decide
@@ -213,11 +212,3 @@ def test_defaults_of_a_command_are_below_everything(tmp_path: Path) -> None:
     assert (found.blocks, found.warm_up, found.requests_per_block) == (2, 3, 7)
     with pytest.raises(ConfigError, match="nothing"):
         load_settings(Sizes, None, [], {"nothing": 1})
-
-
-def test_a_price_is_for_both_arms_or_one_each() -> None:
-    assert parse_prices("2.5") == {"off": 2.5, "on": 2.5}
-    assert parse_prices("off=2,on=3.5") == {"off": 2.0, "on": 3.5}
-    for wrong in ("", "cheap", "off=2,3", "-1", "off="):
-        with pytest.raises(ConfigError, match="--price"):
-            parse_prices(wrong)

@@ -14,11 +14,11 @@ from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.analysis.whole_time import StepCounts, break_even, break_even_of, draft_share_of
 from foretoken.lab.decide.decision import decide
+from foretoken.lab.decide.overall import JudgedRun
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.results import AbSummary, RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.page import Tile, tiles
-from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.stats.intervals import Interval, unknown
 from tests.marks import slow_but
 from tests.unit.lab.drafting import DraftingLaw, ab_of, arms_of, draw
@@ -116,7 +116,7 @@ def none_drafted(records: list[RequestRecord]) -> list[RequestRecord]:
 
 def tile_of(summary: AbSummary) -> Tile:
     """The report's tile of the acceptance rate."""
-    run = ReportRun(name="run", summary=summary, decision=decide(summary, load_policy(None)))
+    run = JudgedRun(summary, decide(summary, load_policy(None)))
     return next(tile for tile in tiles(run) if tile.label == "acceptance rate")
 
 

@@ -47,7 +47,6 @@ _ROWS = {
     "max_tokens": OptionHelp("Length of every output.", int, least=1),
     "temperatures": OptionHelp("Such as 0,0.4,0.8; dealt out in turn.", metavar=_LIST),
     "slo": OptionHelp("Service levels, such as ttft=0.2,tpot=0.05.", metavar=_LIST),
-    "price": OptionHelp("Of an hour of a server: 2.5, or off=2.5,on=3; gives costs."),
     "diagnose": OptionHelp("Run every class alone too, to explain a P99 loss.", bool),
     "restart_command": OptionHelp(
         "Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
@@ -67,7 +66,6 @@ _SETTINGS = {
     "requests": "sizes.requests_per_block",
     "max_tokens": "workload.max_tokens",
     "temperatures": "workload.temperatures",
-    "price": "price_per_hour",
     **{name: name for name in ("baseline", "candidate", "load", "slo", "diagnose")},
 }
 """Options that are settings of the measurement."""
@@ -128,7 +126,6 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         "slo": o.parse_levels,
         "baseline": lambda text: arm_of(text, "off"),
         "candidate": lambda text: arm_of(text, "on"),
-        "price_per_hour": o.parse_prices,
     }
     return {
         name: read[name](value) if name in read else value

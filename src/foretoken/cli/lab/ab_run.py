@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import typer
@@ -27,29 +26,18 @@ from foretoken.cli.lab.run_tables import (
 )
 from foretoken.errors import EndpointError
 from foretoken.extras import EXTRA_OF
-from foretoken.lab.analysis.crossover import crossings_along
-from foretoken.lab.analysis.dimensions import find_dimensions
 from foretoken.lab.decide.decision import Decision
-from foretoken.lab.decide.overall import judge_runs
+from foretoken.lab.decide.overall import judge_runs, read_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.until import UntilLimits, run_until_decided
+from foretoken.lab.measure import grid
 from foretoken.lab.measure.ab import plan_ab, run_ab
 from foretoken.lab.measure.estimate import announce, announce_unasked, fit_into, probe
 from foretoken.lab.measure.experiment import AbConfig
-from foretoken.lab.measure.grid import (
-    FORCED,
-    Cell,
-    apply,
-    break_evens,
-    cells_of,
-    folder_of,
-    run_grid,
-)
-from foretoken.lab.measure.segments import Segment, read_segments, require_new
+from foretoken.lab.measure.segments import Segment, require_new
 from foretoken.lab.measure.workload import load_items
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.report.runs import read_runs
 from foretoken.lab.verdict import Verdict
 
 MOST_MINUTES = 30.0
@@ -90,10 +78,10 @@ def _show_plan(order: AbOrder) -> None:
     """What `--dry-run` answers: servers that run already are asked, none is started."""
     settings = order.settings
     if order.axes:
-        cells = [apply(settings, values) for values in cells_of(order.axes)]
+        cells = [grid.apply(settings, values) for values in grid.cells_of(order.axes)]
         if order.as_json:
             commands = [cell.candidate.command for cell in cells if cell.candidate is not None]
-            print(json.dumps({"cells": cells_of(order.axes), "candidates": commands}))
+            print(json.dumps({"cells": grid.cells_of(order.axes), "candidates": commands}))
         else:
             _say_cells(order)
         return
@@ -125,8 +113,8 @@ def _show_plan(order: AbOrder) -> None:
 
 
 def _say_cells(order: AbOrder) -> None:
-    for values in cells_of(order.axes):
-        said = announce_unasked(apply(order.settings, values), sized=True)
+    for values in grid.cells_of(order.axes):
+        said = announce_unasked(grid.apply(order.settings, values), sized=True)
         say(f"{_named(values)}: {said}")
 
 
@@ -156,7 +144,6 @@ def _measure(order: AbOrder) -> int:
 
 def _measure_one(order: AbOrder) -> int:
     with _live_view() as watch:
-        watch.expect(order.settings.sizes.blocks, order.out, 1)
         found = run_ab(order.settings, order.out, resume=order.resume, watch=watch)
     [arm] = found.arms
     print_arms(console(), [arm])
@@ -176,7 +163,6 @@ def _measure_two(order: AbOrder) -> int:
                 last = decisions[-1]
                 watch.say(f"{last.verdict} after {last.num_blocks} blocks: {last.sentence}")
             decisions.extend([decision] if decision is not None else [])
-            watch.expect(blocks, order.out, 2)
 
         most_s = 0.0 if order.fixed else 60 * (order.minutes or MOST_MINUTES)
         summary = run_until_decided(
@@ -190,23 +176,21 @@ def _measure_two(order: AbOrder) -> int:
 def _measure_grid(order: AbOrder) -> int:
     _say_cells(order)
     with _live_view() as watch:
-        cells = run_grid(order.settings, order.axes, order.out, resume=order.resume, watch=watch)
+        cells = grid.run_grid(
+            order.settings, order.axes, order.out, resume=order.resume, watch=watch
+        )
     summaries = [cell.summary for cell in cells]
     names = {name: [str(cell.values[name]) for cell in cells] for name in order.axes}
     console().print(cells_table(names, summaries))
-    if FORCED in order.axes:
+    if grid.FORCED in order.axes:
         return _say_break_evens(cells, order)
-    crossings = crossings_along(summaries, range(len(summaries)), find_dimensions(summaries))
-    for crossing in crossings:
-        say(crossing.says)
-    folders = [order.out / folder_of(cell.values) for cell in cells]
-    rows = [cell.row() for cell in cells]
-    return _conclude(folders, order, {"cells": rows, "crossings": to_plain(crossings)})
+    folders = [order.out / grid.folder_of(cell.values) for cell in cells]
+    return _conclude(folders, order, {"cells": [cell.row() for cell in cells]})
 
 
-def _say_break_evens(cells: Sequence[Cell], order: AbOrder) -> int:
+def _say_break_evens(cells: Sequence[grid.Cell], order: AbOrder) -> int:
     """Forced acceptance has no verdict: its texts are garbage."""
-    found = break_evens(cells)
+    found = grid.break_evens(cells)
     for row in found:
         where = _named(row.values) or row.load
         say(f"{where}: breaks even at a draft acceptance rate of {show_number(row.rate)}")
@@ -222,7 +206,7 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
     """Say the verdict on all that was measured, with `told` as JSON; the page is written where
     there is something to draw and something to draw with."""
     found = read_runs(runs, order.policy)
-    best = judge_runs([(run.summary, run.decision) for run in found], order.policy)
+    best = judge_runs(found, order.policy)
     dead = any(arm.num_errors == arm.num_requests for run in found for arm in run.arms)
     if order.page and not dead and find_spec("matplotlib") is not None:
         from foretoken.lab.report.page import write_page
@@ -231,9 +215,12 @@ def _conclude(runs: Sequence[Path], order: AbOrder, told: Mapping[str, Any]) -> 
         typer.echo(f"{order.out / PAGE}", err=True)
     said: Verdict = best.conclusion
     if order.as_json:
-        verdict = {"verdict": said.word, "sentence": best.sentence,
-                   "decision": to_plain(best.best), "exit_code": said.exit_code}  # fmt: skip
+        verdict = {"verdict": said.word, "sentence": ". ".join(best.says),
+                   "decision": to_plain(best.best.decision), "exit_code": said.exit_code,
+                   "crossings": to_plain(best.crossings)}  # fmt: skip
         print(json.dumps({**told, **verdict}))
+    for sentence in best.says if len(best.says) > 1 else ():
+        say(f"{sentence}.")
     say(said.sentence, said.style)
     return said.exit_code
 
@@ -245,10 +232,6 @@ class _LiveView:
         self._console, self._bar = show, bar
         self._task = bar.add_task("", visible=False)
         self._errors = 0
-        self._left, self._begun, self._started_s = 0, 0, 0.0
-
-    def expect(self, blocks: int, out: Path, arms: int) -> None:
-        self._left, self._begun = max(0, arms * blocks - len(read_segments(out))), 0
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
@@ -262,23 +245,11 @@ class _LiveView:
             self._bar.update(self._task, advance=1, description=said)
             return
         self._errors = 0
-        if self._begun == 0:
-            self._started_s = monotonic()
+        size = len(segment.items)
         if self._console.is_terminal:
-            said, size = where + self._estimate(), len(segment.items)
-            self._bar.reset(self._task, total=size, description=said, visible=True)
+            self._bar.reset(self._task, total=size, description=where, visible=True)
         else:
-            asked = f"{len(segment.items)} requests, {segment.load}"
-            self.say(f"{where}: {asked}{self._estimate()}")
-        self._begun += 1
-
-    def _estimate(self) -> str:
-        """How long all the rest takes, by the pace so far."""
-        left = self._left - self._begun
-        if self._begun == 0 or left <= 0:
-            return ""
-        minutes = (monotonic() - self._started_s) / self._begun * left / 60
-        return f", about {minutes:.0f} min left" if minutes >= 1 else ", under a minute left"
+            self.say(f"{where}: {size} requests, {segment.load}")
 
 
 @contextmanager

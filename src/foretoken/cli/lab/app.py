@@ -34,6 +34,8 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
     ("ab", "--until-decided"): (
         None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
+    ("ab", "--price"): (
+        str, "nothing: a token's cost is the server's price over its tokens/s, which `ab` prints"),
     ("decide", "--csv"): (
         str, "--json, which has every rule; summary.json of a run has gains block by block, and "
         "requests.jsonl its requests"),

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from foretoken.lab.analysis.fit import Fit
-    from foretoken.lab.analysis.other_lengths import OtherLength
-    from foretoken.lab.decide.overall import Overall
-    from foretoken.lab.records.results import ArmSummary, RequestRecord
-    from foretoken.lab.report.runs import ReportRun
+    from foretoken.lab.analysis.whole_time import OtherLength
+    from foretoken.lab.decide.overall import JudgedRun, Overall
+    from foretoken.lab.records.results import ArmSummary
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
 RunsArgument = Annotated[
@@ -67,10 +66,9 @@ def decide(
     replays the accept stream of the run that decides; it needs a candidate that was started with
     --per-request-spec-decode-metrics detailed.
     """
-    from foretoken.lab.analysis.other_lengths import other_lengths
-    from foretoken.lab.decide.overall import judge_runs
+    from foretoken.lab.analysis.whole_time import other_lengths
+    from foretoken.lab.decide.overall import judge_runs, read_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.report.runs import read_runs
 
     if show_policy:
         print(default_text(), end="")
@@ -81,9 +79,9 @@ def decide(
     tried = parse_whole(lengths, "--k") if lengths is not None else []
     rules = load_policy(policy, tuple(changes or ()))
     found = read_runs(runs, rules, _reference(reference) if reference else None)
-    best = judge_runs([(run.summary, run.decision) for run in found], rules)
-    own = next(run for run in found if run.decision is best.best)
-    others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
+    best = judge_runs(found, rules)
+    own = best.best
+    others = other_lengths(own.summary, own.answers[1], tried) if tried else ()
     fit = _fit(found) if fitted else None
     if html is not None:
         from foretoken.lab.report.page import write_page
@@ -103,24 +101,16 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate)
 
 
-def _fit(runs: "Sequence[ReportRun]") -> "Fit":
+def _fit(runs: "Sequence[JudgedRun]") -> "Fit":
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
-    off, on = zip(*map(_answers, runs), strict=True)
+    off, on = zip(*(run.answers for run in runs), strict=True)
     return fit_arms(of_runs(off), of_runs(on))
-
-
-def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
-    """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
-    from foretoken.lab.analysis.summary import counted
-
-    requests = run.read_requests()
-    return [counted(requests, arm.arm) for arm in run.arms]
 
 
 def _document(
     policy: str,
-    runs: "Sequence[ReportRun]",
+    runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
@@ -133,9 +123,9 @@ def _document(
         "verdict": best.verdict,
         "exit_code": best.conclusion.exit_code,
         "answer": best.answer,
-        "sentence": best.sentence,
+        "sentence": ". ".join(best.says),
         "conclusion": best.conclusion.sentence,
-        "best": best.best.run,
+        "best": best.best.decision.run,
         "differs": to_plain(best.dimensions),
         "crossings": to_plain(best.crossings),
         "decisions": to_plain([run.decision for run in runs]),
@@ -145,7 +135,7 @@ def _document(
 
 
 def _print(
-    runs: "Sequence[ReportRun]",
+    runs: "Sequence[JudgedRun]",
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
@@ -165,9 +155,9 @@ def _print(
         }
         console.print(cells_table(places, summaries, [d.verdict for d in decisions]))
         console.print("The run that decides, rule by rule:", style="bold")
-    console.print(best.best.run)
-    console.print(rules_table(best.best.rules))
-    print_classes(console, summaries[decisions.index(best.best)])
+    console.print(best.best.decision.run)
+    console.print(rules_table(best.best.decision.rules))
+    print_classes(console, best.best.summary)
     if others:
         names = ("k", "tokens/step", "between", "rate", "speed-up")
         table = Table(*names, title="Other draft lengths")
@@ -189,7 +179,7 @@ def _print_fit(show: "Console", found: "Fit") -> None:
     from rich.table import Table
 
     from foretoken.cli.lab.run_tables import show_number
-    from foretoken.lab.decide.evidence import show_part
+    from foretoken.lab.decide.rules import show_part
 
     table = Table("batch", "rows", "cost of a step that drafts", "break-even rate",
                   "speed-up at rate")  # fmt: skip

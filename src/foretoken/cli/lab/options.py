@@ -105,19 +105,6 @@ def parse_levels(text: str) -> dict[str, float]:
     return found
 
 
-def parse_prices(text: str) -> dict[str, float]:
-    """The mapping of `--price`: one number for both arms, or one each by name. Raises ConfigError
-    if it is neither."""
-    pairs = [part.rpartition("=") for part in text.split(",")]
-    try:
-        prices = {name: float(value) for name, _, value in pairs}
-    except ValueError:
-        prices = {}
-    if not prices or min(prices.values()) <= 0 or ("" in prices and len(pairs) > 1):
-        raise ConfigError("--price", text, "a number above 0, or one for each arm: off=2.5,on=3")
-    return prices if "" not in prices else dict.fromkeys(("off", "on"), prices[""])
-
-
 def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
     """The file of `--workload`; `demo` is written into the results' folder first, and by a dry run
     into a folder that is gone when the program ends."""

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from foretoken.lab.analysis.summary import enough_drafts
 from foretoken.lab.analysis.whole_time import break_even_of, draft_share_of
-from foretoken.lab.decide.evidence import requests_to_support, show_part
+from foretoken.lab.decide.rules import requests_to_support, show_part
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 
@@ -84,17 +84,14 @@ def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
 
 def print_ab(out: Console, summary: AbSummary) -> None:
     print_arms(out, summary.arms)
-    table = Table("gain (above 1: better)", summary.candidate, "blocks", "for +-5 %")
+    table = Table("gain (above 1: better)", summary.candidate, "blocks")
     for gain in summary.gains:
         ratio = show_number(gain.ratio) if gain.enough else f"{show_number(gain.ratio)} (too few)"
-        needed = "-" if gain.needed_blocks is None else f"{gain.needed_blocks} blocks"
-        table.add_row(gain.metric, ratio, str(gain.num_blocks), needed)
+        table.add_row(gain.metric, ratio, str(gain.num_blocks))
     out.print(table)
     if summary.equality is not None and summary.equality.num_compared:
         same = summary.equality
         out.print(f"identical texts: {same.num_equal} of {same.num_compared}")
-    for name, cost in summary.cost_per_million_tokens.items():
-        out.print(f"cost of a million output tokens, {name}: {show_number(cost)}")
     print_classes(out, summary)
     for note in summary.notes:
         out.print(note, style="yellow", soft_wrap=True)

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.analysis.whole_time import draft_share_of
-from foretoken.lab.decide.evidence import Evidence, RuleResult
-from foretoken.lab.decide.rules import RULES
+from foretoken.lab.decide.rules import RULES, Evidence, RuleResult
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT, Verdict

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretoken.errors import ConfigError, one_of
-from foretoken.lab.decide.evidence import WEIGHTS
-from foretoken.lab.decide.rules import RULES
+from foretoken.lab.decide.rules import RULES, WEIGHTS
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
 from foretoken.lab.verdict import WORTH_IT

@@ -9,11 +9,9 @@ over.
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, Self
 
 from foretoken.config.drafter import drafter_keys
@@ -32,6 +30,7 @@ from foretoken.lab.launch.launch import (
     number,
     typed,
 )
+from foretoken.lab.plain import read_table
 
 MOST_RUNNING = 4096
 """Where the last range of a schedule ends."""
@@ -142,10 +141,9 @@ class LaunchEngine:
 
 @cache
 def _facts() -> dict[str, dict[str, Any]]:
-    text = resources.files("foretoken.lab.launch").joinpath("engines.toml").read_text("utf-8")
     return {
         engine: {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        for engine, row in tomllib.loads(text).items()
+        for engine, row in read_table("foretoken.lab.launch", "engines.toml").items()
     }
 
 
@@ -170,8 +168,7 @@ class OptionRow:
 
 @cache
 def _rows(kind: str, engine: str) -> dict[str, OptionRow]:
-    file = resources.files("foretoken.lab.launch").joinpath("options.toml")
-    table = tomllib.loads(file.read_text("utf-8"))[kind]
+    table = read_table("foretoken.lab.launch", "options.toml")[kind]
     rows = {name: own.get(engine, own.get("others")) for name, own in table.items()}
     found: dict[str, OptionRow] = {}
     for name, row in rows.items():
@@ -299,9 +296,6 @@ def _tell_vllm(drafting: DraftingSetup) -> Told:
         yield Unsaid(drafting.ranges_key, why)
 
 
-VLLM = LaunchEngine(name="vllm", word=_vllm_word, tell=_tell_vllm, **_facts()["vllm"])
-
-
 def _sglang_word(method: DraftingMethod) -> str:
     looks_up = method.drafts_with == "text" and method.is_built
     return todays_word("sglang", method) or ("NGRAM" if looks_up else "")  # its one look-up
@@ -322,9 +316,6 @@ def _tell_sglang(drafting: DraftingSetup) -> Told:
         yield LaunchPart.flag("--speculative-num-draft-tokens", count + 1)
     yield from (LaunchPart.flag(flag, value or True) for flag, value in drafting.flags)
     yield from told_keys("sglang", keys)
-
-
-SGLANG = LaunchEngine(name="sglang", word=_sglang_word, tell=_tell_sglang, **_facts()["sglang"])
 
 
 def _llama_word(method: DraftingMethod) -> str:
@@ -348,11 +339,6 @@ def _tell_llama(drafting: DraftingSetup) -> Told:
     yield from told_keys("llama.cpp", keys)
 
 
-LLAMA_CPP = LaunchEngine(
-    name="llama.cpp", **_facts()["llama.cpp"], word=_llama_word, tell=_tell_llama
-)
-
-
 def _tell_openvino(drafting: DraftingSetup) -> Told:
     keys = dict(drafting.keys)
     if "draft_confidence_threshold" not in keys:  # which it takes in place of a number
@@ -362,20 +348,23 @@ def _tell_openvino(drafting: DraftingSetup) -> Told:
     yield from told_keys("openvino", keys)
 
 
-OPENVINO = LaunchEngine(
-    name="openvino",
-    word=lambda method: method.name if method.name in ("draft_model", "eagle3", "ngram") else "",
-    tell=_tell_openvino,
-    **_facts()["openvino"],
-)
-FORETOKEN = LaunchEngine(
-    name="foretoken",
-    word=lambda method: method.name if method.is_built else "",
-    tell=lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
-    **_facts()["foretoken"],
-)
-TENSORRT_LLM = LaunchEngine(name="tensorrt-llm", **_facts()["tensorrt-llm"])
-ENGINES = {one.name: one for one in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, FORETOKEN, OPENVINO)}
+def _openvino_word(method: DraftingMethod) -> str:
+    return method.name if method.name in ("draft_model", "eagle3", "ngram") else ""
+
+
+_WRITERS: dict[str, dict[str, Any]] = {
+    "vllm": {"word": _vllm_word, "tell": _tell_vllm},
+    "sglang": {"word": _sglang_word, "tell": _tell_sglang},
+    "llama.cpp": {"word": _llama_word, "tell": _tell_llama},
+    "foretoken": {
+        "word": lambda method: method.name if method.is_built else "",
+        "tell": lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
+    },
+    "openvino": {"word": _openvino_word, "tell": _tell_openvino},
+}
+ENGINES = {
+    name: LaunchEngine(name=name, **row, **_WRITERS.get(name, {})) for name, row in _facts().items()
+}
 READ = tuple(name for name, one in ENGINES.items() if one.programs)
 _LENGTHS = re.compile(
     r"(draft(-n|-max)?|spec-draft-n-max|spec-ngram-[a-z0-9-]+-size-m)$|"

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from foretoken.lab.analysis.gains import (
+from foretoken.lab.analysis.summary import (
+    ArmData,
     compare_texts,
     compute_gains,
-    cost_of,
     gains_by_class,
+    summarize_arm,
     times_of,
 )
-from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.driving import run_to_end
@@ -133,13 +133,12 @@ def summarize(
     versions = [arm.server.version for arm in arms]
     if versions[0] != versions[1]:
         notes += (f"the arms run different versions: {versions[0]} and {versions[1]}",)
-    pair, prices = (data[0], data[1]), config.price_per_hour
+    pair = (data[0], data[1])
     return replace(
         base,
-        gains=compute_gains(settled.records, pair, config.slo, prices),
+        gains=compute_gains(settled.records, pair, config.slo),
         equality=compare_texts(settled.records, (names[0], names[1])),
         classes=gains_by_class(settled.records, pair),
-        cost_per_million_tokens=cost_of((arms[0], arms[1]), prices),
         notes=notes,
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from foretoken.config.reader import at_least, check_fields, require
-from foretoken.errors import ConfigError, one_of
+from foretoken.errors import ConfigError
 from foretoken.lab.measure.workload import Load, WorkloadConfig
 from foretoken.lab.plain import from_plain
 
@@ -108,8 +108,6 @@ class AbConfig:
     load: Load = field(default_factory=Load)
     sizes: Sizes = field(default_factory=Sizes)
     slo: ServiceLevels = field(default_factory=ServiceLevels)
-    price_per_hour: dict[str, float] = field(default_factory=dict)
-    """Price of each arm's server, for the cost of a million output tokens."""
     diagnose: bool = False
     """Run every class alone too."""
     seed: int = 0
@@ -120,11 +118,8 @@ class AbConfig:
             raise ConfigError("--candidate", None, SERVER)
         if len(set(names)) < len(names):
             raise ConfigError("candidate.name", names[1], "another than baseline.name")
-        if self.diagnose or self.price_per_hour:
+        if self.diagnose:
             self.require_two()
-        for name in self.price_per_hour:
-            if name not in names:
-                raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
 
     def require_two(self) -> None:
         if not self.compared:

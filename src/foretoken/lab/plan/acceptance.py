@@ -11,12 +11,10 @@ source says what would have been expected before that source was published.
 """
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
+from foretoken.lab.plain import read_table
 from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 
 EIGHTY = 1.2816
@@ -83,10 +82,9 @@ class AssumedAcceptance:
 @cache
 def effects() -> Mapping[str, tuple[float, float]]:
     """Every effect, with its assumed log-odds and how sure they are, before any row is read."""
-    text = resources.files(__package__).joinpath("effects.toml").read_text("utf-8")
     return {
         name if kind == "effect" else f"{kind} {name}": (float(value), float(spread))
-        for kind, rows in tomllib.loads(text).items()
+        for kind, rows in read_table("foretoken.lab.plan", "effects.toml").items()
         for name, (value, spread) in rows.items()
     }
 
@@ -165,10 +163,9 @@ def knows(method: str) -> bool:
 
 @cache
 def published_lengths() -> tuple[PublishedLength, ...]:
-    text = resources.files(__package__).joinpath("acceptance.toml").read_text("utf-8")
     return tuple(
         _row(source, *values)
-        for source, table in tomllib.loads(text).items()
+        for source, table in read_table("foretoken.lab.plan", "acceptance.toml").items()
         for values in table["rows"]
     )
 

@@ -1,12 +1,11 @@
 """What the planner assumes of drafting methods until somebody has measured them."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 
 from foretoken.config.method_registry import DraftingMethod, known_methods
+from foretoken.lab.plain import read_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,8 @@ class MethodPlan:
 
 @cache
 def _table() -> dict[str, MethodPlan]:
-    text = resources.files("foretoken.lab.plan").joinpath("methods.toml").read_text("utf-8")
-    return {name: MethodPlan(**row) for name, row in tomllib.loads(text).items()}
+    rows = read_table("foretoken.lab.plan", "methods.toml")
+    return {name: MethodPlan(**row) for name, row in rows.items()}
 
 
 def find_plan(method: DraftingMethod) -> MethodPlan | None:

@@ -259,7 +259,6 @@ def _parts(plan: SpeculationPlan, width: int) -> Iterator[RenderableType]:
                 f"{plan.instead.verdict.reason} (--method {name}).",
                 style="bold",
             )
-    yield from _by_workload(plan, width)
     yield _times(plan)
     yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
@@ -338,16 +337,6 @@ def _acceptance(plan: SpeculationPlan) -> str:
         f"in 80 of 100 cases. Of the drafted tokens {expected:.0%} should then be accepted, and "
         f"{even}{found}."
     )
-
-
-def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
-    asked = plan.setup.settings.workload
-    bold = {asked: f"[bold]{asked}[/]"}
-    rows = [
-        [bold.get(row.workload, row.workload), *map(_cell, row.loads)] for row in plan.workloads
-    ]
-    header = ["", *(outlook.method for outlook in plan.outlooks)]
-    return tables(f"By work, per token, {plan.setup.usual} in flight", header, rows, width)
 
 
 def _times(plan: SpeculationPlan) -> Table:

@@ -27,18 +27,15 @@ from foretoken.lab.plan.predict import (
     MethodOutlook,
     PlannedLatency,
     PlannedSpeed,
-    WorkloadOutlook,
     draft_schedule,
     latency,
     method_outlooks,
     predict,
     with_method,
-    workload_outlook,
 )
 from foretoken.lab.plan.setup import (
     DRAWN_FROM,
     ENGINES,
-    WORKLOADS,
     PlanSettings,
     Setup,
     resolve_setup,
@@ -82,7 +79,6 @@ class SpeculationPlan:
     latencies: tuple[PlannedLatency, ...]
     """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
-    workloads: tuple[WorkloadOutlook, ...]
     overhead_bytes: float
     instead: InsteadOutlook | None
     findings: tuple[Finding, ...]
@@ -108,7 +104,6 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
         verdict=verdict,
         latencies=latencies,
         drafts=drafts,
-        workloads=tuple(workload_outlook(setup, workload) for workload in WORKLOADS),
         overhead_bytes=overhead_bytes(setup),
         instead=_instead(context, findings, verdict),
         findings=findings,

@@ -403,15 +403,6 @@ class MethodOutlook:
     prediction: PlannedSpeed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOutlook:
-    """All methods on one kind of work."""
-
-    workload: str
-    loads: tuple[LoadPrediction, ...]
-    """Of each method at the usual load, in the order of `method_outlooks`."""
-
-
 def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
     """Every method that makes sense for this target, the asked one with its own k."""
     found = []
@@ -427,16 +418,6 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
             )
         )
     return tuple(found)
-
-
-def workload_outlook(setup: Setup, workload: str) -> WorkloadOutlook:
-    """The same methods with requests of another kind."""
-    other = replace(setup, settings=replace(setup.settings, workload=workload))
-    loads = tuple(
-        _at_load(own.k, assume_acceptance(own), StepCosts(own), setup.usual)
-        for _, own in _ways(other)
-    )
-    return WorkloadOutlook(workload=workload, loads=loads)
 
 
 def with_method(setup: Setup, method: DraftingMethod) -> Setup:

@@ -6,11 +6,9 @@ engine's own work adds to a step no data sheet says: assumptions from published 
 and from how its kernels are built; `lab decide --fit` says a server's own step times.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Self
 
 from foretoken.config.method_registry import DraftingMethod
@@ -18,7 +16,7 @@ from foretoken.config.quantization import KVCacheDtype
 from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.hardware import Hardware
-from foretoken.lab.plain import from_plain
+from foretoken.lab.plain import from_plain, read_table
 from foretoken.lab.plan.method_plans import MethodPlan, plan_of, planned_methods
 from foretoken.lab.plan.sizes import (
     PlanModel,
@@ -39,8 +37,6 @@ class Device:
 
     name: str
     kind: str
-    advertised_bytes: int
-    """The decimal gigabytes of the product's name."""
     memory_bytes: int
     bandwidth: float
     flops: dict[str, float]
@@ -60,8 +56,7 @@ class Device:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files(__package__).joinpath("devices.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return read_table("foretoken.lab.plan", "devices.toml")
 
 
 @cache
@@ -70,7 +65,6 @@ def known_devices() -> dict[str, Device]:
         name: Device(
             name=name,
             kind=row.get("kind", "gpu"),
-            advertised_bytes=round(row["advertised_gb"] * 1e9),
             memory_bytes=row["memory_mib"] << 20,
             bandwidth=row["bandwidth_gb_s"] * 1e9,
             flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
@@ -106,7 +100,6 @@ def _this_machine() -> Device:
     return Device(
         name=f"this ({hardware.cpu_name}, {hardware.num_cores} cores)",
         kind="cpu",
-        advertised_bytes=hardware.free_memory,
         memory_bytes=hardware.free_memory,
         bandwidth=min(20e9 * hardware.num_cores, 400e9),
         flops={"bf16": 2.5e9 * wide * hardware.num_cores},

@@ -12,12 +12,10 @@ how wide follows from the target.
 
 import hashlib
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from foretoken.errors import (
     UnsupportedModelError,
     one_of,
 )
+from foretoken.lab.plain import read_table
 from foretoken.lab.plan.method_plans import plan_of
 from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import family_alike, find_family
@@ -290,8 +289,7 @@ def _stored_as(config: Mapping[str, Any]) -> str:
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
     """Hub id -> entry of models.toml with its base filled in."""
-    text = resources.files("foretoken.lab.plan").joinpath("models.toml").read_text("utf-8")
-    rows = tomllib.loads(text)
+    rows = read_table("foretoken.lab.plan", "models.toml")
     complete = {}
     for name, row in rows.items():
         base = rows.get(row.get("like", ""), {})
@@ -407,10 +405,9 @@ class Quantization:
 @cache
 def _quantizations() -> tuple[dict[str, Quantization], dict[str, str]]:
     """Those of the table by name, and what else they are called."""
-    text = resources.files("foretoken.lab.plan").joinpath("quantizations.toml").read_text("utf-8")
     found: dict[str, Quantization] = {}
     also: dict[str, str] = {}
-    for name, row in tomllib.loads(text).items():
+    for name, row in read_table("foretoken.lab.plan", "quantizations.toml").items():
         bits = row.pop("bits")
         also |= dict.fromkeys(row.pop("also", ()), name)
         stored = row.pop("stored_bits", bits) / 8

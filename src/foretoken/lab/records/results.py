@@ -11,7 +11,7 @@ from typing import Any
 from foretoken.lab.stats.intervals import Interval
 from foretoken.types.accepted import acceptance_length, acceptance_rate
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,15 +210,13 @@ class ArmGain:
     """How much better the candidate is: above 1 is better, for times and for rates alike."""
 
     metric: str
-    """tpot_p50, tpot_p95, tpot_p99, tpot_total, ttft_p50, ..., tokens_per_s, goodput, cost."""
+    """tpot_p50, tpot_p95, tpot_p99, tpot_total, ttft_p50, ..., tokens_per_s, goodput."""
     ratio: Interval
-    """baseline / candidate for times and cost, candidate / baseline for rates."""
+    """baseline / candidate for times, candidate / baseline for rates."""
     num_blocks: int
     num_pairs: int
     enough: bool
     """Whether the sample can support this statistic at all."""
-    needed_blocks: int | None = None
-    """Blocks for an interval of +-5 %, from the spread seen; None if it cannot be said."""
     ratio_by_block: tuple[float, ...] = ()
 
 
@@ -266,7 +264,6 @@ class AbSummary:
     arms: tuple[ArmSummary, ...]
     gains: tuple[ArmGain, ...] = ()
     equality: Equality | None = None
-    cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
     classes: tuple[ClassGains, ...] = ()
     """Every class inside the mix; empty where the traffic has one class only."""
     diagnosis: tuple[ClassGains, ...] = ()

@@ -18,30 +18,13 @@ from matplotlib.figure import Figure
 
 import foretoken
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.crossover import spans_widely
-from foretoken.lab.analysis.dimensions import Dimension, show_value
+from foretoken.lab.analysis.dimensions import Dimension, show_value, spans_widely
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
-from foretoken.lab.decide.evidence import requests_to_support, show_break_even, show_part
-from foretoken.lab.decide.overall import Overall
+from foretoken.lab.decide.overall import JudgedRun, Overall
+from foretoken.lab.decide.rules import requests_to_support, show_break_even, show_part
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AcceptanceBucket, Quantiles
-from foretoken.lab.report.canvas import (
-    BAD,
-    BASELINE,
-    CANDIDATE,
-    FAINT,
-    GOOD,
-    WARN,
-    as_svg,
-    gain_rows,
-    house_style,
-    limit_lines,
-    name_rows,
-    new_figure,
-    plain_log,
-    variables,
-)
-from foretoken.lab.report.runs import ReportRun
+from foretoken.lab.report import canvas
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
 from foretoken.types.accepted import accepted_by_position
@@ -53,26 +36,25 @@ class Tile(NamedTuple):
     detail: str
 
 
-def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: str) -> None:
+def write_page(file: Path, runs: Sequence[JudgedRun], overall: Overall, policy: str) -> None:
     """Write one self-contained page; `policy` is the name of that which judged. Raises ConfigError:
     `file` cannot be written."""
-    best = next(run for run in runs if run.decision is overall.best)
     template = resources.files("foretoken.lab.report").joinpath("page.html").read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template).render(
-        best=best,
+        best=overall.best,
         overall=overall,
         runs=runs,
         tones={USE_IT: "good", LEAVE_IT_OFF: "stop"},
         tiles=tiles,
         milliseconds=_milliseconds,
         details=_details,
-        plots=draw_plots(runs, overall, best),
+        plots=draw_plots(runs, overall),
         version=foretoken.__version__,
         when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         policy=policy,
-        light=variables(dark=False),
-        dark=variables(dark=True),
+        light=canvas.variables(dark=False),
+        dark=canvas.variables(dark=True),
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -81,14 +63,14 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         raise ConfigError("--html", str(file), f"a place to write to ({error})") from error
 
 
-def _details(run: ReportRun) -> str:
+def _details(run: JudgedRun) -> str:
     summary = run.summary
     details = {"config": summary.config, "environment": summary.environment,
                "servers": [arm.server for arm in summary.arms]}  # fmt: skip
     return json.dumps(to_plain(details), indent=2)
 
 
-def tiles(run: ReportRun) -> list[Tile]:
+def tiles(run: JudgedRun) -> list[Tile]:
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99"),
              _gain_tile(run, "ttft_p50", "TTFT P50"), *_acceptance_tiles(run)]  # fmt: skip
@@ -99,7 +81,7 @@ def tiles(run: ReportRun) -> list[Tile]:
     return found
 
 
-def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
+def _gain_tile(run: JudgedRun, metric: str, name: str) -> Tile:
     gain = run.summary.gain(metric)
     if gain is None:
         return Tile(name, "unknown", "not measured")
@@ -112,7 +94,7 @@ def _gain_tile(run: ReportRun, metric: str, name: str) -> Tile:
     return Tile(name, value, f"{_ends(gain.ratio)}; {counted}")
 
 
-def _acceptance_tiles(run: ReportRun) -> list[Tile]:
+def _acceptance_tiles(run: JudgedRun) -> list[Tile]:
     bucket = run.drafts
     limit, share = break_even_of(run.summary), draft_share_of(run.summary)
     if bucket is None:
@@ -149,7 +131,7 @@ class Plot(NamedTuple):
     svg: str
 
 
-def latencies(run: ReportRun) -> Figure | None:
+def latencies(run: JudgedRun) -> Figure | None:
     arms = run.arms
     rows = [
         (f"{name} {quantile.upper()}", [getattr(getattr(arm, key), quantile) for arm in arms])
@@ -159,12 +141,12 @@ def latencies(run: ReportRun) -> Figure | None:
     ]
     if not rows:
         return None
-    figure, axes = new_figure(0.9 + 0.31 * len(rows))
+    figure, axes = canvas.new_figure(0.9 + 0.31 * len(rows))
     for row, (_, (before, after)) in enumerate(reversed(rows)):
-        colour = GOOD if after.estimate <= before.estimate else BAD
+        colour = canvas.GOOD if after.estimate <= before.estimate else canvas.BAD
         ends = [1e3 * before.estimate, 1e3 * after.estimate]
         axes.plot(ends, [row, row], color=colour, linewidth=3, alpha=0.5)
-        for value, own in ((before, BASELINE), (after, CANDIDATE)):
+        for value, own in ((before, canvas.BASELINE), (after, canvas.CANDIDATE)):
             if value.known:
                 axes.plot([1e3 * value.low, 1e3 * value.high], [row, row], color=own,
                           linewidth=7, alpha=0.25, solid_capstyle="butt")  # fmt: skip
@@ -174,13 +156,13 @@ def latencies(run: ReportRun) -> Figure | None:
         axes.annotate(said, (1.0, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
                       textcoords="offset points", va="center", fontsize=9,
                       annotation_clip=False)  # fmt: skip
-    plain_log(axes.xaxis, subs=(1,))
-    name_rows(axes, [name for name, _ in rows])
+    canvas.plain_log(axes.xaxis, subs=(1,))
+    canvas.name_rows(axes, [name for name, _ in rows])
     axes.set_xlabel("ms (grey: without, blue: with speculation)")
     return figure
 
 
-def by_position(run: ReportRun) -> Figure | None:
+def by_position(run: JudgedRun) -> Figure | None:
     """Share of verifications that accepted position i, and the same given all before it were. Entry
     j of a histogram counts the steps that accepted j drafts."""
     steps_j = run.drafts.histogram if run.drafts else ()
@@ -189,11 +171,11 @@ def by_position(run: ReportRun) -> Figure | None:
     shares = np.array(accepted_by_position(steps_j, steps_j, of_all=True))
     before = np.array([1.0, *shares[:-1]])
     given = np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)
-    figure, axes = new_figure(3.0)
+    figure, axes = canvas.new_figure(3.0)
     positions = np.arange(1, len(steps_j))
-    axes.bar(positions, 100 * shares, color=CANDIDATE, width=0.62, label="accepted")
+    axes.bar(positions, 100 * shares, color=canvas.CANDIDATE, width=0.62, label="accepted")
     label = "given all before were"
-    axes.plot(positions, 100 * given, "o-", color=WARN, markersize=5, label=label)
+    axes.plot(positions, 100 * given, "o-", color=canvas.WARN, markersize=5, label=label)
     axes.set_xticks(positions)
     axes.set_ylim(0, 105)
     axes.set_xlabel("draft position")
@@ -203,7 +185,7 @@ def by_position(run: ReportRun) -> Figure | None:
     return figure
 
 
-def class_gains(run: ReportRun) -> Figure | None:
+def class_gains(run: JudgedRun) -> Figure | None:
     """Gain of TPOT P50 and P99 per class; hollow where a P99 has too few requests."""
     short = {"temperature": "T = ", "category": "", "context": "prompt "}
     rows = []
@@ -217,29 +199,29 @@ def class_gains(run: ReportRun) -> Figure | None:
                 rows.append((f"{name}, n={gain.num_pairs:,}{of}", gain))
     if not rows:
         return None
-    return gain_rows(rows, "gain of TPOT, 95 % interval (hollow: too few)")
+    return canvas.gain_rows(rows, "gain of TPOT, 95 % interval (hollow: too few)")
 
 
-def rates(run: ReportRun) -> Figure | None:
+def rates(run: JudgedRun) -> Figure | None:
     """Acceptance per class with P10 to P90 over requests, against the rate that breaks even."""
     arm = run.arms[1]
     found = [b for by in ("all", "temperature", "category", "output_tokens")
              for b in arm.buckets(by) if b.num_drafted]  # fmt: skip
     if not found:
         return None
-    figure, axes = new_figure(0.9 + 0.34 * len(found))
+    figure, axes = canvas.new_figure(0.9 + 0.34 * len(found))
     for row, bucket in enumerate(reversed(found)):
         ends = [100 * bucket.p10.estimate, 100 * bucket.p90.estimate]
         if np.isfinite(ends).all():
-            axes.plot(ends, [row, row], color=CANDIDATE, linewidth=5, alpha=0.25,
+            axes.plot(ends, [row, row], color=canvas.CANDIDATE, linewidth=5, alpha=0.25,
                       solid_capstyle="round")  # fmt: skip
-        axes.plot(100 * bucket.rate.estimate, row, "o", color=CANDIDATE)
+        axes.plot(100 * bucket.rate.estimate, row, "o", color=canvas.CANDIDATE)
         if np.isfinite(bucket.raw_p10):
-            axes.plot(100 * bucket.raw_p10, row, "|", color=FAINT, markersize=9)
+            axes.plot(100 * bucket.raw_p10, row, "|", color=canvas.FAINT, markersize=9)
     limit = run.decision.break_even_rate
     if limit is not None and 0 <= limit <= 1:
-        limit_lines(axes, ((100 * limit, BAD, "breaks even"),))
-    name_rows(axes, [f"{_label(b)}, n={b.num_requests}" for b in found])
+        canvas.limit_lines(axes, ((100 * limit, canvas.BAD, "breaks even"),))
+    canvas.name_rows(axes, [f"{_label(b)}, n={b.num_requests}" for b in found])
     axes.set_xlim(0, 100)
     axes.set_xlabel("acceptance rate, %")
     return figure
@@ -253,9 +235,9 @@ def _label(bucket: AcceptanceBucket) -> str:
     return "all requests" if bucket.by == "all" else bucket.value or bucket.by
 
 
-def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
+def _axis(runs: Sequence[JudgedRun], overall: Overall) -> tuple[Dimension, list[int]] | None:
     """The number to draw along, and the runs in its order; None if there is none with two runs."""
-    decides = next(i for i, run in enumerate(runs) if run.decision is overall.best)
+    decides = runs.index(overall.best)
     for dimension in (d for d in overall.dimensions if d.is_traffic and d.is_number):
         rest = [d for d in overall.dimensions if d is not dimension]
         own = [i for i in range(len(runs)) if all(d.values[i] == d.values[decides] for d in rest)]
@@ -265,28 +247,29 @@ def _axis(runs: Sequence[ReportRun], overall: Overall) -> tuple[Dimension, list[
 
 
 def gain_along(
-    runs: Sequence[ReportRun], overall: Overall, dimension: Dimension, order: Sequence[int]
+    runs: Sequence[JudgedRun], overall: Overall, dimension: Dimension, order: Sequence[int]
 ) -> Figure | None:
     """The gain of TPOT P50 with its interval and requests, and where it passes the limits."""
     seen = ((float(dimension.values[i]), runs[i].summary.gain("tpot_p50")) for i in order)
     points = [(x, gain) for x, gain in seen if gain is not None]
     if len(points) < 2:
         return None
-    figure, axes = new_figure()
+    figure, axes = canvas.new_figure()
     values = [x for x, _ in points]
-    axes.plot(values, [gain.ratio.estimate for _, gain in points], "o-", color=CANDIDATE)
+    axes.plot(values, [gain.ratio.estimate for _, gain in points], "o-", color=canvas.CANDIDATE)
     low, high = np.array([(gain.ratio.low, gain.ratio.high) for _, gain in points]).T
     if np.isfinite([low, high]).all():
-        axes.fill_between(values, low, high, color=CANDIDATE, alpha=0.14, linewidth=0)
+        axes.fill_between(values, low, high, color=canvas.CANDIDATE, alpha=0.14, linewidth=0)
     for x, gain in points:
         axes.annotate(f"n={gain.num_pairs}", (x, gain.ratio.estimate), xytext=(0, -15),
-                      textcoords="offset points", fontsize=8, color=FAINT, ha="center")  # fmt: skip
-    for limit, colour in ((1.0, BAD), (WORTH_IT, GOOD)):
+                      textcoords="offset points", fontsize=8, color=canvas.FAINT,
+                      ha="center")  # fmt: skip
+    for limit, colour in ((1.0, canvas.BAD), (WORTH_IT, canvas.GOOD)):
         axes.axhline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
     for found in overall.crossings:
         if found.dimension != dimension.name or not values[0] <= found.at.estimate <= values[-1]:
             continue
-        colour = BAD if found.limit == 1.0 else GOOD
+        colour = canvas.BAD if found.limit == 1.0 else canvas.GOOD
         ends = np.clip([found.at.low, found.at.high], values[0], values[-1])
         axes.plot(ends, [found.limit] * 2, color=colour, linewidth=5, alpha=0.35,
                   solid_capstyle="round")  # fmt: skip
@@ -297,25 +280,26 @@ def gain_along(
     axes.set_ylabel("gain of TPOT P50")
     axes.set_xlabel(dimension.name)
     if spans_widely(values[0], values[-1]):
-        plain_log(axes.xaxis)
+        canvas.plain_log(axes.xaxis)
     axes.set_xticks(values, [show_value(value) for value in values])
     axes.margins(y=0.15)
     return figure
 
 
-def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
+def gain_by_run(runs: Sequence[JudgedRun], overall: Overall) -> Figure | None:
     named = overall.dimensions[:3]
     rows = [
-        (", ".join(f"{d.name} {d.show(index)}" for d in named) or run.name, gain)
+        (", ".join(f"{d.name} {d.show(index)}" for d in named) or f"run {index + 1}", gain)
         for index, run in enumerate(runs)
         if (gain := run.summary.gain("tpot_p50")) is not None
     ]
-    return gain_rows(rows, "gain of TPOT P50 with 95 % interval") if len(rows) > 1 else None
+    return canvas.gain_rows(rows, "gain of TPOT P50 with 95 % interval") if len(rows) > 1 else None
 
 
-def draw_plots(runs: Sequence[ReportRun], overall: Overall, best: ReportRun) -> list[Plot]:
+def draw_plots(runs: Sequence[JudgedRun], overall: Overall) -> list[Plot]:
     """The plots for which there is data, those of one run about the run that decides."""
-    gain, bucket, axis = best.summary.gain("tpot_p50"), best.drafts, _axis(runs, overall)
+    best, axis = overall.best, _axis(runs, overall)
+    gain, bucket = best.summary.gain("tpot_p50"), best.drafts
     requests = f"n = {best.arms[1].num_requests:,} requests."
     if gain is not None:
         starts = f"{gain.num_blocks} starts of each server"
@@ -328,7 +312,7 @@ def draw_plots(runs: Sequence[ReportRun], overall: Overall, best: ReportRun) -> 
     along = "Green excludes 1, red is a loss, orange is open."
     if axis is not None:
         along = f"Diamonds and their bars: where it passes {WORTH_IT} and 1, with its interval."
-    with house_style():
+    with canvas.house_style():
         drawn = (
             ("latency", "Latency", latencies(best),
              f"Bands: 95 % intervals; hollow: too few for one. {requests}"),
@@ -343,7 +327,7 @@ def draw_plots(runs: Sequence[ReportRun], overall: Overall, best: ReportRun) -> 
              f"noise taken out; tick: P10 with it. {drafts}"),
         )  # fmt: skip
         return [
-            Plot(title, says, as_svg(figure, name))
+            Plot(title, says, canvas.as_svg(figure, name))
             for name, title, figure, says in drawn
             if figure is not None
         ]

@@ -32,11 +32,6 @@ class Interval:
     def known(self) -> bool:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def scaled(self, factor: float) -> "Interval":
-        assert factor > 0, factor
-        low, high = self.low * factor, self.high * factor
-        return Interval(self.estimate * factor, low, high, self.level, self.unseen_sd)
-
 
 def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
     return Interval(estimate, -math.inf, math.inf, level)

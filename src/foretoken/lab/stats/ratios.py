@@ -253,15 +253,6 @@ def supports_blocks(sample: Sample, q: float) -> bool:
     return q >= 0.9 and min(counts.tolist(), default=0) * (1 - q) >= TAIL_OF_BLOCK
 
 
-def blocks_for_width(interval: Interval, num_blocks: int, relative: float) -> int | None:
-    """Blocks for an interval of +-`relative`, from the spread seen; None if none will do."""
-    error = standard_error(interval, num_blocks)
-    if not math.isfinite(error):
-        return None
-    spread, distance = error * math.sqrt(num_blocks), math.log1p(relative)
-    return blocks_to_exceed(spread, interval.unseen_sd, distance, (interval.level, 0.5))
-
-
 def blocks_to_exceed(
     spread: float,
     unseen_sd: float,
