@@ -47,6 +47,8 @@ class MockFaults:
     """Of streams: one event's text does not come."""
     break_tools: float = 0.0
     """Of tool calls: their arguments are cut short."""
+    alter_copy: float = 0.0
+    """Of answers that copy a list: one identifier comes altered."""
     miscount: float = 0.0
     """Of answers: usage counts a draft that was refused."""
 

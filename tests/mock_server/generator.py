@@ -52,10 +52,13 @@ def _noise(seed: int, count: int) -> Iterator[_Noise]:
 class MockModel:
     """Logits of the next word after the last one."""
 
-    def __init__(self, seed: int = 0, skew: float = 0.0, rounding: float = 0.0) -> None:
+    def __init__(
+        self, seed: int = 0, skew: float = 0.0, rounding: float = 0.0, weak: float = 0.0
+    ) -> None:
         """With `skew` above 0, what is sampled is not what logprobs say; `rounding` is the standard
-        deviation by which every request's logits are off, as those of other batches are."""
-        self.seed, self.skew, self.rounding = seed, skew, rounding
+        deviation by which every request's logits are off, as those of other batches are; of the
+        pieces of a list that is to be copied, a share of `weak` comes wrong."""
+        self.seed, self.skew, self.rounding, self.weak = seed, skew, rounding, weak
         self._tables: dict[tuple[int, int], Floats] = {}
 
     def place(self, prompt: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ to the text: a word, or a few characters of JSON.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,10 @@ from tests.mock_server.generator import MockModel, log_chances
 PLACEHOLDER = "<|placeholder|>"
 _CHARACTERS = 4
 """Of a piece of JSON."""
+_UNLIKELY = -12.0
+_LIST = re.compile(r"List A\n(.*)\n\nList B\n(.*)$", re.DOTALL)
+"""A list, and how much of it is repeated already."""
+_PIECES = re.compile(r" ?\w{1,3}|\W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +32,13 @@ class MockToken:
     token_id: int
     logs: Floats | None = None
     """Log-probabilities of all words, as they are reported; None for a piece of JSON."""
+    told: Mapping[str, float] | None = None
+    """Log-probabilities of the pieces that may stand in its place, of a copy."""
 
     def top(self, count: int) -> dict[str, float]:
         """The `count` likeliest pieces with their log-probabilities."""
+        if self.told is not None:
+            return dict(sorted(self.told.items(), key=lambda one: -one[1])[:count])
         if self.logs is None:
             return {self.text: 0.0}
         best = np.argsort(-self.logs)[:count]
@@ -37,6 +46,8 @@ class MockToken:
 
     @property
     def logprob(self) -> float:
+        if self.told is not None:
+            return self.told.get(self.text, _UNLIKELY)
         known = self.logs is not None and 0 <= self.token_id < len(WORDS)
         return float(self.logs[self.token_id]) if known else 0.0  # type: ignore[index]
 
@@ -61,6 +72,9 @@ class MockWriter:
         schema = schema_of(body)
         if schema is not None:
             return self._structured(body, schema, number)
+        copied = self._copied(body, number)
+        if copied is not None:
+            return copied
         return self._plain(body, number)
 
     def _seed(self, body: Mapping[str, Any], number: int) -> int:
@@ -93,6 +107,40 @@ class MockWriter:
             pieces[at] = replace(pieces[at], text=PLACEHOLDER, token_id=-1)
         past = strikes(self.faults.miss_stop, "stop", number)
         return stopped(pieces, stops_of(body), past=past)
+
+    def _copied(self, body: Mapping[str, Any], number: int) -> MockAnswer | None:
+        """A list that the prompt asks to repeat, if there is one: the next pieces of it."""
+        found = _LIST.search(prompt_of(body))
+        if found is None:
+            return None
+        want, done = found[1] + "\n\n", found[2]
+        lines = want.split("\n")[done.count("\n") :]
+        rest = "\n".join(lines)[len(done.rsplit("\n", 1)[-1]) :]
+        luck = np.random.default_rng(hash_of("copy", self._seed(body, number), number))
+        at, pieces = len(want) - len(rest), []
+        for text in _PIECES.findall(rest)[: body.get("max_tokens") or 16]:
+            place = hash_of(self.model.seed, want, at)
+            pieces.append(self._repeated(text, place, luck, temperature_of(body)))
+            at += len(text)
+        if len(pieces) > 1 and strikes(self.faults.alter_copy, "copy", number):
+            texts = ["", *(one.text for one in pieces)]
+            names = [i for i, one in enumerate(pieces) if one.text.isalnum() and texts[i] != "\n"]
+            at = names[hash_of("copy", number) % len(names)] if names else 1
+            pieces[at] = replace(pieces[at], text=twin(pieces[at].text))
+        return stopped(pieces, stops_of(body), past=False)
+
+    def _repeated(
+        self, text: str, place: int, luck: np.random.Generator, temperature: float
+    ) -> MockToken:
+        """A piece or its near-twin. Of 300 places one is a near-tie, and a `weak` share are
+        wrong."""
+        gap = 14.0 if place % 300 else 0.03 * (place // 300 % 100) / 100
+        gap = -3.0 if place % 10_007 < self.model.weak * 10_007 else gap
+        gap += luck.normal(0.0, 1.4 * self.model.rounding)
+        drawn = gap / max(temperature, 1e-9) < luck.logistic() if temperature else gap < 0.0
+        right = -float(np.logaddexp(0.0, -gap))
+        told = {text: right, twin(text): right - gap}
+        return MockToken(text=twin(text) if drawn else text, token_id=200 + place % 999, told=told)
 
     def _structured(
         self, body: Mapping[str, Any], schema: Mapping[str, Any], number: int
@@ -135,6 +183,12 @@ def stopped(pieces: Sequence[MockToken], stops: Sequence[str], *, past: bool) ->
         done += len(piece.text)
         kept.append(replace(piece, text=shown))
     return MockAnswer(pieces=tuple(kept), finish_reason="stop")
+
+
+def twin(text: str) -> str:
+    """Another piece of the same length; a space in front stays one."""
+    last = text[-1]
+    return text[:-1] + (chr(ord(last) + 1) if last not in "9zZ\n" else "x")
 
 
 def write_json(schema: Mapping[str, Any], seed: int) -> str:

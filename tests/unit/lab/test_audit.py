@@ -34,6 +34,7 @@ FINDS = {
     "tear_stream": "streams",
     "break_tools": "tools",
     "miscount": "usage",
+    "alter_copy": "copies",
 }
 
 
@@ -65,7 +66,8 @@ def run(
 
 def test_every_fault_has_its_check() -> None:
     assert FINDS.keys() == set(SHARES)
-    assert set(FINDS.values()) | {"verification", "sampling"} == {check.name for check in CHECKS}
+    others = {"verification", "sampling", "drawn-copies"}
+    assert set(FINDS.values()) | others == {check.name for check in CHECKS}
 
 
 @pytest.mark.parametrize("share", slow_but([1.0, 0.3, 0.1], 1.0))

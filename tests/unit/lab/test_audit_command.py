@@ -117,5 +117,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
     planned = json.loads(found.stdout)
-    assert len(planned["checks"]) == 12 and planned["requests"] > 100
+    assert len(planned["checks"]) == 14 and planned["requests"] > 100
     assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"], "a dry run writes nothing"

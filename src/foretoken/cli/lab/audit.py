@@ -50,6 +50,9 @@ def audit(
         int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
     ] = None,
     parameters: ParametersOption = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
+    ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
     ] = None,
@@ -59,8 +62,9 @@ def audit(
 ) -> None:
     """Check a server's answers: does speculation leave them as they are?
 
-    Twelve checks: greedy texts, unverified drafts, draws by set of parameters, log-probabilities,
-    seeds, streams, stop strings, grammars, tool calls, prefix hits, usage, placeholders. Each is
+    Checks: greedy texts, unverified drafts, draws by set of parameters, log-probabilities,
+    seeds, streams, stop strings, grammars, tool calls, prefix hits, copies of identifiers, greedy
+    and drawn, usage, placeholders. Each is
     made of the server without speculation too, and what rounding explains is no fault. Exit code 0:
     no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
@@ -69,6 +73,7 @@ def audit(
     from foretoken.lab.plain import to_plain
 
     given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
+    given["temperature"] = temperature
     given["parameters"] = tuple(map(_parameters, parameters)) if parameters else None
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
@@ -139,6 +144,11 @@ def _lines_of(result: "CheckResult") -> list[str]:
         verb = "are wrong" if result.wrong + result.plain_wrong else "differ"
         looked_at = "sets of parameters" if result.name == "sampling" else "answers"
         found.append(f"{bad} of {result.answers} {looked_at} {verb}{usual}")
+    if result.altered:
+        found.append(f"{_rate(result.altered, result.identifiers)} came altered")
+    if result.plain_altered:
+        usual = _rate(result.plain_altered, result.plain_identifiers)
+        found.append(f"without speculation {usual}")
     if result.near_ties:
         found.append(f"{result.near_ties} of {result.answers} part at near-ties: rounding")
     if result.failed:
@@ -148,6 +158,14 @@ def _lines_of(result: "CheckResult") -> list[str]:
         found += [f"such as: {example}" for example in result.examples]
         found += [result.why] if result.why not in result.examples else []
     return found
+
+
+def _rate(count: int, total: int) -> str:
+    from foretoken.lab.stats.intervals import share_interval
+
+    share = share_interval(count, total)
+    between = f"{share.low:.1%} to {share.high:.1%}"
+    return f"{count} of {total} identifiers ({share.estimate:.1%}, {between})"
 
 
 def _show_end(found: "Audited", out: Path) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from foretoken.lab.http.read_answer import error_text, parse_events
@@ -42,6 +42,9 @@ class Case:
     number: int
     prompt: str
     max_tokens: int
+    before: str = ""
+    """What the prompt begins with, shared with other cases: it stands before what checks ask by
+    themselves too."""
 
 
 def cases_of(texts: Sequence[str], count: int, max_tokens: int, start: int = 0) -> list[Case]:
@@ -217,12 +220,14 @@ class Asker:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
         turns: OneAtATime | None = None,
+        in_flight: int = IN_FLIGHT,
     ) -> None:
         self.replies: list[Reply] = []
         self.num_asked = 0
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
-        self._gate = asyncio.Semaphore(IN_FLIGHT)
+        self.in_flight = in_flight
+        self._gate = asyncio.Semaphore(in_flight)
         self._turns = turns
         self._greedy: dict[tuple[int, bool, bool], asyncio.Task[Reply]] = {}
 
@@ -253,7 +258,41 @@ class Asker:
         return await self._greedy[key]
 
     async def _ask_greedy(self, case: Case, stream: bool) -> Reply:
-        """With log-probabilities, if the server takes such a request."""
         body = {"prompt": case.prompt, "max_tokens": case.max_tokens, "temperature": 0.0}
+        return await self.told(body, stream=stream)
+
+    async def told(self, body: Mapping[str, Any], *, stream: bool = False) -> Reply:
+        """With log-probabilities, if the server takes such a request."""
         reply = await self.ask({**body, "logprobs": TOPS}, stream=stream)
         return reply if reply.refused is None else await self.ask(body, stream=stream)
+
+    async def undrafted(self, prompt: str, end: str, most: int) -> Reply:
+        """What the server writes greedily as far as `end`, at most `most` tokens, when it is asked
+        for one token at a time: no draft stands for the first token of an answer, so this is plain
+        decoding, of a server that speculates too."""
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+        parts: list[Reply] = []
+        while len(parts) < most and not any(end in part.text for part in parts[-1:]):
+            reply = await self.told(body)
+            if not reply.ok:
+                return reply
+            parts.append(reply)
+            if not reply.text or reply.finish_reason == "stop":
+                break
+            text = "".join(part.text for part in parts)
+            ids = [part.token_ids for part in parts]
+            known = parts[0].prompt_ids is not None and None not in ids
+            body["prompt"] = prompt + text
+            if known:  # a character may be cut between tokens, which their numbers never are
+                body["prompt"] = [
+                    *(parts[0].prompt_ids or ()),
+                    *(n for own in ids for n in own or ()),
+                ]
+        rows = all(part.tokens is not None for part in parts)
+        return replace(
+            parts[-1],
+            body={**body, "prompt": prompt},
+            text="".join(part.text for part in parts),
+            tokens=tuple(t for part in parts for t in part.tokens or ()) if rows else None,
+            tops=tuple(top for part in parts for top in part.tops),
+        )

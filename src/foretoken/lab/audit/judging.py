@@ -38,6 +38,8 @@ class Look:
     """What was seen, where it is not fine."""
     score: float | None = None
     """A number whose mean is to be the same with and without speculation."""
+    counts: tuple[int, int] = (0, 0)
+    """Of a copy: identifiers that came altered, and all that were judged."""
 
 
 FINE = Look("fine")
@@ -57,10 +59,17 @@ class Sides:
     """Whether seeded answers are promised to be those of plain decoding."""
     samples: int = 200
     parameters: tuple[Mapping[str, Any], ...] = ()
+    temperature: float = 0.7
+    """Of drawn copies."""
 
     @property
     def control(self) -> bool:
         return self.arm is self.plain
+
+    def as_plain(self) -> "Sides":
+        """Plain decoding, to be held against itself."""
+        assert self.plain is not None, "nobody gave one"
+        return replace(self, arm=self.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,11 @@ class CheckResult:
     plain_differs: int = 0
     near_ties: int = 0
     failed: int = 0
+    altered: int = 0
+    """Identifiers that came altered, of `identifiers`, and by plain decoding."""
+    identifiers: int = 0
+    plain_altered: int = 0
+    plain_identifiers: int = 0
     p_value: float | None = None
     """The least likely of the comparisons with plain decoding."""
     examples: tuple[str, ...] = ()
@@ -155,6 +169,10 @@ def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None
         plain_differs=theirs["differs"],
         near_ties=sum(look.why == "near-tie" for look in seen),
         failed=ours["failed"],
+        altered=sum(look.counts[0] for look in seen),
+        identifiers=sum(look.counts[1] for look in seen),
+        plain_altered=sum(look.counts[0] for look in usual),
+        plain_identifiers=sum(look.counts[1] for look in usual),
         examples=tuple(look.why for look in seen if look.sort in ("wrong", "differs"))[:3],
         untested=tuple(look.why for look in looks if check.compare and look.sort == "unasked"),
     )
@@ -169,6 +187,7 @@ def _judge_seen(
 ) -> CheckResult:
     example = base.examples[0] if base.examples else ""
     if base.wrong and not base.plain_wrong:
+        example = next(look.why for look in seen if look.sort == "wrong")
         return replace(base, status="fault", why=example)
     if not compared:
         return replace(base, status="open" if base.differs else "ok", why=example)

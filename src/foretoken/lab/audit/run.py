@@ -54,6 +54,8 @@ class AuditPlan:
     samples: Annotated[int, at_least(1)] = 200
     """Draws of each of two prompts, by server and set of sampling parameters."""
     parameters: tuple[Mapping[str, Any], ...] = SETS
+    temperature: float = 0.7
+    """Of drawn copies, at most 1."""
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
     same_seeds: bool = False
@@ -78,7 +80,7 @@ class AuditPlan:
         work = float(requests)
         for check in self.checks:
             asked = (1 + compared) * check.answers * self.prompts
-            if check.compare and compared:  # draws, which are few tokens each
+            if check.name == "sampling" and compared:  # draws, which are few tokens each
                 asked = 2 * self.samples * SAMPLED_PROMPTS * len(self.parameters)
             requests += asked
             work += asked * check.each
@@ -107,7 +109,8 @@ async def audit(
         f"looks again with {MORE} times the prompts"
     )
     sides = Sides(arm=arm, plain=plain, tie=tie, same_seeds=plan.same_seeds,
-                  samples=plan.samples, parameters=plan.parameters)  # fmt: skip
+                  samples=plan.samples, parameters=plan.parameters,
+                  temperature=plan.temperature)  # fmt: skip
     found: list[CheckResult] = []
     for check in plan.checks:
         began = time.monotonic()
@@ -133,7 +136,7 @@ def _duration(seconds: float) -> str:
 
 
 async def _make(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult:
-    arms = [sides, None if sides.plain is None else replace(sides, arm=sides.plain)]
+    arms = [sides, None if sides.plain is None else sides.as_plain()]
     if check.compare is not None:
         try:
             return judge(check, await check.compare(sides, cases), None)
