@@ -49,6 +49,10 @@ class MockFaults:
     """Of tool calls: their arguments are cut short."""
     alter_copy: float = 0.0
     """Of answers that copy a list: one identifier comes altered."""
+    leak_page: float = 0.0
+    """Of answers that are written while 11 others are: they have the end of another's prompt."""
+    wrong_depth: float = 0.0
+    """Of answers with 5 drafts a step: a piece comes altered."""
     miscount: float = 0.0
     """Of answers: usage counts a draft that was refused."""
 

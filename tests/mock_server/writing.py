@@ -21,6 +21,9 @@ PLACEHOLDER = "<|placeholder|>"
 _CHARACTERS = 4
 """Of a piece of JSON."""
 _UNLIKELY = -12.0
+_LEAKS_FROM = 11
+"""Other answers on their way."""
+_WRONG_DEPTH = 5
 _LIST = re.compile(r"List A\n(.*)\n\nList B\n(.*)$", re.DOTALL)
 """A list, and how much of it is repeated already."""
 _PIECES = re.compile(r" ?\w{1,3}|\W")
@@ -65,7 +68,28 @@ class MockWriter:
     model: MockModel
     faults: MockFaults
 
-    def write(self, body: Mapping[str, Any], number: int) -> MockAnswer:
+    def write(
+        self,
+        body: Mapping[str, Any],
+        number: int,
+        *,
+        k: int = 0,
+        others: Sequence[str] = (),
+    ) -> MockAnswer:
+        """The answer of request `number`, with `k` drafts a step, while those to `others` are
+        written."""
+        right = self._write(body, number)
+        if len(right.pieces) < 2:
+            return right  # no draft stands for the first token
+        if len(others) >= _LEAKS_FROM and strikes(self.faults.leak_page, "leak", number):
+            other = others[hash_of("leak", number) % len(others)]
+            return _with_piece(right, len(right.pieces) // 2, other[-64:])
+        if k == _WRONG_DEPTH and strikes(self.faults.wrong_depth, "depth", number):
+            at = next((i for i, one in enumerate(right.pieces) if i and one.text.isalnum()), 1)
+            return _with_piece(right, at, twin(right.pieces[at].text))
+        return right
+
+    def _write(self, body: Mapping[str, Any], number: int) -> MockAnswer:
         forced = called_function(body)
         if forced is not None:
             return self._call(body, forced, number)
@@ -162,6 +186,12 @@ class MockWriter:
         )
 
 
+def _with_piece(answer: MockAnswer, at: int, text: str) -> MockAnswer:
+    pieces = list(answer.pieces)
+    pieces[at] = replace(pieces[at], text=text)
+    return replace(answer, pieces=tuple(pieces))
+
+
 def _cut(text: str) -> tuple[MockToken, ...]:
     parts = [text[i : i + _CHARACTERS] for i in range(0, len(text), _CHARACTERS)]
     return tuple(MockToken(text=part, token_id=100 + hash_of(part) % 1000) for part in parts)
@@ -209,6 +239,12 @@ def _value(schema: Mapping[str, Any], seed: int) -> Any:
 
 def prompt_of(body: Mapping[str, Any]) -> str:
     return str(body.get("prompt") or body.get("messages"))
+
+
+def length_of(body: Mapping[str, Any], usual: int) -> int:
+    """How far to draft."""
+    asked = (body.get("speculation") or {}).get("num_speculative_tokens")
+    return usual if asked is None else int(asked)
 
 
 def temperature_of(body: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
-from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.audit.run import AuditPlan, Hooks, audit
 from foretoken.lab.http.client import connect
 from foretoken.lab.measure.experiment import ArmConfig
 from tests.mock_server.faults import MockFaults, faults_of
@@ -25,7 +25,7 @@ def run(tmp_path: Path, *options: str) -> Result:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"what is number {i} good for, if anything?\n" for i in range(12)))
     rest = ["--workload", str(prompts), "--prompts", "8", "--out", str(tmp_path / "out")]
-    rest += ["--samples", "4"]
+    rest += ["--samples", "4", "--minutes", "0.05"]
     return CliRunner().invoke(app, ["lab", "audit", *rest, *options])
 
 
@@ -60,7 +60,7 @@ def test_the_time_is_told_of_what_is_asked() -> None:
             askers = [Asker(client.pool, client.info.model) for _ in range(2)]
             texts = [f"what is number {i} good for?" for i in range(12)]
             plan = AuditPlan(prompts=12, max_tokens=16, only=("greedy", "stops", "usage"))
-            await audit(askers[0], askers[1], texts, plan, say=told.append)
+            await audit(askers[0], askers[1], texts, plan, hooks=Hooks(say=told.append))
             await client.close()
         return sum(one.num_asked for one in askers)
 
@@ -117,5 +117,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
     planned = json.loads(found.stdout)
-    assert len(planned["checks"]) == 14 and planned["requests"] > 100
+    assert len(planned["checks"]) == 16 and planned["requests"] > 100
     assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"], "a dry run writes nothing"

@@ -35,7 +35,10 @@ ParametersOption = Annotated[
 def audit(
     candidate: Annotated[
         str,
-        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+        typer.Argument(
+            metavar="SERVER",
+            help="A URL, or a command with {port}, and {k} where the draft length stands.",
+        ),
     ],
     baseline: Annotated[
         str | None,
@@ -53,6 +56,13 @@ def audit(
     temperature: Annotated[
         float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Of `load` and `depths`, whose sizes follow; default 1.")
+    ] = None,
+    depths: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Draft lengths for `depths`; default 1,2,3,4,5,6,7."),
+    ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
     ] = None,
@@ -68,12 +78,12 @@ def audit(
     made of the server without speculation too, and what rounding explains is no fault. Exit code 0:
     no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
-    from foretoken.lab.audit.run import AuditConfig, AuditPlan, run_audit
+    from foretoken.lab.audit.run import AuditConfig, AuditPlan, Hooks, run_audit
     from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
     given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
-    given["temperature"] = temperature
+    given |= {"temperature": temperature, "minutes": minutes, "depths": _lengths(depths)}
     given["parameters"] = tuple(map(_parameters, parameters)) if parameters else None
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
@@ -86,12 +96,23 @@ def audit(
     if dry_run:
         _show_plan(plan, as_json)
         return
-    found = run_audit(config, out, lambda text: typer.echo(text, err=True), _show_check)
+    hooks = Hooks(say=lambda text: typer.echo(text, err=True), ended=_show_check)
+    found = run_audit(config, out, hooks)
     _show_end(found, out)
     if as_json:
         print(json.dumps(to_plain(found)))
     too_little = EXIT_TOO_LITTLE if found.missing else 0
     raise typer.Exit(EXIT_FAULT if found.faults else too_little)
+
+
+def _lengths(text: str | None) -> tuple[int, ...] | None:
+    """Draft lengths. Raises ConfigError: it is no list of such."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and 1 <= int(word) <= 64 for word in words):
+        raise ConfigError("--depths", text, "lengths from 1 to 64, such as 3,4,5")
+    return tuple(int(word) for word in words)
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -115,13 +136,16 @@ def _arm(text: str, name: str, option: str) -> "ArmConfig":
 def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
     requests, work = plan.work(compared=True)
     if as_json:
-        checks = [{"check": one.name, "looks_at": one.sentence} for one in plan.checks]
+        checks = [{"check": name, "looks_at": said} for name, said in plan.sentences.items()]
         print(json.dumps({"checks": checks, "requests": requests, "as_whole_answers": work}))
         return
-    for check in plan.checks:
-        typer.echo(f"{check.name:>13}  {check.sentence}", err=True)
+    for name, said in plan.sentences.items():
+        typer.echo(f"{name:>13}  {said}", err=True)
     said = f"about {requests} requests, as long as {work:.0f} answers of {plan.max_tokens} tokens"
-    typer.echo(f"{said}; more if a check looks twice", err=True)
+    more = (
+        f"; up to {plan.minutes:g} min more of {', '.join(plan.pressing)}" if plan.pressing else ""
+    )
+    typer.echo(f"{said}; more if a check looks twice{more}", err=True)
 
 
 def _show_check(result: "CheckResult") -> None:
@@ -175,6 +199,8 @@ def _show_end(found: "Audited", out: Path) -> None:
     took = f"{found.requests} requests in {found.seconds:.0f} s; {out}/audit.json"
     show.print(f"{found.candidate}, compared with {found.baseline}: {took}", markup=False,
                soft_wrap=True)  # fmt: skip
+    for missed in found.missed:
+        show.print(f"not reached: {missed}", style="yellow", markup=False, soft_wrap=True)
     if found.faults:
         show.print(f"FAULTY: {', '.join(found.faults)}", style="bold red")
     elif found.missing:

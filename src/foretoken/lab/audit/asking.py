@@ -224,6 +224,9 @@ class Asker:
     ) -> None:
         self.replies: list[Reply] = []
         self.num_asked = 0
+        self.manner = {"pool": pool, "model": model, "extra_body": extra_body,
+                       "timeout_s": timeout_s}  # fmt: skip
+        """Whom it asks and how, for another one that asks in the same way."""
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
         self.in_flight = in_flight
@@ -234,21 +237,26 @@ class Asker:
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
     ) -> Reply:
-        whole = {**self._fixed, **body}
-        if stream:
-            whole |= {"stream": True, "stream_options": {"include_usage": True}}
         self.num_asked += 1
         turn = nullcontext() if self._turns is None else self._turns.of(self)
         async with turn, self._gate:
-            try:
-                answer = await self._pool.send(
-                    "POST", _PATHS[chat], json.dumps(whole).encode(), timeout_s=self._timeout_s
-                )
-                reply = read_reply(whole, answer)
-            except TransportError as error:
-                reply = Reply(body=whole, error=str(error))
+            reply = await self.send(body, chat=chat, stream=stream)
         self.replies.append(reply)
         return reply
+
+    async def send(
+        self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
+    ) -> Reply:
+        """As `ask`, out of turn, beyond the limit, and unheard of the checks."""
+        whole = {**self._fixed, **body}
+        if stream:
+            whole |= {"stream": True, "stream_options": {"include_usage": True}}
+        payload = json.dumps(whole).encode()
+        try:
+            answer = await self._pool.send("POST", _PATHS[chat], payload, timeout_s=self._timeout_s)
+        except TransportError as error:
+            return Reply(body=whole, error=str(error))
+        return read_reply(whole, answer)
 
     async def greedy(self, case: Case, again: bool = False, stream: bool = False) -> Reply:
         """The likeliest continuation of a case; `again`: asked anew."""

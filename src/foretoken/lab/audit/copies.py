@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -48,6 +49,7 @@ _SCRIPTS = ("узел", "ключ", "κόμβος", "節点", "鍵盤", "노드"
 _FOLDERS = ("src", "core", "cache", "verify", "kernels", "draft", "pages")
 
 
+@lru_cache(maxsize=4096)
 def identifiers(number: int, count: int = LINES) -> tuple[str, ...]:
     """Opaque words of case `number`, which no other case has; one in two is a near-twin of the one
     before."""
@@ -58,7 +60,7 @@ def identifiers(number: int, count: int = LINES) -> tuple[str, ...]:
 
     def word(kind: int) -> str:
         if kind == 0:
-            return f"{rng.choice(_NAMES)}-{letters(4)}"
+            return f"{rng.choice(_NAMES)}-{letters(6)}"
         if kind == 1:
             return letters(16)
         if kind == 2:

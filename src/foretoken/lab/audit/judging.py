@@ -10,6 +10,7 @@ permutation test). What is only suspicious is looked at again with other prompts
 many: a false alarm must be unlucky in numbers that nobody has seen before.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,6 +114,23 @@ def plain_of(sides: Sides) -> Asker:
     if sides.plain is None:
         raise EndedLook(Look("unasked", "it needs a server without speculation: give --baseline"))
     return sides.plain
+
+
+async def looks_at(
+    look: Callable[[Sides, Case], Awaitable[Look]], sides: Sides, cases: Sequence[Case]
+) -> list[Look]:
+    """A look at every case. Looks, not only requests, are limited: what one look asks for in turn
+    stays close together, and a prompt is not out of the cache again before it is asked to go on."""
+    gate = asyncio.Semaphore(sides.arm.in_flight)
+
+    async def one(case: Case) -> Look:
+        async with gate:
+            try:
+                return await look(sides, case)
+            except EndedLook as end:
+                return end.look
+
+    return list(await asyncio.gather(*map(one, cases)))
 
 
 Status = Literal["ok", "fault", "both", "open", "unasked"]

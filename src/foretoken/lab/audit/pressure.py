@@ -1,0 +1,263 @@
+"""The checks again where engines broke: under load, and at each draft length.
+
+Engines were right alone and wrong at twelve requests in flight: pages of another request, state
+that was freed in the middle of a step. Every stage of the load has more clients and a longer shared
+beginning, as far as the minutes go. A quarter more are long requests; whenever an answer ends, the
+oldest of them is cancelled and another one comes, so that pages are freed,
+evicted, preempted and taken again under those that are looked at. The same requests alone are the
+truth. Every client has words that stand in its prompt only: one in another's answer is a leak.
+
+A server was right at 3, 4, 6 and 7 drafts and wrong at 5, so each length gets a line of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
+from foretoken.lab.audit.copies import SURE, identifiers
+from foretoken.lab.audit.judging import (
+    FINE,
+    AuditCheck,
+    CheckResult,
+    Look,
+    Sides,
+    answered,
+    judge,
+    looks_at,
+    plain_of,
+)
+from foretoken.lab.audit.rounding import divergence
+
+Clock = Callable[[], float]
+_TIMES = 2
+"""Copies of a stage, in clients: the later ones come while others are answered."""
+_LONG_TOKENS = 400
+_TOKENS = 32
+"""Of greedy texts under load."""
+_CHARACTERS = 4.0
+"""Of a token, where the server does not count them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How many clients there are, and how many tokens they share."""
+
+    in_flight: int
+    shared_tokens: int
+
+    @property
+    def said(self) -> str:
+        return f"{self.in_flight} in flight behind {self.shared_tokens:,} shared tokens"
+
+
+STAGES = (Stage(12, 2_000), Stage(24, 5_000), Stage(40, 10_000), Stage(64, 20_000))
+
+
+@dataclass(slots=True)
+class Minutes:
+    """What is left of the time that a user gives."""
+
+    seconds: float
+    clock: Clock
+    began: float = 0.0
+    missed: list[str] = field(default_factory=list)
+    """What was not reached."""
+
+    def begin(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (self.clock() - self.began)
+
+
+class LoadedAsker(Asker):
+    """One of many clients at once: while any request is open, long ones come and are cancelled."""
+
+    def __init__(self, asker: Asker, stage: Stage, turns: OneAtATime, shared: str) -> None:
+        num_long = stage.in_flight // 4
+        super().__init__(**asker.manner, turns=turns, in_flight=stage.in_flight)
+        self.num_cancelled = 0
+        self._shared, self._num_long = shared, num_long
+        self._num_open = self._num_longs = 0
+        self._long: list[asyncio.Task[Reply]] = []
+
+    async def send(
+        self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
+    ) -> Reply:
+        self._num_open += 1
+        while len(self._long) < self._num_long:
+            self._long.append(self._another())
+        try:
+            return await super().send(body, chat=chat, stream=stream)
+        finally:
+            self._num_open -= 1
+            # The last to end leaves nobody behind: what comes next is to be alone.
+            count = 1 if self._num_open else len(self._long)
+            gone, self._long = self._long[:count], self._long[count:]
+            self.num_cancelled += sum(task.cancel() for task in gone)
+            await asyncio.gather(*gone, return_exceptions=True)
+
+    def _another(self) -> "asyncio.Task[Reply]":
+        self._num_longs += 1
+        words = " ".join(identifiers(900_000 + self._num_longs))
+        body = {"prompt": f"{self._shared}\nA long report about {words}:",
+                "max_tokens": _LONG_TOKENS, "temperature": 1.0}  # fmt: skip
+        return asyncio.create_task(super().send(body))
+
+
+async def load_checks(
+    sides: Sides, texts: Sequence[str], checks: Sequence[AuditCheck], minutes: Minutes
+) -> AsyncIterator[CheckResult]:
+    """One result for every stage that the minutes allow, the first in any case."""
+    ratio, took = _CHARACTERS, 0.0
+    for number, stage in enumerate(STAGES):
+        began = minutes.clock()
+        if number and took * stage.in_flight / STAGES[number - 1].in_flight > minutes.left:
+            minutes.missed += [f"load: {later.said}" for later in STAGES[number:]]
+            return
+        shared = _shared(texts, int(stage.shared_tokens * ratio), number)
+        first = await sides.arm.ask({"prompt": shared, "max_tokens": 1, "temperature": 0.0})
+        if not first.ok:
+            said = first.refused or first.error or ""
+            minutes.missed.append(f"load: {stage.said}: {said}")
+            return
+        counted = (first.usage or {}).get("prompt_tokens")
+        ratio = len(shared) / counted if counted else ratio
+        yield await _stage(sides, stage, _cases(texts, stage, shared, number), checks, minutes)
+        took = minutes.clock() - began
+
+
+def _shared(texts: Sequence[str], characters: int, number: int) -> str:
+    """The beginning that all clients share; of another stage another one."""
+    rows, have = [f"# {number}"], 0
+    for at in range(characters):
+        if have >= characters:
+            break
+        rows.append(f"{at}. {texts[(at + number) % len(texts)]}")
+        have += len(rows[-1]) + 1
+    return "\n".join(rows)[:characters]
+
+
+def _cases(texts: Sequence[str], stage: Stage, shared: str, number: int) -> list[Case]:
+    found = []
+    for at in range(_TIMES * stage.in_flight):
+        case = 10_000 * (number + 1) + at
+        tag = tag_of(case)
+        before = f"{shared}\n\nClient {tag}\n"
+        found.append(Case(case, f"{before}{texts[at % len(texts)]} ({tag})", _TOKENS, before))
+    return found
+
+
+def tag_of(case: int) -> str:
+    """The name of a client, which stands in its prompts only."""
+    return f"zq{identifiers(case, 2)[0].encode().hex()[-10:]}"
+
+
+async def _text(sides: Sides, case: Case) -> Look:
+    """At temperature 0 the text is that of the same request alone."""
+    alone = plain_of(sides)
+    given, expected = await sides.arm.greedy(case), await alone.greedy(case, again=sides.control)
+    answered(given, expected)
+    found = divergence(expected, given)
+    if found is None:
+        return FINE
+    gap, why = found
+    if gap is not None and gap <= sides.tie:
+        return Look("fine", "near-tie")
+    return Look("wrong" if gap is not None and gap > SURE else "differs", why)
+
+
+async def _stage(
+    sides: Sides,
+    stage: Stage,
+    cases: Sequence[Case],
+    checks: Sequence[AuditCheck],
+    minutes: Minutes,
+) -> CheckResult:
+    turns = OneAtATime()
+    loaded = LoadedAsker(sides.arm, stage, turns, cases[0].before)
+    alone = Asker(**sides.arm.manner, turns=turns, in_flight=1)
+    under = replace(sides, arm=loaded, plain=alone)
+    text = AuditCheck("greedy", "", look=_text)
+    looks: list[Look] = []
+    for at, check in enumerate([*checks[:1], text, *checks[1:]]):
+        if at and minutes.left < 0:
+            left = [one.name for one in checks[max(1, at - 1) :]]
+            minutes.missed.append(f"load: {', '.join(left)} at {stage.said}")
+            break
+        assert check.look is not None, check.name
+        asked = cases if not at else cases[: stage.in_flight]
+        for case, look in zip(asked, await looks_at(check.look, under, asked), strict=True):
+            if look.sort in ("wrong", "differs"):
+                [usual] = await looks_at(check.look, under.as_plain(), [case])
+                if usual.sort == look.sort:
+                    look = replace(FINE, counts=look.counts)
+            looks.append(replace(look, why=f"{check.name}: {look.why}" if look.why else ""))
+    words = {word: tag_of(case.number) for case in cases
+             for word in (tag_of(case.number), *identifiers(case.number))}  # fmt: skip
+    looks += [_leaked(reply, words) for reply in loaded.replies if reply.ok]
+    sentence = f"{stage.said}, {loaded.num_cancelled} cancelled: answers are those of one alone"
+    sides.arm.num_asked += loaded.num_asked + alone.num_asked + loaded.num_cancelled
+    sides.arm.replies += loaded.replies
+    return judge(AuditCheck(f"load-{stage.in_flight}", sentence), looks, None)
+
+
+def _leaked(reply: Reply, words: Mapping[str, str]) -> Look:
+    """Words of another client; `words` are those of every client with its name."""
+    prompt = str(reply.body.get("prompt") or reply.body.get("messages"))
+    text = reply.text + "".join(arguments for _, arguments in reply.calls)
+    for word, owner in words.items():
+        if word in text and word not in prompt:
+            own = next((name for name in words.values() if name in prompt), "?")
+            said = f"leak: the answer to client {own} has {word!r} of client {owner}'s prompt"
+            return Look("wrong", said)
+    return FINE
+
+
+AtDepth = Callable[[int], AbstractAsyncContextManager[Asker]]
+"""The server, told to draft so many tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthPlan:
+    """What is looked at with each draft length."""
+
+    depths: Sequence[int]
+    cases: Sequence[Case]
+    checks: Sequence[AuditCheck]
+
+
+async def depth_checks(
+    sides: Sides, at_depth: AtDepth, plan: DepthPlan, minutes: Minutes
+) -> AsyncIterator[CheckResult]:
+    """One result for every draft length that the minutes allow, the first in any case."""
+    usual: list[Look] | None = None
+    for at, depth in enumerate(plan.depths):
+        if at and minutes.left < 0:
+            rest = ", ".join(map(str, plan.depths[at:]))
+            minutes.missed.append(f"depths: {rest}")
+            return
+        async with at_depth(depth) as arm:
+            own = replace(sides, arm=arm)
+            looks = await _looks(plan, own)
+            if sides.plain is not None and usual is None:
+                usual = await _looks(plan, sides.as_plain())
+        sides.arm.num_asked += arm.num_asked
+        sentence = f"drafts of {depth}: texts and copies are right"
+        result = judge(AuditCheck(f"depth-{depth}", sentence), looks, usual)
+        yield result
+        if result.status == "unasked":
+            minutes.missed.append(f"depths beyond {depth}: {result.why}")
+            return
+
+
+async def _looks(plan: DepthPlan, sides: Sides) -> list[Look]:
+    found: list[Look] = []
+    for check in plan.checks:
+        assert check.look is not None, check.name
+        found += await looks_at(check.look, sides, plan.cases)
+    return found
