@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.lab.http.listening import bind, serving
 from foretoken.lab.http.timed import now
-from tests.mock_server.faults import MockFaults, strikes
+from tests.mock_server.faults import MockFaults, in_stretch, strikes
 from tests.mock_server.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
 from tests.mock_server.prefixes import SeenPrefixes
 from tests.mock_server.writing import (
@@ -119,6 +119,10 @@ class MockServer:
         name, temperature = f"cmpl-{self.count}", temperature_of(body)
         self._open[name] = prompt_of(body)
         job = self.engine.submit(name, len(written.pieces), temperature, k)
+        if in_stretch(self.faults.stuck_acceptance, self.count):
+            job.alpha = -1.0
+        if in_stretch(self.faults.sure_acceptance, self.count):
+            job.alpha = 2.0
         talk = _MockReply(self, request.url.path, body, job, written)
         pieces = self._noted(talk.pieces(self._due(self.faults.truncate_every)), job, received)
         if body.get("stream"):

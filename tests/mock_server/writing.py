@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.lab.measure.workload import WORDS
 from foretoken.lab.stats.intervals import Floats
-from tests.mock_server.faults import MockFaults, hash_of, strikes
+from tests.mock_server.faults import MockFaults, hash_of, in_stretch, strikes
 from tests.mock_server.generator import MockModel, log_chances
 
 PLACEHOLDER = "<|placeholder|>"
@@ -87,6 +87,10 @@ class MockWriter:
         if k == _WRONG_DEPTH and strikes(self.faults.wrong_depth, "depth", number):
             at = next((i for i, one in enumerate(right.pieces) if i and one.text.isalnum()), 1)
             return _with_piece(right, at, twin(right.pieces[at].text))
+        if in_stretch(self.faults.stuck_acceptance, number) and temperature_of(body) >= 1.0:
+            begin = len(right.pieces) // 3
+            pieces = right.pieces[:begin] + (right.pieces[begin],) * (len(right.pieces) - begin)
+            return replace(right, pieces=pieces)
         return right
 
     def _write(self, body: Mapping[str, Any], number: int) -> MockAnswer:

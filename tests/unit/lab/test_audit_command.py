@@ -71,15 +71,16 @@ def test_the_time_is_told_of_what_is_asked() -> None:
 
 
 def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:
+    few = "greedy,verification,grammars,usage"
     wrong = MockServer(FAST, faults=MockFaults(drop_grammar=1.0))
     with mock_running(wrong) as on:
-        found = run(tmp_path, on)
+        found = run(tmp_path, on, "--only", few)
     assert found.exit_code == 1, found.output
     assert "FAULTY: grammars" in found.stderr
     assert "it needs a server without speculation: give --baseline" in found.stderr
     assert "compared with none" in found.stderr
     with mock_running(MockServer(FAST)) as on:
-        found = run(tmp_path, on)
+        found = run(tmp_path, on, "--only", few)
     assert found.exit_code == 4, "texts were not compared"
     assert "not enough compared: it needs a server without speculation" in found.stderr
 
@@ -117,5 +118,33 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
     planned = json.loads(found.stdout)
-    assert len(planned["checks"]) == 16 and planned["requests"] > 100
+    assert len(planned["checks"]) == 18 and planned["requests"] > 100
     assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"], "a dry run writes nothing"
+
+
+def test_the_page_and_its_row(tmp_path: Path) -> None:
+    """What others collect: engine, version, method, card, checks, verdict."""
+    wrong, table = MockServer(FAST, faults=MockFaults(alter_copy=1.0)), tmp_path / "audits.md"
+    named = ["--only", "copies", "--method", "eagle3:ORG/NAME", "--card", "H|100"]
+    with mock_running(wrong) as on:
+        found = run(tmp_path, on, *named, "--submit", str(table))
+        again = run(tmp_path, on, *named, "--submit", str(table))
+    assert found.exit_code == again.exit_code == 1, found.output
+    page = (tmp_path / "out" / "audit.md").read_text()
+    assert "**FAULTY: copies.**" in page and "| card | H\\|100 |" in page
+    assert re.search(r"\d+ of \d+ identifiers \(\d+\.\d%, .*\) came altered", page), page
+    head, rule, *rows = table.read_text().splitlines()
+    assert head.count("|") == rule.count("|") == 9 and len(rows) == 2
+    assert rows[0].endswith(
+        "| mock | 1 | mock | eagle3:ORG/NAME | H\\|100 | 0 of 1 ok | FAULTY: copies |"
+    )
+    (tmp_path / "other.md").write_text("# Notes\n")
+    refused = run(tmp_path, "http://127.0.0.1:9", "--submit", str(tmp_path / "other.md"))
+    assert refused.exit_code == 2 and "--submit" in refused.output
+
+
+def test_lengths_and_minutes_that_are_none(tmp_path: Path) -> None:
+    wrong = run(tmp_path, "http://127.0.0.1:9", "--depths", "3,x")
+    assert wrong.exit_code == 2 and "lengths from 1 to 64" in wrong.output
+    wrong = run(tmp_path, "http://127.0.0.1:9", "--minutes", "0")
+    assert wrong.exit_code == 2 and "minutes" in wrong.output

@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from foretoken.lab.measure.experiment import ArmConfig
 
 EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
-_WORDS = {
-    "ok": ("ok", "green"),
-    "fault": ("FAULT", "bold red"),
-    "both": ("not by speculation", "yellow"),
-    "open": ("open", "yellow"),
-    "unasked": ("not asked", "dim"),
-}
-"""How a status is said, and in which style."""
+_STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow", "unasked": "dim"}
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +50,7 @@ def audit(
         float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Of `load` and `depths`, whose sizes follow; default 1.")
+        float | None, typer.Option(help="For `load`, `depths`, `zero` and `drift`; default 1.")
     ] = None,
     depths: Annotated[
         str | None,
@@ -66,24 +59,37 @@ def audit(
     only: Annotated[
         str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
+    ] = None,
+    card: Annotated[str | None, typer.Option(help="The device, for the page.")] = None,
+    submit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Add a row to this Markdown table of audits."),
+    ] = None,
     out: o.OutOption = Path("lab-audit"),
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """Check a server's answers: does speculation leave them as they are?
 
-    Checks: greedy texts, unverified drafts, draws by set of parameters, log-probabilities,
-    seeds, streams, stop strings, grammars, tool calls, prefix hits, copies of identifiers, greedy
-    and drawn, usage, placeholders. Each is
-    made of the server without speculation too, and what rounding explains is no fault. Exit code 0:
-    no fault; 1: a fault; 4: too little could be compared; 2: wrong settings; 5: no server.
+    Greedy texts, unverified drafts, draws by set of parameters, log-probabilities, seeds, streams,
+    stop strings, grammars, tool calls, prefix hits, copies of identifiers (greedy and drawn), usage
+    and placeholders; then, as far as the minutes go, the same at 12 to 64 in flight, every draft
+    length, stretches of acceptance at 0 or 1, and drift with the context. All is asked of the
+    server without speculation too; what rounding explains is no fault. Exit code 0: no fault; 1: a
+    fault; 4: too little could be compared; 2: wrong settings; 5: no server.
     """
+    from foretoken.lab.audit.page import check_table, write_page
+    from foretoken.lab.audit.page import submit as submit_row
     from foretoken.lab.audit.run import AuditConfig, AuditPlan, Hooks, run_audit
     from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
     given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
     given |= {"temperature": temperature, "minutes": minutes, "depths": _lengths(depths)}
+    given |= {"drafter": method}
     given["parameters"] = tuple(map(_parameters, parameters)) if parameters else None
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
@@ -92,13 +98,19 @@ def audit(
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
         workload=WorkloadConfig(file=o.resolve_workload(workload or "demo", out, dry_run=dry_run)),
         plan=plan,
+        card=card or "",
     )
+    if submit is not None:
+        check_table(submit)
     if dry_run:
         _show_plan(plan, as_json)
         return
     hooks = Hooks(say=lambda text: typer.echo(text, err=True), ended=_show_check)
     found = run_audit(config, out, hooks)
+    write_page(found, out)
     _show_end(found, out)
+    if submit is not None:
+        submit_row(found, submit)
     if as_json:
         print(json.dumps(to_plain(found)))
     too_little = EXIT_TOO_LITTLE if found.missing else 0
@@ -150,61 +162,22 @@ def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
 
 def _show_check(result: "CheckResult") -> None:
     from foretoken.cli.lab.run_tables import say
+    from foretoken.lab.audit.page import STATUS, lines_of
 
-    word, style = _WORDS[result.status]
-    say(f"{word:>18}  {result.name}: {result.sentence}", style)
-    found = [result.why] if result.status == "unasked" else _lines_of(result)
-    for more in found:
+    say(f"{STATUS[result.status]:>18}  {result.name}: {result.sentence}", _STYLES[result.status])
+    for more in lines_of(result):
         say(f"{'':>20}{more}")
-
-
-def _lines_of(result: "CheckResult") -> list[str]:
-    """What stands below a check's own line."""
-    found = []
-    bad = result.wrong + result.differs
-    if bad or result.plain_wrong or result.plain_differs:
-        usual = f"; without speculation {result.plain_wrong + result.plain_differs} of "
-        usual = usual + str(result.plain_answers) if result.plain_answers else ""
-        verb = "are wrong" if result.wrong + result.plain_wrong else "differ"
-        looked_at = "sets of parameters" if result.name == "sampling" else "answers"
-        found.append(f"{bad} of {result.answers} {looked_at} {verb}{usual}")
-    if result.altered:
-        found.append(f"{_rate(result.altered, result.identifiers)} came altered")
-    if result.plain_altered:
-        usual = _rate(result.plain_altered, result.plain_identifiers)
-        found.append(f"without speculation {usual}")
-    if result.near_ties:
-        found.append(f"{result.near_ties} of {result.answers} part at near-ties: rounding")
-    if result.failed:
-        found.append(f"{result.failed} requests failed")
-    found += [f"not asked: {why}" for why in result.untested]
-    if result.status != "ok":
-        found += [f"such as: {example}" for example in result.examples]
-        found += [result.why] if result.why not in result.examples else []
-    return found
-
-
-def _rate(count: int, total: int) -> str:
-    from foretoken.lab.stats.intervals import share_interval
-
-    share = share_interval(count, total)
-    between = f"{share.low:.1%} to {share.high:.1%}"
-    return f"{count} of {total} identifiers ({share.estimate:.1%}, {between})"
 
 
 def _show_end(found: "Audited", out: Path) -> None:
     from foretoken.cli.lab.run_tables import console
+    from foretoken.lab.audit.page import PAGE, verdict_of
 
     show = console()
-    took = f"{found.requests} requests in {found.seconds:.0f} s; {out}/audit.json"
-    show.print(f"{found.candidate}, compared with {found.baseline}: {took}", markup=False,
-               soft_wrap=True)  # fmt: skip
+    took = f"{found.requests} requests in {found.seconds:.0f} s; {out}/{PAGE}, audit.json"
+    who = f"{found.engine} at {found.url}, compared with {found.baseline}"
+    show.print(f"{who}: {took}", markup=False, soft_wrap=True)
     for missed in found.missed:
         show.print(f"not reached: {missed}", style="yellow", markup=False, soft_wrap=True)
-    if found.faults:
-        show.print(f"FAULTY: {', '.join(found.faults)}", style="bold red")
-    elif found.missing:
-        said = f"not enough compared: {found.missing}"
-        show.print(said, style="bold yellow", soft_wrap=True, markup=False)
-    else:
-        show.print(f"no fault in {found.num_asked} checks", style="bold green")
+    style = "bold red" if found.faults else "bold yellow" if found.missing else "bold green"
+    show.print(verdict_of(found), style=style, soft_wrap=True, markup=False)

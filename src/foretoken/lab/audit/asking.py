@@ -11,13 +11,20 @@ log-probabilities. What a server does not tell is None or empty.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from foretoken.lab.http.read_answer import error_text, parse_events
-from foretoken.lab.http.timed import Answer, TransportError
+from foretoken.lab.http.read_answer import (
+    error_text,
+    from_body,
+    from_spec_details,
+    from_timings,
+    parse_events,
+)
+from foretoken.lab.http.timed import Answer, Pool, TransportError
+from foretoken.lab.records.results import RequestAcceptance
 
 _PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
 _BUSY = (408, 429)
@@ -26,13 +33,6 @@ IN_FLIGHT = 8
 """Requests at one server."""
 TOPS = 5
 """Likeliest tokens that greedy answers are asked for."""
-
-
-class Pool(Protocol):
-    """What sends a request."""
-
-    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
-        """Send it and wait for the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ class Reply:
     """Functions that the model calls, and the texts of their arguments."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed again."""
+    acceptance: RequestAcceptance | None = None
+    """What became of its drafts, if the server tells."""
     refused: str | None = None
     """Why the server does not take such a request."""
     error: str | None = None
@@ -124,12 +126,17 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
     ends: list[str] = []
     calls: dict[int, list[str]] = {}
     after, prompt_ids, usage, cached = False, None, None, None
+    told: RequestAcceptance | None = None
+    all_timings: list[Mapping[str, Any]] = []
     for event in events:
         if event.get("error"):
             return Reply(body=body, error=str(event["error"])[:160])
         usage = event.get("usage") or usage
         timings = event.get("timings") or {}
         cached = timings.get("cache_n", cached)
+        all_timings += [timings] if timings else []
+        details = (event.get("sglext") or {}).get("spec_tokens_details")
+        told = from_body(event.get("metrics")) or from_spec_details(details) or told
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or {}
             text = choice.get("text") or part.get("content") or ""
@@ -162,6 +169,7 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         usage=usage,
         calls=tuple((name, arguments) for name, arguments in calls.values()),
         cached_tokens=cached,
+        acceptance=told or from_timings(all_timings),
     )
 
 
@@ -223,8 +231,10 @@ class Asker:
         in_flight: int = IN_FLIGHT,
     ) -> None:
         self.replies: list[Reply] = []
+        self.heard: Callable[[Reply], Awaitable[None]] | None = None
+        """Who is told of every reply."""
         self.num_asked = 0
-        self.manner = {"pool": pool, "model": model, "extra_body": extra_body,
+        self.manner: dict[str, Any] = {"pool": pool, "model": model, "extra_body": extra_body,
                        "timeout_s": timeout_s}  # fmt: skip
         """Whom it asks and how, for another one that asks in the same way."""
         self._pool, self._timeout_s = pool, timeout_s
@@ -242,6 +252,8 @@ class Asker:
         async with turn, self._gate:
             reply = await self.send(body, chat=chat, stream=stream)
         self.replies.append(reply)
+        if self.heard is not None:
+            await self.heard(reply)
         return reply
 
     async def send(

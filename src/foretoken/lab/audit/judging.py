@@ -21,8 +21,8 @@ import numpy as np
 
 from foretoken.lab.audit.asking import Asker, Case, Reply
 
-ERROR = 0.0002
-"""Chance of a false alarm of one comparison; a run makes fewer than forty."""
+ERROR = 0.00005
+"""Chance of a false alarm of one comparison."""
 _SUSPICIOUS = 0.3
 """Comparisons this unlikely are made again; of right servers' not many are."""
 _PERMUTATIONS = 20_000
@@ -88,6 +88,8 @@ class AuditCheck:
     """Answers that a look asks each server for, about, greedy ones aside."""
     each: float = 1.0
     """What one of them takes, in greedy answers; measured on the packaged server."""
+    comparisons: int = 0
+    """Tests that it makes by itself, each with a false alarm as often as ERROR says."""
     reads_greedy: bool = False
     """Whether it looks at greedy answers, which are asked for once for all that do."""
 
@@ -164,6 +166,10 @@ class CheckResult:
     examples: tuple[str, ...] = ()
     untested: tuple[str, ...] = ()
     """Parts of a comparison that the server cannot be asked."""
+    comparisons: int = 0
+    """Tests, each with a false alarm as often as ERROR says."""
+    told: tuple[str, ...] = ()
+    """What was measured, in lines."""
     suspicious: bool = False
     """Worth another look, with more prompts."""
 
@@ -187,6 +193,7 @@ def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None
         plain_differs=theirs["differs"],
         near_ties=sum(look.why == "near-tie" for look in seen),
         failed=ours["failed"],
+        comparisons=check.comparisons,
         altered=sum(look.counts[0] for look in seen),
         identifiers=sum(look.counts[1] for look in seen),
         plain_altered=sum(look.counts[0] for look in usual),
@@ -219,6 +226,7 @@ def _judge_seen(
     theirs = [look.score for look in usual if look.score is not None]
     if ours and theirs:
         p_values.append(compare_means(ours, theirs))
+    base = replace(base, comparisons=base.comparisons + len(p_values))
     least = min(p_values)
     if least < ERROR:
         if not example:

@@ -69,6 +69,10 @@ class Minutes:
     def begin(self) -> None:
         self.began = self.clock()
 
+    def until(self, share: float) -> "Minutes":
+        """The first `share` of it, with the same list."""
+        return Minutes(share * self.seconds, self.clock, self.began, self.missed)
+
     @property
     def left(self) -> float:
         return self.seconds - (self.clock() - self.began)
@@ -80,7 +84,7 @@ class LoadedAsker(Asker):
     def __init__(self, asker: Asker, stage: Stage, turns: OneAtATime, shared: str) -> None:
         num_long = stage.in_flight // 4
         super().__init__(**asker.manner, turns=turns, in_flight=stage.in_flight)
-        self.num_cancelled = 0
+        self.num_cancelled, self.heard = 0, asker.heard
         self._shared, self._num_long = shared, num_long
         self._num_open = self._num_longs = 0
         self._long: list[asyncio.Task[Reply]] = []
@@ -119,7 +123,7 @@ async def load_checks(
         if number and took * stage.in_flight / STAGES[number - 1].in_flight > minutes.left:
             minutes.missed += [f"load: {later.said}" for later in STAGES[number:]]
             return
-        shared = _shared(texts, int(stage.shared_tokens * ratio), number)
+        shared = shared_text(texts, int(stage.shared_tokens * ratio), number)
         first = await sides.arm.ask({"prompt": shared, "max_tokens": 1, "temperature": 0.0})
         if not first.ok:
             said = first.refused or first.error or ""
@@ -131,7 +135,7 @@ async def load_checks(
         took = minutes.clock() - began
 
 
-def _shared(texts: Sequence[str], characters: int, number: int) -> str:
+def shared_text(texts: Sequence[str], characters: int, number: int) -> str:
     """The beginning that all clients share; of another stage another one."""
     rows, have = [f"# {number}"], 0
     for at in range(characters):

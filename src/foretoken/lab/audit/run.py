@@ -18,7 +18,9 @@ from foretoken.config.reader import at_least, between, check_fields
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, cases_of
 from foretoken.lab.audit.checks import CHECKS, OF_TEXTS, SAMPLED_PROMPTS
+from foretoken.lab.audit.drafts import DraftWatch, drift_check, zero_check
 from foretoken.lab.audit.judging import (
+    ERROR,
     AuditCheck,
     CheckResult,
     EndedLook,
@@ -36,6 +38,8 @@ from foretoken.lab.audit.pressure import (
 )
 from foretoken.lab.audit.rounding import measure_near_tie
 from foretoken.lab.http.client import EXTRAS, Client
+from foretoken.lab.launch.engines import given
+from foretoken.lab.launch.read import read_source
 from foretoken.lab.measure.driving import run_to_end
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
@@ -50,7 +54,9 @@ LENGTH_BY_REQUEST = ("foretoken", "mock")
 SAME_SEEDS = ("foretoken", "mock")
 """Engines that promise the same seeded answers with and without speculation."""
 PRESSING = {"load": "many at once behind one long beginning are answered as one alone is",
-            "depths": "every draft length that the server can be told is right"}  # fmt: skip
+            "depths": "every draft length that the server can be told is right",
+            "zero": "no stretch of acceptance at 0 or 1, no loops, no answer changes with time",
+            "drift": "acceptance at longer contexts, beside the drafter's card"}  # fmt: skip
 """Checks whose size follows the minutes, and what they say."""
 UNDER_LOAD = ("copies", "logprobs", "streams", "stops", "grammars", "tools")
 """Checks that are made again under load. Seeds and draws are left out: batches of other sizes round
@@ -83,9 +89,11 @@ class AuditPlan:
     temperature: Annotated[float, between(0.01, 1.0)] = 0.7
     """Of drawn copies."""
     minutes: Annotated[float, between(0.05, 1440.0)] = 1.0
-    """Of load and depths, whose sizes follow it."""
+    """Of the checks whose sizes follow it."""
     depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     """Draft lengths that are looked at one by one."""
+    drafter: str = ""
+    """What drafts, by which `drift` finds what is published for it."""
     only: tuple[str, ...] = ()
     """Names of the checks to make; empty: all."""
     same_seeds: bool = False
@@ -138,6 +146,7 @@ class _Auditing:
     texts: Sequence[str]
     plan: AuditPlan
     minutes: Minutes
+    watch: DraftWatch
     say: Callable[[str], None]
     ended: Callable[[CheckResult], None]
     found: list[CheckResult] = field(default_factory=list)
@@ -150,6 +159,7 @@ class _Auditing:
         """The checks that ask, or those that read what others were answered."""
         for check in self.plan.checks:
             if (check.read is not None) == reading:
+                self.watch.part = check.name
                 self._keep(await self._twice(check))
 
     async def _twice(self, check: AuditCheck) -> CheckResult:
@@ -163,7 +173,8 @@ class _Auditing:
         self.say(f"{check.name}: {said}")
         plan = self.plan
         more = cases_of(self.texts, MORE * plan.prompts, plan.max_tokens, plan.prompts)
-        return await _make(check, self.sides, more)
+        again = await _make(check, self.sides, more)
+        return replace(again, comparisons=result.comparisons + again.comparisons)
 
     def _keep(self, result: CheckResult) -> None:
         faulty = [name for name in self._faulty if name in OF_TEXTS]
@@ -179,27 +190,30 @@ class _Auditing:
         return [one.name for one in self.found if one.status == "fault"]
 
     async def pressed(self, at_depth: AtDepth | None) -> None:
-        """Load and depths, as far as the minutes go."""
+        """The checks whose size follows the minutes, each until its share of them."""
         by_name = {check.name: check for check in CHECKS}
+        plan, minutes, self.watch.part = self.plan, self.minutes, "load"
         sound = [by_name[name] for name in UNDER_LOAD if name not in self._faulty]
-        if self.plan.wants("load") and sound:
-            async for result in load_checks(self.sides, self.texts, sound, self.minutes):
+        if plan.wants("load") and sound:
+            until = minutes.until(0.5)
+            async for result in load_checks(self.sides, self.texts, sound, until):
                 self._keep(result)
-        if not self.plan.wants("depths"):
-            return
-        if at_depth is None:
+        if plan.wants("depths") and at_depth is None:
             why = "how far to draft cannot be said to this server: give a command with {k} in it"
-            self._keep(
-                CheckResult(name="depths", sentence=PRESSING["depths"], status="unasked", why=why)
-            )
-            return
-        deep = DepthPlan(
-            depths=self.plan.depths,
-            cases=self.cases[: max(2, self.plan.prompts // 2)],
-            checks=[by_name[name] for name in AT_DEPTH],
-        )
-        async for result in depth_checks(self.sides, at_depth, deep, self.minutes):
-            self._keep(result)
+            sentence = PRESSING["depths"]
+            self._keep(CheckResult(name="depths", sentence=sentence, status="unasked", why=why))
+        elif plan.wants("depths") and at_depth is not None:
+            checks = [by_name[name] for name in AT_DEPTH]
+            few = self.cases[: max(2, plan.prompts // 2)]
+            deep = DepthPlan(depths=plan.depths, cases=few, checks=checks)
+            async for result in depth_checks(self.sides, at_depth, deep, minutes.until(0.7)):
+                self._keep(result)
+        if plan.wants("zero"):
+            until = minutes.until(0.85)
+            self._keep(await zero_check(self.sides, self.cases, self.watch, until))
+        if plan.wants("drift"):
+            args = (self.sides.arm, self.texts, self.watch, minutes, plan.drafter)
+            self._keep(await drift_check(*args))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +244,9 @@ async def audit(
 ) -> Findings:
     """Every check of `plan`; `at_depth` tells the server how far to draft."""
     hooks = hooks or Hooks()
+    minutes = Minutes(60.0 * plan.minutes, hooks.clock)
+    watch = DraftWatch(arm.manner["pool"], hooks.clock)
+    arm.heard = watch.heard
     cases = cases_of(texts, plan.prompts, plan.max_tokens)
     began = time.monotonic()
     tie = await measure_near_tie(arm, plain, cases[:_ROUNDING_CASES])
@@ -247,9 +264,8 @@ async def audit(
     sides = Sides(arm=arm, plain=plain, tie=tie, same_seeds=plan.same_seeds,
                   samples=plan.samples, parameters=plan.parameters,
                   temperature=plan.temperature)  # fmt: skip
-    minutes = Minutes(60.0 * plan.minutes, hooks.clock)
-    run = _Auditing(sides=sides, texts=texts, plan=plan, minutes=minutes, say=hooks.say,
-                    ended=hooks.ended)  # fmt: skip
+    run = _Auditing(sides=sides, texts=texts, plan=plan, minutes=minutes, watch=watch,
+                    say=hooks.say, ended=hooks.ended)  # fmt: skip
     await run.usual(reading=False)
     minutes.begin()
     await run.pressed(at_depth)
@@ -288,13 +304,22 @@ class AuditConfig:
     baseline: ArmConfig | None
     workload: WorkloadConfig
     plan: AuditPlan = AuditPlan()
+    card: str = ""
+    """The device that the server runs on, as its user calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
     """What an audit found, and of whom."""
 
-    candidate: str
+    engine: str
+    version: str | None
+    model: str
+    url: str
+    method: str
+    """What drafts; empty: nobody said."""
+    card: str
+    """The device; empty: nobody said."""
     baseline: str
     """What plain decoding was: a server, a field of the request, or nothing."""
     requests: int
@@ -302,6 +327,11 @@ class Audited:
     checks: tuple[CheckResult, ...]
     missed: tuple[str, ...] = ()
     """What was not reached in the minutes given."""
+
+    @property
+    def false_alarms(self) -> float:
+        """At most how often such an audit accuses a right server."""
+        return ERROR * sum(check.comparisons for check in self.checks)
 
     @property
     def faults(self) -> list[str]:
@@ -341,6 +371,16 @@ def _told(arm: ArmConfig, length: int) -> ArmConfig:
     return replace(arm, command=command)
 
 
+def _drafter_of(arm: ArmConfig) -> str:
+    """What the server's command drafts with, and for whom; empty: it does not say."""
+    for launch in read_source(arm.command or "").launches:
+        drafting = given(launch)
+        if drafting is not None:
+            words = [drafting.method, drafting.model or launch.model]
+            return ":".join(filter(None, words))
+    return ""
+
+
 async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -> Audited:
     began = hooks.clock()
     by_start = _LENGTH in (config.candidate.command or "")
@@ -372,13 +412,19 @@ async def _run(config: AuditConfig, texts: list[str], out: Path, hooks: Hooks) -
         arm = _asker(on, turns)
         plain = None if off is None else _asker(off, turns, fields)
         same_seeds = off is not None and on.info.engine == off.info.engine in SAME_SEEDS
-        plan = replace(config.plan, same_seeds=same_seeds)
+        drafter = config.plan.drafter or _drafter_of(arm_config)
+        plan = replace(config.plan, same_seeds=same_seeds, drafter=drafter)
         tells = by_start or on.info.engine in LENGTH_BY_REQUEST
         found = await audit(
             arm, plain, texts, plan, at_depth=at_depth if tells else None, hooks=hooks
         )
     return Audited(
-        candidate=f"{on.info.engine} at {on.info.url}",
+        engine=on.info.engine,
+        version=on.info.version,
+        model=on.info.model or "",
+        url=on.info.url,
+        method=plan.drafter,
+        card=config.card,
         baseline=said,
         requests=arm.num_asked + (0 if plain is None else plain.num_asked),
         seconds=hooks.clock() - began,
