@@ -9,6 +9,7 @@ import pytest
 from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.pressure import STAGES
 from foretoken.lab.audit.run import AuditPlan, Findings, Hooks, audit
+from tests.marks import slow_but
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw, MockModel
 from tests.mock_server.server import MockServer
@@ -45,10 +46,11 @@ def run(faults: MockFaults, plan: AuditPlan) -> tuple[Findings, MockServer]:
     return asyncio.run(main()), server
 
 
-def test_a_leaked_page_is_named_under_load() -> None:
+@pytest.mark.parametrize("share", slow_but([1.0, 0.5, 0.3], 0.3))
+def test_a_leaked_page_is_named_under_load(share: float) -> None:
     """Nothing of it shows at 8 in flight."""
     plan = AuditPlan(prompts=4, only=("copies", "load"), minutes=0.05)
-    found, _ = run(MockFaults(leak_page=0.3), plan)
+    found, _ = run(MockFaults(leak_page=share), plan)
     copies, load = found.checks
     assert copies.status == "ok", copies
     assert load.name == "load-12" and load.status == "fault", load

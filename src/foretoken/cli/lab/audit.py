@@ -16,6 +16,23 @@ if TYPE_CHECKING:
 
 EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
 _STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow", "unasked": "dim"}
+ServerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SERVER",
+        help="A URL, or a command with {port}, and {k} where the draft length stands.",
+    ),
+]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+]
+PromptsOption = Annotated[
+    int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
+]
+SamplesOption = Annotated[
+    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
+]
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -23,51 +40,45 @@ ParametersOption = Annotated[
         help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
     ),
 ]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
+]
+MinutesOption = Annotated[
+    float | None, typer.Option(help="For `load`, `depths`, `zero` and `drift`; default 1.")
+]
+DepthsOption = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Draft lengths for `depths`; default 1,2,3,4,5,6,7."),
+]
+OnlyOption = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(help="What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
+]
+CardOption = Annotated[str | None, typer.Option(help="The device, for the page.")]
+SubmitOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Add a row to this Markdown table of audits."),
+]
 
 
 def audit(
-    candidate: Annotated[
-        str,
-        typer.Argument(
-            metavar="SERVER",
-            help="A URL, or a command with {port}, and {k} where the draft length stands.",
-        ),
-    ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-    ] = None,
+    candidate: ServerArgument,
+    baseline: BaselineOption = None,
     workload: o.WorkloadOption = None,
-    prompts: Annotated[
-        int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
-    ] = None,
+    prompts: PromptsOption = None,
     max_tokens: o.TokensOption = None,
-    samples: Annotated[
-        int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
-    ] = None,
+    samples: SamplesOption = None,
     parameters: ParametersOption = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="For `load`, `depths`, `zero` and `drift`; default 1.")
-    ] = None,
-    depths: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Draft lengths for `depths`; default 1,2,3,4,5,6,7."),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
-    ] = None,
-    card: Annotated[str | None, typer.Option(help="The device, for the page.")] = None,
-    submit: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Add a row to this Markdown table of audits."),
-    ] = None,
+    temperature: TemperatureOption = None,
+    minutes: MinutesOption = None,
+    depths: DepthsOption = None,
+    only: OnlyOption = None,
+    method: MethodOption = None,
+    card: CardOption = None,
+    submit: SubmitOption = None,
     out: o.OutOption = Path("lab-audit"),
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
@@ -83,16 +94,14 @@ def audit(
     """
     from foretoken.lab.audit.page import check_table, write_page
     from foretoken.lab.audit.page import submit as submit_row
-    from foretoken.lab.audit.run import AuditConfig, AuditPlan, Hooks, run_audit
+    from foretoken.lab.audit.run import AuditConfig, Hooks, run_audit
     from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
-    given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "samples": samples}
-    given |= {"temperature": temperature, "minutes": minutes, "depths": _lengths(depths)}
-    given |= {"drafter": method}
-    given["parameters"] = tuple(map(_parameters, parameters)) if parameters else None
-    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
-    plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
+    sets = tuple(map(_parameters, parameters)) if parameters else None
+    plan = _plan(prompts=prompts, max_tokens=max_tokens, samples=samples, parameters=sets,
+                 temperature=temperature, minutes=minutes, depths=_lengths(depths),
+                 only=_words(only), drafter=method)  # fmt: skip
     config = AuditConfig(
         candidate=_arm(candidate, "on", "SERVER"),
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
@@ -117,12 +126,23 @@ def audit(
     raise typer.Exit(EXIT_FAULT if found.faults else too_little)
 
 
+def _plan(**given: Any) -> "AuditPlan":
+    """What is given, and the defaults of the rest."""
+    from foretoken.lab.audit.run import AuditPlan
+
+    return AuditPlan(**{name: value for name, value in given.items() if value is not None})
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
 def _lengths(text: str | None) -> tuple[int, ...] | None:
     """Draft lengths. Raises ConfigError: it is no list of such."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and 1 <= int(word) <= 64 for word in words):
+    words = _words(text)
+    if not words or not all(word.isdigit() and 1 <= int(word) <= 64 for word in words):
         raise ConfigError("--depths", text, "lengths from 1 to 64, such as 3,4,5")
     return tuple(int(word) for word in words)
 

@@ -29,6 +29,17 @@ EPILOG = (
 )
 
 
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="LOG|URL|METRICS",
+        help="A server's log, its URL or metrics page, or its command: what is wrong with its "
+        "drafts, with the line, what to type, and the public thread; several times.",
+    ),
+]
+
+
 def lint(
     context: typer.Context,
     inputs: Annotated[
@@ -38,15 +49,7 @@ def lint(
             "compose, Kubernetes, settings, Python that calls LLM(...)), or `-` for standard input."
         ),
     ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--log",
-            metavar="LOG|URL|METRICS",
-            help="A server's log, its URL or metrics page, or its command: what is wrong with its "
-            "drafts, with the line, what to type, and the public thread; several times.",
-        ),
-    ] = None,
+    log: LogOption = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -67,7 +70,6 @@ def lint(
     from foretoken.lab.launch.read import READABLE, read_source
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
-    from foretoken.lab.plain import to_plain
 
     if engine not in ("auto", *READ):
         raise ConfigError("--engine", engine, one_of(engine, ("auto", *READ)))
@@ -84,24 +86,31 @@ def lint(
     found = [finding for result in results.values() for finding in result.findings]
     found += [finding for seen in symptoms.values() for finding in seen]
     if as_json:
-        document = {
-            "command": "foretoken lab lint",
-            "findings": {
-                **{name: to_plain(result.findings) for name, result in results.items()},
-                **{name: to_plain(seen) for name, seen in symptoms.items()},
-            },
-            "corrected": {
-                name: [one.corrected for one in result.launches if one.corrected]
-                for name, result in results.items()
-            },
-        }
-        print(json.dumps(document))
+        print(json.dumps(_document(results, symptoms)))
     else:
         _print(results)
         for name, seen in symptoms.items():
             _print_symptoms(name, seen)
     failing = ("error", "warning") if strict else ("error",)
     raise typer.Exit(1 if worst_level(found) in failing else 0)
+
+
+def _document(
+    results: dict[str, "LintResult"], symptoms: "dict[str, list[Finding]]"
+) -> dict[str, Any]:
+    from foretoken.lab.plain import to_plain
+
+    of_launches = {name: to_plain(result.findings) for name, result in results.items()}
+    of_logs = {name: to_plain(seen) for name, seen in symptoms.items()}
+    corrected = {
+        name: [one.corrected for one in result.launches if one.corrected]
+        for name, result in results.items()
+    }
+    return {
+        "command": "foretoken lab lint",
+        "findings": of_launches | of_logs,
+        "corrected": corrected,
+    }
 
 
 def _symptoms(name: str, engine: str) -> "list[Finding]":

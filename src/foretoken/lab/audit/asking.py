@@ -247,28 +247,23 @@ class Asker:
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
     ) -> Reply:
+        whole = {**self._fixed, **body}
+        if stream:
+            whole |= {"stream": True, "stream_options": {"include_usage": True}}
         self.num_asked += 1
         turn = nullcontext() if self._turns is None else self._turns.of(self)
         async with turn, self._gate:
-            reply = await self.send(body, chat=chat, stream=stream)
+            try:
+                answer = await self._pool.send(
+                    "POST", _PATHS[chat], json.dumps(whole).encode(), timeout_s=self._timeout_s
+                )
+                reply = read_reply(whole, answer)
+            except TransportError as error:
+                reply = Reply(body=whole, error=str(error))
         self.replies.append(reply)
         if self.heard is not None:
             await self.heard(reply)
         return reply
-
-    async def send(
-        self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
-    ) -> Reply:
-        """As `ask`, out of turn, beyond the limit, and unheard of the checks."""
-        whole = {**self._fixed, **body}
-        if stream:
-            whole |= {"stream": True, "stream_options": {"include_usage": True}}
-        payload = json.dumps(whole).encode()
-        try:
-            answer = await self._pool.send("POST", _PATHS[chat], payload, timeout_s=self._timeout_s)
-        except TransportError as error:
-            return Reply(body=whole, error=str(error))
-        return read_reply(whole, answer)
 
     async def greedy(self, case: Case, again: bool = False, stream: bool = False) -> Reply:
         """The likeliest continuation of a case; `again`: asked anew."""

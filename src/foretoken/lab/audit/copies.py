@@ -45,7 +45,19 @@ _SURE = 0.02
 _LEAST = 1e-6
 """Chance of another token, where log-probabilities come rounded to 0."""
 _NAMES = ("kimi-k3", "qwen-3.8", "mixtrel-8x7", "gemna-4", "lama-3.3", "deepsink-v4")
-_SCRIPTS = ("узел", "ключ", "κόμβος", "節点", "鍵盤", "노드", "गणक", "عقدة", "størrelse", "mañana")
+_SCRIPTS = (
+    "\u0443\u0437\u0435\u043b",
+    "\u043a\u043b\u044e\u0447",
+    "\u03ba\u03cc\u03bc\u03b2\u03bf\u03c2",
+    "\u7bc0\u70b9",
+    "\u9375\u76e4",
+    "\ub178\ub4dc",
+    "\u0917\u0923\u0915",
+    "\u0639\u0642\u062f\u0629",
+    "st\u00f8rrelse",
+    "ma\u00f1ana",
+)
+"""Knots and keys in Russian, Greek, Chinese, Japanese, Korean, Hindi, Arabic, Danish, Spanish."""
 _FOLDERS = ("src", "core", "cache", "verify", "kernels", "draft", "pages")
 
 

@@ -11,10 +11,10 @@ A server was right at 3, 4, 6 and 7 drafts and wrong at 5, so each length gets a
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
 from foretoken.lab.audit.copies import SURE, identifiers
@@ -30,9 +30,10 @@ from foretoken.lab.audit.judging import (
     plain_of,
 )
 from foretoken.lab.audit.rounding import divergence
+from foretoken.lab.http.timed import Answer, Pool
 
 Clock = Callable[[], float]
-_TIMES = 2
+_TIMES = 4
 """Copies of a stage, in clients: the later ones come while others are answered."""
 _LONG_TOKENS = 400
 _TOKENS = 32
@@ -42,7 +43,7 @@ _CHARACTERS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LoadStage:
     """How many clients there are, and how many tokens they share."""
 
     in_flight: int
@@ -53,50 +54,56 @@ class Stage:
         return f"{self.in_flight} in flight behind {self.shared_tokens:,} shared tokens"
 
 
-STAGES = (Stage(12, 2_000), Stage(24, 5_000), Stage(40, 10_000), Stage(64, 20_000))
+STAGES = (
+    LoadStage(12, 2_000),
+    LoadStage(24, 5_000),
+    LoadStage(40, 10_000),
+    LoadStage(64, 20_000),
+)
 
 
-@dataclass(slots=True)
 class Minutes:
     """What is left of the time that a user gives."""
 
-    seconds: float
-    clock: Clock
-    began: float = 0.0
-    missed: list[str] = field(default_factory=list)
-    """What was not reached."""
+    def __init__(self, seconds: float, clock: Clock, missed: list[str] | None = None) -> None:
+        self.clock = clock
+        self.missed = [] if missed is None else missed
+        """What was not reached."""
+        self._seconds, self._began = seconds, clock()
 
     def begin(self) -> None:
-        self.began = self.clock()
+        """The time counts from now on."""
+        self._began = self.clock()
 
     def until(self, share: float) -> "Minutes":
         """The first `share` of it, with the same list."""
-        return Minutes(share * self.seconds, self.clock, self.began, self.missed)
+        part = Minutes(share * self._seconds, self.clock, self.missed)
+        part._began = self._began
+        return part
 
     @property
     def left(self) -> float:
-        return self.seconds - (self.clock() - self.began)
+        return self._seconds - (self.clock() - self._began)
 
 
-class LoadedAsker(Asker):
-    """One of many clients at once: while any request is open, long ones come and are cancelled."""
+class _Churned:
+    """A pool of many clients at once: while any request is open, long ones come and are
+    cancelled, one for every answer that ends."""
 
-    def __init__(self, asker: Asker, stage: Stage, turns: OneAtATime, shared: str) -> None:
-        num_long = stage.in_flight // 4
-        super().__init__(**asker.manner, turns=turns, in_flight=stage.in_flight)
-        self.num_cancelled, self.heard = 0, asker.heard
-        self._shared, self._num_long = shared, num_long
+    def __init__(self, asker: Asker, num_long: int, shared: str) -> None:
+        self.num_cancelled = 0
+        self._pool: Pool = asker.manner["pool"]
+        self._fixed = {"model": asker.manner["model"], **(asker.manner["extra_body"] or {})}
+        self._num_long, self._shared = num_long, shared
         self._num_open = self._num_longs = 0
-        self._long: list[asyncio.Task[Reply]] = []
+        self._long: list[asyncio.Task[Answer]] = []
 
-    async def send(
-        self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
-    ) -> Reply:
+    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
         self._num_open += 1
         while len(self._long) < self._num_long:
-            self._long.append(self._another())
+            self._long.append(self._another(timeout_s))
         try:
-            return await super().send(body, chat=chat, stream=stream)
+            return await self._pool.send(method, path, body, timeout_s=timeout_s)
         finally:
             self._num_open -= 1
             # The last to end leaves nobody behind: what comes next is to be alone.
@@ -105,12 +112,15 @@ class LoadedAsker(Asker):
             self.num_cancelled += sum(task.cancel() for task in gone)
             await asyncio.gather(*gone, return_exceptions=True)
 
-    def _another(self) -> "asyncio.Task[Reply]":
+    def _another(self, timeout_s: float) -> "asyncio.Task[Answer]":
         self._num_longs += 1
         words = " ".join(identifiers(900_000 + self._num_longs))
-        body = {"prompt": f"{self._shared}\nA long report about {words}:",
-                "max_tokens": _LONG_TOKENS, "temperature": 1.0}  # fmt: skip
-        return asyncio.create_task(super().send(body))
+        prompt = f"{self._shared}\nA long report about {words}:"
+        asked = {**self._fixed, "prompt": prompt, "max_tokens": _LONG_TOKENS, "temperature": 1.0}
+        body = json.dumps(asked).encode()
+        return asyncio.create_task(
+            self._pool.send("POST", "/v1/completions", body, timeout_s=timeout_s)
+        )
 
 
 async def load_checks(
@@ -146,7 +156,7 @@ def shared_text(texts: Sequence[str], characters: int, number: int) -> str:
     return "\n".join(rows)[:characters]
 
 
-def _cases(texts: Sequence[str], stage: Stage, shared: str, number: int) -> list[Case]:
+def _cases(texts: Sequence[str], stage: LoadStage, shared: str, number: int) -> list[Case]:
     found = []
     for at in range(_TIMES * stage.in_flight):
         case = 10_000 * (number + 1) + at
@@ -177,13 +187,16 @@ async def _text(sides: Sides, case: Case) -> Look:
 
 async def _stage(
     sides: Sides,
-    stage: Stage,
+    stage: LoadStage,
     cases: Sequence[Case],
     checks: Sequence[AuditCheck],
     minutes: Minutes,
 ) -> CheckResult:
     turns = OneAtATime()
-    loaded = LoadedAsker(sides.arm, stage, turns, cases[0].before)
+    churned = _Churned(sides.arm, stage.in_flight // 4, cases[0].before)
+    manner = {**sides.arm.manner, "pool": churned}
+    loaded = Asker(**manner, turns=turns, in_flight=stage.in_flight)
+    loaded.heard = sides.arm.heard
     alone = Asker(**sides.arm.manner, turns=turns, in_flight=1)
     under = replace(sides, arm=loaded, plain=alone)
     text = AuditCheck("greedy", "", look=_text)
@@ -203,11 +216,11 @@ async def _stage(
             looks.append(replace(look, why=f"{check.name}: {look.why}" if look.why else ""))
     words = {word: tag_of(case.number) for case in cases
              for word in (tag_of(case.number), *identifiers(case.number))}  # fmt: skip
-    looks += [_leaked(reply, words) for reply in loaded.replies if reply.ok]
-    sentence = f"{stage.said}, {loaded.num_cancelled} cancelled: answers are those of one alone"
-    sides.arm.num_asked += loaded.num_asked + alone.num_asked + loaded.num_cancelled
+    leaks = [_leaked(reply, words) for reply in loaded.replies if reply.ok]
+    sentence = f"{stage.said}, {churned.num_cancelled} cancelled: answers are those of one alone"
+    sides.arm.num_asked += loaded.num_asked + alone.num_asked + churned.num_cancelled
     sides.arm.replies += loaded.replies
-    return judge(AuditCheck(f"load-{stage.in_flight}", sentence), looks, None)
+    return judge(AuditCheck(f"load-{stage.in_flight}", sentence), [*leaks, *looks], None)
 
 
 def _leaked(reply: Reply, words: Mapping[str, str]) -> Look:

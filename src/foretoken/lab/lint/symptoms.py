@@ -72,7 +72,7 @@ class _Sample:
     prompt: int | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ServerLog:
     """What a text says."""
 
@@ -107,16 +107,16 @@ class Symptom:
 @cache
 def symptoms() -> tuple[Symptom, ...]:
     text = resources.files("foretoken.lab.lint").joinpath("symptoms.toml").read_text("utf-8")
-    rows = tomllib.loads(text)
-    return tuple(
-        Symptom(name=name, **{k: tuple(map(_frozen, v)) if isinstance(v, list) else v
-                              for k, v in row.items()})
-        for name, row in rows.items()
-    )  # fmt: skip
+    rows: dict[str, dict[str, Any]] = tomllib.loads(text)
+    return tuple(_symptom(name, row) for name, row in rows.items())
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _symptom(name: str, row: Mapping[str, Any]) -> Symptom:
+    given: dict[str, Any] = dict(row)
+    for key in ("engines", "lines"):
+        given[key] = tuple(row.get(key, ()))
+    given["facts"] = tuple((name, sign, float(limit)) for name, sign, limit in row.get("facts", ()))
+    return Symptom(name=name, **given)
 
 
 def diagnose(text: str, engine: str = "auto") -> tuple[ServerLog, list[Finding]]:
@@ -151,8 +151,8 @@ def _evidence(symptom: Symptom, log: ServerLog) -> str:
         where = "" if line is None else f", line {line + 1}: {_short(log.lines[line])}"
         seen.append(f"{name.replace('_', ' ')} {log.facts[name]:.3g}{where}")
     if symptom.lines:
-        pattern = re.compile("|".join(symptom.lines), re.IGNORECASE)
-        at = [number for number, line in enumerate(log.lines) if pattern.search(line)]
+        any_of = re.compile("|".join(symptom.lines), re.IGNORECASE)
+        at = [number for number, line in enumerate(log.lines) if any_of.search(line)]
         if len(at) < symptom.times:
             return ""
         seen.insert(0, f"line {at[0] + 1}: {_short(log.lines[at[0]])}")
@@ -173,7 +173,7 @@ def read_log(text: str, engine: str = "auto") -> ServerLog:
         engine = max(counts, key=lambda name: counts[name]) if any(counts.values()) else "auto"
     log = ServerLog(engine, lines)
     for line in lines:
-        log.settings |= _settings(line)
+        log.settings.update(_settings(line))
     samples = list(_samples(lines))
     if samples:
         _add_facts(log, samples)
@@ -253,25 +253,27 @@ def _add_facts(log: ServerLog, samples: Sequence[_Sample]) -> None:
     rates = [one.rate for one in samples]
     lengths = [one.length for one in samples if one.length is not None]
     worst = min(samples, key=lambda one: one.rate)
-    log.facts |= {
-        "acceptance_lines": float(len(samples)),
-        "acceptance_min": min(rates),
-        "acceptance_max": max(rates),
-        "acceptance_mean": fmean(rates),
-        "zero_share": sum(rate == 0 for rate in rates) / len(rates),
-        "drafted": float(sum(one.drafted for one in samples)),
-    }
-    log.where |= dict.fromkeys(("acceptance_min", "zero_share"), worst.line)
+    log.facts.update(
+        {
+            "acceptance_lines": float(len(samples)),
+            "acceptance_min": min(rates),
+            "acceptance_max": max(rates),
+            "acceptance_mean": fmean(rates),
+            "zero_share": sum(rate == 0 for rate in rates) / len(rates),
+            "drafted": float(sum(one.drafted for one in samples)),
+        }
+    )
+    log.where.update(dict.fromkeys(("acceptance_min", "zero_share"), worst.line))
     log.where["acceptance_max"] = max(samples, key=lambda one: one.rate).line
     if lengths:
-        log.facts |= {"length_mean": fmean(lengths), "length_max": max(lengths)}
+        log.facts.update({"length_mean": fmean(lengths), "length_max": max(lengths)})
         log.where["length_mean"] = samples[-1].line
     half = len(rates) // 2
     if half >= 3 and fmean(rates[:half]) > 0:
         log.facts["later_over_earlier"] = fmean(rates[half:]) / fmean(rates[:half])
         log.where["later_over_earlier"] = samples[-1].line
-    long, short = ([one.rate for one in samples if one.prompt is not None and within(one.prompt)]
-                   for within in (lambda n: n >= _LONG, lambda n: n < _SHORT))  # fmt: skip
+    long = [one.rate for one in samples if one.prompt is not None and one.prompt >= _LONG]
+    short = [one.rate for one in samples if one.prompt is not None and one.prompt < _SHORT]
     if long and short and fmean(short) > 0:
         log.facts["long_over_short"] = fmean(long) / fmean(short)
     placed = [one for one in samples if len(one.positions) > 1]
@@ -280,11 +282,15 @@ def _add_facts(log: ServerLog, samples: Sequence[_Sample]) -> None:
 
 
 def _add_positions(log: ServerLog, rates: Sequence[float], line: int | None) -> None:
-    log.facts |= {"k": float(len(rates)), "first_position": rates[0], "last_position": rates[-1]}
+    log.facts.update(
+        {"k": float(len(rates)), "first_position": rates[0], "last_position": rates[-1]}
+    )
     if rates[0] > 0:
         log.facts["second_over_first"] = rates[1] / rates[0]
     if line is not None:
-        log.where |= dict.fromkeys(("first_position", "last_position", "second_over_first"), line)
+        log.where.update(
+            dict.fromkeys(("first_position", "last_position", "second_over_first"), line)
+        )
 
 
 def _add_metrics(log: ServerLog, page: Mapping[str, float]) -> None:
@@ -295,8 +301,8 @@ def _add_metrics(log: ServerLog, page: Mapping[str, float]) -> None:
     )
     if drafted:
         rate = accepted / drafted
-        log.facts |= {"drafted": drafted, "acceptance_mean": rate, "acceptance_max": rate,
-                      "acceptance_min": rate, "acceptance_lines": 1.0}  # fmt: skip
+        log.facts.update({"drafted": drafted, "acceptance_mean": rate, "acceptance_max": rate,
+                      "acceptance_min": rate, "acceptance_lines": 1.0})  # fmt: skip
     if drafted and steps:
         log.facts["length_mean"] = 1.0 + accepted / steps
         names = [name for name in page if name.startswith(f"{PER_POSITION}.")]
@@ -305,6 +311,6 @@ def _add_metrics(log: ServerLog, page: Mapping[str, float]) -> None:
             _add_positions(log, [page[name] / steps for name in names], None)
     asked, found = page.get("vllm:prefix_cache_queries"), page.get("vllm:prefix_cache_hits")
     if asked and found is not None:
-        log.facts |= {"hit_rate_max": found / asked, "hit_rate_lines": asked}
+        log.facts.update({"hit_rate_max": found / asked, "hit_rate_lines": asked})
     if "vllm:num_preemptions" in page:
         log.facts["preemptions"] = page["vllm:num_preemptions"]
