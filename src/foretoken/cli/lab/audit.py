@@ -57,7 +57,6 @@ MethodOption = Annotated[
     str | None,
     typer.Option(help="What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
 ]
-CardOption = Annotated[str | None, typer.Option(help="The device, for the page.")]
 SubmitOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Add a row to this Markdown table of audits."),
@@ -77,7 +76,7 @@ def audit(
     depths: DepthsOption = None,
     only: OnlyOption = None,
     method: MethodOption = None,
-    card: CardOption = None,
+    card: Annotated[str | None, typer.Option(help="The device, for the page.")] = None,
     submit: SubmitOption = None,
     out: o.OutOption = Path("lab-audit"),
     dry_run: o.DryRunOption = False,
