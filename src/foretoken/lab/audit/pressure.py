@@ -12,7 +12,7 @@ A server was right at 3, 4, 6 and 7 drafts and wrong at 5, so each length gets a
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
@@ -201,14 +201,16 @@ async def _stage(
     under = replace(sides, arm=loaded, plain=alone)
     text = AuditCheck("greedy", "", look=_text)
     looks: list[Look] = []
-    for at, check in enumerate([*checks[:1], text, *checks[1:]]):
+    every = [*checks[:1], text, *checks[1:]]
+    for at, check in enumerate(every):
         if at and minutes.left < 0:
-            left = [one.name for one in checks[max(1, at - 1) :]]
-            minutes.missed.append(f"load: {', '.join(left)} at {stage.said}")
+            left = ", ".join(one.name for one in every[at:])
+            minutes.missed.append(f"load: {left} at {stage.said}")
             break
         assert check.look is not None, check.name
         asked = cases if not at else cases[: stage.in_flight]
-        for case, look in zip(asked, await looks_at(check.look, under, asked), strict=True):
+        look_at = _in_time(check, cases[: stage.in_flight], minutes)
+        for case, look in zip(asked, await looks_at(look_at, under, asked), strict=True):
             if look.sort in ("wrong", "differs"):
                 [usual] = await looks_at(check.look, under.as_plain(), [case])
                 if usual.sort == look.sort:
@@ -221,6 +223,20 @@ async def _stage(
     sides.arm.num_asked += loaded.num_asked + alone.num_asked + churned.num_cancelled
     sides.arm.replies += loaded.replies
     return judge(AuditCheck(f"load-{stage.in_flight}", sentence), [*leaks, *looks], None)
+
+
+def _in_time(
+    check: AuditCheck, first: Sequence[Case], minutes: Minutes
+) -> Callable[[Sides, Case], Awaitable[Look]]:
+    """A check's look, without those clients beyond the `first` that there is no time for."""
+
+    async def look(sides: Sides, case: Case) -> Look:
+        assert check.look is not None, check.name
+        if case.number > first[-1].number and minutes.left < 0:
+            return Look("unasked", "no time was left")
+        return await check.look(sides, case)
+
+    return look
 
 
 def _leaked(reply: Reply, words: Mapping[str, str]) -> Look:
