@@ -1,13 +1,15 @@
 """Stretches of acceptance at 0 and 1, loops, and drift beside what is published."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
-from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.asking import Asker, read_reply
 from foretoken.lab.audit.drafts import DraftWindow, card_of, loops, stretches
 from foretoken.lab.audit.run import AuditPlan, Findings, Hooks, audit
+from foretoken.lab.http.timed import Answer
 from tests.mock_server.faults import MockFaults
 from tests.mock_server.generator import MockLaw, MockModel
 from tests.mock_server.server import MockServer
@@ -88,3 +90,16 @@ def test_cards_are_found_by_name() -> None:
     card = card_of("z-lab/Qwen3-8B-DFlash-b16")
     assert card is not None and card.lengths["math"] == 5.33 and card.trained == 4096
     assert card_of("ngram") is None
+
+
+def test_what_an_answer_tells_of_its_drafts_is_read_beside_its_token_ids() -> None:
+    event = {
+        "prompt_token_ids": [1, 2],
+        "choices": [{"text": "a", "token_ids": [3], "finish_reason": "length"}],
+        "metrics": {"speculative_decoding": {"num_draft_tokens": 6, "num_spec_steps": 2,
+                                             "num_accepted_draft_tokens": 3}},
+    }  # fmt: skip
+    body = json.dumps(event).encode()
+    reply = read_reply({}, Answer(200, (), ((0.0, body),), 0.0, 0.0))
+    assert reply.acceptance is not None and reply.acceptance.length == 2.5
+    assert reply.prompt_ids == (1, 2)

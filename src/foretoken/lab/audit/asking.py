@@ -126,7 +126,7 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
     ends: list[str] = []
     calls: dict[int, list[str]] = {}
     after, prompt_ids, usage, cached = False, None, None, None
-    told: RequestAcceptance | None = None
+    drafts: RequestAcceptance | None = None
     all_timings: list[Mapping[str, Any]] = []
     for event in events:
         if event.get("error"):
@@ -135,8 +135,8 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         timings = event.get("timings") or {}
         cached = timings.get("cache_n", cached)
         all_timings += [timings] if timings else []
-        details = (event.get("sglext") or {}).get("spec_tokens_details")
-        told = from_body(event.get("metrics")) or from_spec_details(details) or told
+        spec = (event.get("sglext") or {}).get("spec_tokens_details")
+        drafts = from_body(event.get("metrics")) or from_spec_details(spec) or drafts
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or {}
             text = choice.get("text") or part.get("content") or ""
@@ -169,7 +169,7 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         usage=usage,
         calls=tuple((name, arguments) for name, arguments in calls.values()),
         cached_tokens=cached,
-        acceptance=told or from_timings(all_timings),
+        acceptance=drafts or from_timings(all_timings),
     )
 
 

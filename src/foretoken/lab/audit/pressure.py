@@ -13,7 +13,7 @@ A server was right at 3, 4, 6 and 7 drafts and wrong at 5, so each length gets a
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
@@ -30,7 +30,7 @@ from foretoken.lab.audit.judging import (
     plain_of,
 )
 from foretoken.lab.audit.rounding import divergence
-from foretoken.lab.http.timed import Answer, Pool
+from foretoken.lab.http.timed import Answer, Pool, TransportError
 
 Clock = Callable[[], float]
 _TIMES = 4
@@ -96,12 +96,11 @@ class _Churned:
         self._fixed = {"model": asker.manner["model"], **(asker.manner["extra_body"] or {})}
         self._num_long, self._shared = num_long, shared
         self._num_open = self._num_longs = 0
-        self._long: list[asyncio.Task[Answer]] = []
+        self._long: list[asyncio.Task[None]] = []
 
     async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
         self._num_open += 1
-        while len(self._long) < self._num_long:
-            self._long.append(self._another(timeout_s))
+        self._fill(timeout_s)
         try:
             return await self._pool.send(method, path, body, timeout_s=timeout_s)
         finally:
@@ -111,16 +110,23 @@ class _Churned:
             gone, self._long = self._long[:count], self._long[count:]
             self.num_cancelled += sum(task.cancel() for task in gone)
             await asyncio.gather(*gone, return_exceptions=True)
+            if self._num_open:
+                self._fill(timeout_s)
 
-    def _another(self, timeout_s: float) -> "asyncio.Task[Answer]":
+    def _fill(self, timeout_s: float) -> None:
+        """Long requests come for those that were cancelled, or have ended by themselves."""
+        self._long = [task for task in self._long if not task.done()]
+        while len(self._long) < self._num_long:
+            self._long.append(asyncio.create_task(self._another(timeout_s)))
+
+    async def _another(self, timeout_s: float) -> None:
         self._num_longs += 1
         words = " ".join(identifiers(900_000 + self._num_longs))
         prompt = f"{self._shared}\nA long report about {words}:"
         asked = {**self._fixed, "prompt": prompt, "max_tokens": _LONG_TOKENS, "temperature": 1.0}
-        body = json.dumps(asked).encode()
-        return asyncio.create_task(
-            self._pool.send("POST", "/v1/completions", body, timeout_s=timeout_s)
-        )
+        with suppress(TransportError):
+            body = json.dumps(asked).encode()
+            await self._pool.send("POST", "/v1/completions", body, timeout_s=timeout_s)
 
 
 async def load_checks(
