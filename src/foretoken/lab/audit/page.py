@@ -46,6 +46,8 @@ def lines_of(result: CheckResult) -> list[str]:
         found.append(f"{bad} of {result.answers} {looked_at} {verb}{usual}")
     if result.altered:
         found.append(f"{rate_of(result.altered, result.identifiers)} came altered")
+    if 2 * result.altered > result.identifiers and result.status == "ok":
+        found.append("most are the model's own: of so small a model this check sees little")
     if result.plain_altered:
         found.append(
             f"without speculation {rate_of(result.plain_altered, result.plain_identifiers)}"
