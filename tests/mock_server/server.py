@@ -32,6 +32,7 @@ from tests.mock_server.writing import (
     length_of,
     prompt_of,
     temperature_of,
+    tokens_of,
 )
 
 
@@ -219,7 +220,7 @@ class _MockReply:
     def _ending(self, total: int) -> dict[str, Any]:
         miscounted = strikes(self._server.faults.miscount, "usage", self._number)
         usage = {
-            "prompt_tokens": len(prompt_of(self._body).split()),
+            "prompt_tokens": tokens_of(prompt_of(self._body)),
             "completion_tokens": total + 1 * miscounted,
             "prompt_tokens_details": {"cached_tokens": self._cached},
         }

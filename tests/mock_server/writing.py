@@ -253,6 +253,14 @@ def length_of(body: Mapping[str, Any], usual: int) -> int:
     return usual if asked is None else int(asked)
 
 
+def tokens_of(prompt: str) -> int:
+    """How many tokens a prompt has: words, and pieces of what of a list is repeated already."""
+    found = _LIST.search(prompt)
+    if found is None:
+        return len(prompt.split())
+    return len(prompt[: found.start(2)].split()) + len(_PIECES.findall(found[2]))
+
+
 def temperature_of(body: Mapping[str, Any]) -> float:
     value = body.get("temperature")
     return 1.0 if value is None else float(value)

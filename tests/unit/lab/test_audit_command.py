@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,16 @@ def test_lengths_and_minutes_that_are_none(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "lengths from 1 to 64" in wrong.output
     wrong = run(tmp_path, "http://127.0.0.1:9", "--minutes", "0")
     assert wrong.exit_code == 2 and "minutes" in wrong.output
+
+
+@pytest.mark.slow
+def test_a_command_is_started_with_each_depth(tmp_path: Path) -> None:
+    mock = f"{sys.executable} -m tests.mock_server --port {{port}} --k {{k}} --step-ms 0"
+    command = f"{mock} --prefill-ms 0 --fault wrong_depth=0.7"
+    found = run(tmp_path, command, "--only", "depths", "--depths", "4,5", "--minutes", "5")
+    assert found.exit_code == 1, found.output
+    assert "FAULTY: depth-5" in found.stderr
+    assert "ok  depth-4: drafts of 4" in found.stderr
+    assert {path.name for path in (tmp_path / "out" / "logs").iterdir()} == {
+        "on.log", "on-4.log", "on-5.log",
+    }  # fmt: skip

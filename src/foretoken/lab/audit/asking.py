@@ -101,6 +101,10 @@ class Reply:
         return len(self.tokens) if self.tokens is not None and self.tells_all else None
 
     @property
+    def prompt_tokens(self) -> int | None:
+        return (self.usage or {}).get("prompt_tokens")
+
+    @property
     def finish_reason(self) -> str | None:
         return self.finish_reasons[-1] if self.finish_reasons else None
 
@@ -291,6 +295,9 @@ class Asker:
             reply = await self.told(body)
             if not reply.ok:
                 return reply
+            last = parts[-1].prompt_tokens if parts else None
+            if last is not None and reply.prompt_tokens != last + 1:
+                return replace(reply, refused="as a prompt the text is cut into other tokens")
             parts.append(reply)
             if not reply.text or reply.finish_reason == "stop":
                 break

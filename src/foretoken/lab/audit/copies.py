@@ -166,10 +166,9 @@ async def _alone(sides: Sides, prompt: str, given: Reply, one: Altered) -> Look:
     """What an altered line comes to beside the same line without drafts."""
     asker = sides.plain or sides.arm
     alone = await asker.undrafted(prompt + given.text[: one.start], "\n", _LINE_TOKENS)
-    answered(alone)
     kept = one.start - one.begin
-    if alone.text.split("\n")[0].rstrip() != one.right[kept:]:
-        return FINE  # the model's own
+    if not alone.ok or alone.text.split("\n")[0].rstrip() != one.right[kept:]:
+        return FINE  # the model's own, or nobody can say
     found = divergence(alone, Reply(body={}, text=one.came[kept:] + "\n"))
     gap = None if found is None else found[0]
     if gap is not None and gap <= sides.tie:
@@ -254,7 +253,8 @@ async def _drawn(sides: Sides, case: Case) -> _Drawn:
             raise EndedLook(Look("unasked", "completions come without log-probabilities"))
         return _Drawn(look, math.inf)
     chances = [max(_LEAST, -math.expm1(min(0.0, value))) for value in _right(given, found)]
-    odd = [max(_LEAST, await _chance_alone(sides, prompt, given, one)) for one in found]
+    scored = [await _chance_alone(sides, prompt, given, one) for one in found]
+    odd = [max(_LEAST, chance) for chance in scored if chance is not None]
     expected = sum(chance for chance in chances + odd if chance < _SURE)
     return _Drawn(look, expected, sum(chance < _SURE for chance in odd))
 
@@ -271,17 +271,21 @@ def _right(given: Reply, found: Sequence[Altered]) -> list[float]:
     return kept
 
 
-async def _chance_alone(sides: Sides, prompt: str, given: Reply, one: Altered) -> float:
+async def _chance_alone(sides: Sides, prompt: str, given: Reply, one: Altered) -> float | None:
     """The chance that the token that altered an identifier would have been another than the right
-    one, by the likeliest tokens there, told for the first token of an answer."""
-    place = 0
+    one, by the likeliest tokens there, told for the first token of an answer. None: the text up to
+    there is cut into other tokens when it is a prompt, which tells nothing."""
+    place, before = 0, 0
     for token in given.tokens or ():
         if place + len(token) > one.parts:
             break
-        place += len(token)
+        place, before = place + len(token), before + 1
     body = {"prompt": prompt + given.text[:place], "max_tokens": 1, "temperature": 1.0}
     reply = await (sides.plain or sides.arm).ask({**body, "logprobs": 20})
     answered(reply)
+    asked, given_asked = reply.prompt_tokens, given.prompt_tokens
+    if asked is None or given_asked is None or asked - given_asked != before:
+        return None
     rest = f"{given.text[place : one.parts]}{one.right[one.parts - one.begin :]}\n"
     told = reply.tops[0] if reply.tops else {}
     right = sum(math.exp(v) for name, v in told.items() if name and rest.startswith(name))
