@@ -9,6 +9,7 @@ Drift is no fault of a server: a drafter that was trained on short texts is wort
 ones. It is measured, and held against what was published for the drafter (cards.toml).
 """
 
+import asyncio
 import re
 import tomllib
 from collections.abc import Sequence
@@ -176,7 +177,7 @@ async def zero_check(
             break
         await watch.look()
         asked = [_drawn(cases, number * _OF_ROUND + at) for at in range(_OF_ROUND)]
-        replies = [await sides.arm.ask(body) for body in asked]
+        replies = [await sides.arm.ask(body) for body in asked]  # in a row, as stretches are
         first = first or next((one.refused or one.error or "" for one in replies if not one.ok), "")
         flags += [(minutes.clock() - watch.began, loops(one.text)) for one in replies if one.ok]
     await watch.look()
@@ -321,13 +322,14 @@ async def _behind(
     shared, behind = shared_text(texts, 4 * tokens, tokens), _AtContext(tokens)
     await watch.look()
     known = len(watch.windows)
-    for at in range(_ANSWERS):
-        prompt = f"{shared}\n\n{texts[at % len(texts)]}"
-        reply = await arm.ask({"prompt": prompt, "max_tokens": _TOKENS, "temperature": 0.0})
+    prompts = [f"{shared}\n\n{texts[at % len(texts)]}" for at in range(_ANSWERS)]
+    asked = [{"prompt": one, "max_tokens": _TOKENS, "temperature": 0.0} for one in prompts]
+    # The first leaves the beginning in the cache.
+    replies = [await arm.ask(asked[0]), *await asyncio.gather(*map(arm.ask, asked[1:]))]
+    for reply in replies:
         if not reply.ok:
             return reply.refused or reply.error or ""
-        asked = (reply.usage or {}).get("prompt_tokens")
-        behind.tokens = asked or behind.tokens
+        behind.tokens = reply.prompt_tokens or behind.tokens
         own = reply.acceptance
         if own is not None and own.num_steps:
             behind.lengths.append(own.length)
