@@ -15,6 +15,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from foretoken.lab.audit.asking import Asker, Case, OneAtATime, Reply
 from foretoken.lab.audit.copies import SURE, identifiers
@@ -36,6 +37,7 @@ Clock = Callable[[], float]
 _TIMES = 4
 """Copies of a stage, in clients: the later ones come while others are answered."""
 _LONG_TOKENS = 400
+_CLIENT = "\n\nClient "
 _TOKENS = 32
 """Of greedy texts under load."""
 _CHARACTERS = 4.0
@@ -145,8 +147,7 @@ async def load_checks(
             said = first.refused or first.error or ""
             minutes.missed.append(f"load: {stage.said}: {said}")
             return
-        counted = (first.usage or {}).get("prompt_tokens")
-        ratio = len(shared) / counted if counted else ratio
+        ratio = len(shared) / first.prompt_tokens if first.prompt_tokens else ratio
         yield await _stage(sides, stage, _cases(texts, stage, shared, number), checks, minutes)
         took = minutes.clock() - began
 
@@ -167,14 +168,14 @@ def _cases(texts: Sequence[str], stage: LoadStage, shared: str, number: int) -> 
     for at in range(_TIMES * stage.in_flight):
         case = 10_000 * (number + 1) + at
         tag = tag_of(case)
-        before = f"{shared}\n\nClient {tag}\n"
+        before = f"{shared}{_CLIENT}{tag}\n"
         found.append(Case(case, f"{before}{texts[at % len(texts)]} ({tag})", _TOKENS, before))
     return found
 
 
 def tag_of(case: int) -> str:
     """The name of a client, which stands in its prompts only."""
-    return f"zq{identifiers(case, 2)[0].encode().hex()[-10:]}"
+    return f"zq{blake2b(str(case).encode(), digest_size=4).hexdigest()}"
 
 
 async def _text(sides: Sides, case: Case) -> Look:
@@ -199,7 +200,8 @@ async def _stage(
     minutes: Minutes,
 ) -> CheckResult:
     turns = OneAtATime()
-    churned = _Churned(sides.arm, stage.in_flight // 4, cases[0].before)
+    shared = cases[0].before.rpartition(_CLIENT)[0]
+    churned = _Churned(sides.arm, stage.in_flight // 4, shared)
     manner = {**sides.arm.manner, "pool": churned}
     loaded = Asker(**manner, turns=turns, in_flight=stage.in_flight)
     loaded.heard = sides.arm.heard
