@@ -47,6 +47,17 @@ class MockFaults:
     """Of streams: one event's text does not come."""
     break_tools: float = 0.0
     """Of tool calls: their arguments are cut short."""
+    alter_copy: float = 0.0
+    """Of answers that copy a list: one identifier comes altered."""
+    leak_page: float = 0.0
+    """Of answers that are written while 11 others are: they have the end of another's prompt."""
+    wrong_depth: float = 0.0
+    """Of answers with 5 drafts a step: a piece comes altered."""
+    stuck_acceptance: float = 0.0
+    """Of every forty requests, one after another: no draft is accepted, and drawn answers repeat
+    themselves."""
+    sure_acceptance: float = 0.0
+    """Of every forty requests, one after another: every draft is accepted."""
     miscount: float = 0.0
     """Of answers: usage counts a draft that was refused."""
 
@@ -74,6 +85,11 @@ def faults_of(given: list[str]) -> MockFaults:
         if not 0.0 <= found[name] <= 1.0:
             raise ConfigError("--fault", text, f"{name}= and a share from 0 to 1")
     return MockFaults(**found)  # type: ignore[arg-type]
+
+
+def in_stretch(share: float, number: int) -> bool:
+    """Whether request `number` is in a stretch that lasts for a `share` of every forty."""
+    return number % 40 >= 40 - 40 * share
 
 
 def hash_of(*parts: object) -> int:

@@ -52,10 +52,13 @@ def _noise(seed: int, count: int) -> Iterator[_Noise]:
 class MockModel:
     """Logits of the next word after the last one."""
 
-    def __init__(self, seed: int = 0, skew: float = 0.0, rounding: float = 0.0) -> None:
+    def __init__(
+        self, seed: int = 0, skew: float = 0.0, rounding: float = 0.0, weak: float = 0.0
+    ) -> None:
         """With `skew` above 0, what is sampled is not what logprobs say; `rounding` is the standard
-        deviation by which every request's logits are off, as those of other batches are."""
-        self.seed, self.skew, self.rounding = seed, skew, rounding
+        deviation by which every request's logits are off, as those of other batches are; of the
+        pieces of a list that is to be copied, a share of `weak` comes wrong."""
+        self.seed, self.skew, self.rounding, self.weak = seed, skew, rounding, weak
         self._tables: dict[tuple[int, int], Floats] = {}
 
     def place(self, prompt: str) -> tuple[int, int]:
@@ -159,8 +162,8 @@ class MockLaw:
 class MockJob:
     """One request on its way; its tokens per step come through `deltas`."""
 
-    def __init__(self, request_id: str, total: int, alpha: float) -> None:
-        self.request_id, self.total, self.alpha = request_id, total, alpha
+    def __init__(self, request_id: str, total: int, alpha: float, k: int) -> None:
+        self.request_id, self.total, self.alpha, self.k = request_id, total, alpha, k
         self.deltas: asyncio.Queue[int] = asyncio.Queue()
         self.emitted = 0
         self.prefill_left_s = self.first_s = self.last_s = 0.0
@@ -192,10 +195,12 @@ class MockEngine:
         self.num_drafts = self.num_drafted = self.num_accepted = self.num_tokens = 0
         self.per_position = [0] * law.k
 
-    def submit(self, request_id: str, total: int, temperature: float) -> MockJob:
+    def submit(
+        self, request_id: str, total: int, temperature: float, k: int | None = None
+    ) -> MockJob:
         alpha = self.law.alpha + self.law.alpha_per_temperature * temperature
         alpha = min(0.98, max(0.02, self._rng.gauss(alpha, self.law.alpha_spread)))
-        job = MockJob(request_id, total, alpha)
+        job = MockJob(request_id, total, alpha, self.law.k if k is None else k)
         job.prefill_left_s = self.law.prefill_s * self.pace
         self.waiting.append(job)
         self._wake.set()
@@ -247,7 +252,7 @@ class MockEngine:
         self.running = [job for job in self.running if job.emitted < job.total]
 
     def _accept(self, job: MockJob) -> int:
-        k = min(self.law.k, job.total - job.emitted - 1)
+        k = min(job.k, job.total - job.emitted - 1)
         if k <= 0 or job.emitted == 0:
             return 0
         accepted = 0

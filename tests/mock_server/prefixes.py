@@ -19,9 +19,9 @@ class SeenPrefixes:
     def enter(self, prompt: str, *, lost: bool = False) -> int:
         """How many words of the prompt were there; all of it is from now on. `lost`: none."""
         words = prompt.split()
-        found, hits = 0, True
+        found, hits, block = 0, True, 0
         for end in range(BLOCK, len(words) + 1, BLOCK):
-            block = hash_of(*words[:end])
+            block = hash_of(block, *words[end - BLOCK : end])
             hits = hits and block in self._known
             found += BLOCK * hits
             self._known.add(block)

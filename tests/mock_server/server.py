@@ -22,10 +22,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.lab.http.listening import bind, serving
 from foretoken.lab.http.timed import now
-from tests.mock_server.faults import MockFaults, strikes
+from tests.mock_server.faults import MockFaults, in_stretch, strikes
 from tests.mock_server.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
 from tests.mock_server.prefixes import SeenPrefixes
-from tests.mock_server.writing import MockAnswer, MockToken, MockWriter, prompt_of, temperature_of
+from tests.mock_server.writing import (
+    MockAnswer,
+    MockToken,
+    MockWriter,
+    length_of,
+    prompt_of,
+    temperature_of,
+    tokens_of,
+)
 
 
 class MockServer:
@@ -37,6 +45,8 @@ class MockServer:
         self.timings: list[Timing] = []
         self.count = 0
         self.prefixes = SeenPrefixes()
+        self._open: dict[str, str] = {}
+        """Prompts of answers that are on their way."""
         self._writer = MockWriter(model=self.model, faults=self.faults)
         self._engine: MockEngine | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,9 +114,16 @@ class MockServer:
             return _error(400, f"{refused[0]} is not supported")
         if self._due(self.faults.error_every):
             return _error(500, "the mock broke")
-        written = self._writer.write(body, self.count)
+        k = length_of(body, self.law.k)
+        others = tuple(self._open.values())
+        written = self._writer.write(body, self.count, k=k, others=others)
         name, temperature = f"cmpl-{self.count}", temperature_of(body)
-        job = self.engine.submit(name, len(written.pieces), temperature)
+        self._open[name] = prompt_of(body)
+        job = self.engine.submit(name, len(written.pieces), temperature, k)
+        if in_stretch(self.faults.stuck_acceptance, self.count):
+            job.alpha = -1.0
+        if in_stretch(self.faults.sure_acceptance, self.count):
+            job.alpha = 2.0
         talk = _MockReply(self, request.url.path, body, job, written)
         pieces = self._noted(talk.pieces(self._due(self.faults.truncate_every)), job, received)
         if body.get("stream"):
@@ -122,6 +139,7 @@ class MockServer:
                 yield piece
         finally:
             self.engine.abort(job)
+            self._open.pop(job.request_id, None)
         self.timings.append(
             Timing(job.request_id, received_s, job.first_s, job.last_s, job.emitted)
         )
@@ -202,20 +220,20 @@ class _MockReply:
     def _ending(self, total: int) -> dict[str, Any]:
         miscounted = strikes(self._server.faults.miscount, "usage", self._number)
         usage = {
-            "prompt_tokens": len(prompt_of(self._body).split()),
+            "prompt_tokens": tokens_of(prompt_of(self._body)),
             "completion_tokens": total + 1 * miscounted,
             "prompt_tokens_details": {"cached_tokens": self._cached},
         }
         found: dict[str, Any] = {"usage": usage}
         drafted, accepted = self._job.drafted, self._job.accepted
         if drafted and not self._server.faults.no_metrics:
-            histogram = [accepted.count(j) for j in range(self._server.law.k + 1)]
+            histogram = [accepted.count(j) for j in range(self._job.k + 1)]
             found["metrics"] = {
                 "speculative_decoding": {
                     "num_draft_tokens": sum(drafted),
                     "num_accepted_draft_tokens": sum(accepted),
                     "num_spec_steps": len(drafted),
-                    "num_spec_tokens": self._server.law.k,
+                    "num_spec_tokens": self._job.k,
                     "acceptance_histogram": histogram,
                     "per_step_accepted": accepted,
                     "per_step_drafted": drafted,

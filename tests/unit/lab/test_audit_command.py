@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
-from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.audit.run import AuditPlan, Hooks, audit
 from foretoken.lab.http.client import connect
 from foretoken.lab.measure.experiment import ArmConfig
 from tests.mock_server.faults import MockFaults, faults_of
@@ -25,7 +26,7 @@ def run(tmp_path: Path, *options: str) -> Result:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"what is number {i} good for, if anything?\n" for i in range(12)))
     rest = ["--workload", str(prompts), "--prompts", "8", "--out", str(tmp_path / "out")]
-    rest += ["--samples", "4"]
+    rest += ["--samples", "4", "--minutes", "0.05"]
     return CliRunner().invoke(app, ["lab", "audit", *rest, *options])
 
 
@@ -60,7 +61,7 @@ def test_the_time_is_told_of_what_is_asked() -> None:
             askers = [Asker(client.pool, client.info.model) for _ in range(2)]
             texts = [f"what is number {i} good for?" for i in range(12)]
             plan = AuditPlan(prompts=12, max_tokens=16, only=("greedy", "stops", "usage"))
-            await audit(askers[0], askers[1], texts, plan, say=told.append)
+            await audit(askers[0], askers[1], texts, plan, hooks=Hooks(say=told.append))
             await client.close()
         return sum(one.num_asked for one in askers)
 
@@ -71,15 +72,16 @@ def test_the_time_is_told_of_what_is_asked() -> None:
 
 
 def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:
+    few = "greedy,verification,grammars,usage"
     wrong = MockServer(FAST, faults=MockFaults(drop_grammar=1.0))
     with mock_running(wrong) as on:
-        found = run(tmp_path, on)
+        found = run(tmp_path, on, "--only", few)
     assert found.exit_code == 1, found.output
     assert "FAULTY: grammars" in found.stderr
     assert "it needs a server without speculation: give --baseline" in found.stderr
     assert "compared with none" in found.stderr
     with mock_running(MockServer(FAST)) as on:
-        found = run(tmp_path, on)
+        found = run(tmp_path, on, "--only", few)
     assert found.exit_code == 4, "texts were not compared"
     assert "not enough compared: it needs a server without speculation" in found.stderr
 
@@ -117,5 +119,46 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
     planned = json.loads(found.stdout)
-    assert len(planned["checks"]) == 12 and planned["requests"] > 100
+    assert len(planned["checks"]) == 18 and planned["requests"] > 100
     assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"], "a dry run writes nothing"
+
+
+def test_the_page_and_its_row(tmp_path: Path) -> None:
+    """What others collect: engine, version, method, card, checks, verdict."""
+    wrong, table = MockServer(FAST, faults=MockFaults(alter_copy=1.0)), tmp_path / "audits.md"
+    named = ["--only", "copies", "--method", "eagle3:ORG/NAME", "--card", "H|100"]
+    with mock_running(wrong) as on:
+        found = run(tmp_path, on, *named, "--submit", str(table))
+        again = run(tmp_path, on, *named, "--submit", str(table))
+    assert found.exit_code == again.exit_code == 1, found.output
+    page = (tmp_path / "out" / "audit.md").read_text()
+    assert "**FAULTY: copies.**" in page and "| card | H\\|100 |" in page
+    assert re.search(r"\d+ of \d+ identifiers \(\d+\.\d%, .*\) came altered", page), page
+    head, rule, *rows = table.read_text().splitlines()
+    assert head.count("|") == rule.count("|") == 9 and len(rows) == 2
+    assert rows[0].endswith(
+        "| mock | 1 | mock | eagle3:ORG/NAME | H\\|100 | 0 of 1 ok | FAULTY: copies |"
+    )
+    (tmp_path / "other.md").write_text("# Notes\n")
+    refused = run(tmp_path, "http://127.0.0.1:9", "--submit", str(tmp_path / "other.md"))
+    assert refused.exit_code == 2 and "--submit" in refused.output
+
+
+def test_lengths_and_minutes_that_are_none(tmp_path: Path) -> None:
+    wrong = run(tmp_path, "http://127.0.0.1:9", "--depths", "3,x")
+    assert wrong.exit_code == 2 and "lengths from 1 to 64" in wrong.output
+    wrong = run(tmp_path, "http://127.0.0.1:9", "--minutes", "0")
+    assert wrong.exit_code == 2 and "minutes" in wrong.output
+
+
+@pytest.mark.slow
+def test_a_command_is_started_with_each_depth(tmp_path: Path) -> None:
+    mock = f"{sys.executable} -m tests.mock_server --port {{port}} --k {{k}} --step-ms 0"
+    command = f"{mock} --prefill-ms 0 --fault wrong_depth=0.7"
+    found = run(tmp_path, command, "--only", "depths", "--depths", "4,5", "--minutes", "5")
+    assert found.exit_code == 1, found.output
+    assert "FAULTY: depth-5" in found.stderr
+    assert "ok  depth-4: drafts of 4" in found.stderr
+    assert {path.name for path in (tmp_path / "out" / "logs").iterdir()} == {
+        "on.log", "on-4.log", "on-5.log",
+    }  # fmt: skip

@@ -87,6 +87,7 @@ FORCED = CONFIG[:-1] + ', "synthetic_acceptance_rates": {rates:5}}'
 FILES = {
     "prompts.txt": "one prompt\nanother prompt\n",
     "serve.sh": f"vllm serve org/m --speculative-config '{CONFIG}'\n",
+    "server.log": "INFO SpecDecoding metrics: Mean acceptance length: 2.90, Accepted: 9 tokens\n",
     "requests.jsonl": '{"prompt": "x", "parameters": {"top_p": 0.9}}\n',
     "dashboard.json": '{"panels": [{"targets": [{"expr": "vllm:spec_decode_num_drafts_total"}]}]}',
 }

@@ -29,15 +29,27 @@ EPILOG = (
 )
 
 
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="LOG|URL|METRICS",
+        help="A server's log, its URL or metrics page, or its command: what is wrong with its "
+        "drafts, with the line, what to type, and the public thread; several times.",
+    ),
+]
+
+
 def lint(
     context: typer.Context,
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="A server's command in one pair of quotes, a file that has it (shell, Dockerfile, "
             "compose, Kubernetes, settings, Python that calls LLM(...)), or `-` for standard input."
         ),
-    ],
+    ] = None,
+    log: LogOption = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -58,32 +70,78 @@ def lint(
     from foretoken.lab.launch.read import READABLE, read_source
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.fit import Machine
-    from foretoken.lab.plain import to_plain
 
     if engine not in ("auto", *READ):
         raise ConfigError("--engine", engine, one_of(engine, ("auto", *READ)))
     own = own_parser(context.find_root().command)
+    if not (inputs or log):
+        raise ConfigError("INPUTS", None, f"{READABLE}; or --log with a log, a URL or a command")
     results = {}
-    for name in inputs:
+    symptoms = {name: _symptoms(name, engine) for name in log or ()}
+    for name in inputs or ():
         source = read_source(text_of(name), engine, name)
         if not (source.launches or source.findings):
             raise ConfigError("INPUTS", name, READABLE)
         results[name] = check(source, Machine(device=device, count=count), own)
     found = [finding for result in results.values() for finding in result.findings]
+    found += [finding for seen in symptoms.values() for finding in seen]
     if as_json:
-        document = {
-            "command": "foretoken lab lint",
-            "findings": {name: to_plain(result.findings) for name, result in results.items()},
-            "corrected": {
-                name: [one.corrected for one in result.launches if one.corrected]
-                for name, result in results.items()
-            },
-        }
-        print(json.dumps(document))
+        print(json.dumps(_document(results, symptoms)))
     else:
         _print(results)
+        for name, seen in symptoms.items():
+            _print_symptoms(name, seen)
     failing = ("error", "warning") if strict else ("error",)
     raise typer.Exit(1 if worst_level(found) in failing else 0)
+
+
+def _document(
+    results: dict[str, "LintResult"], symptoms: "dict[str, list[Finding]]"
+) -> dict[str, Any]:
+    from foretoken.lab.plain import to_plain
+
+    of_launches = {name: to_plain(result.findings) for name, result in results.items()}
+    of_logs = {name: to_plain(seen) for name, seen in symptoms.items()}
+    corrected = {
+        name: [one.corrected for one in result.launches if one.corrected]
+        for name, result in results.items()
+    }
+    return {
+        "command": "foretoken lab lint",
+        "findings": of_launches | of_logs,
+        "corrected": corrected,
+    }
+
+
+def _symptoms(name: str, engine: str) -> "list[Finding]":
+    """What a log, a server's metrics or a command shows. Raises ConfigError: nothing is there to
+    read; EndpointError: no server answers."""
+    from foretoken.lab.lint.symptoms import diagnose
+    from foretoken.lab.measure.driving import run_to_end
+
+    url = name.startswith(("http://", "https://"))
+    text = run_to_end(_metrics_of(name)) if url else text_of(name, "--log")
+    log, found = diagnose(text, engine)
+    if not (found or log.facts or log.settings) and log.engine == "auto":
+        raise ConfigError("--log", name, "a log, a metrics page or a command of an engine")
+    return found
+
+
+async def _metrics_of(url: str) -> str:
+    from foretoken.errors import EndpointError
+    from foretoken.lab.http.timed import HttpPool, TransportError
+
+    pool = HttpPool(url.rstrip("/").removesuffix("/metrics"))
+    try:
+        answer = await pool.send("GET", "/metrics", timeout_s=10.0)
+    except TransportError as error:
+        raise EndpointError(f"{url}: {error}; start the server first") from error
+    finally:
+        await pool.close()
+    if answer.status != 200:
+        said = f"{url}: HTTP {answer.status} at /metrics; llama.cpp tells them with --metrics"
+        raise EndpointError(said)
+    return answer.body.decode("utf-8", "replace")
 
 
 def own_parser(root: Any) -> "OwnParser":
@@ -160,6 +218,18 @@ def _print(results: dict[str, "LintResult"]) -> None:
             if verdict.corrected:  # as it is, to be pasted: no colours, no broken lines
                 print(f"\n{verdict.corrected}\n")
         _print_findings(console, result.others)
+
+
+def _print_symptoms(name: str, found: "list[Finding]") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    first = next(filter(str.strip, name.splitlines()), name)
+    console.print(Text(first[:80], style="bold"))
+    _print_findings(console, tuple(found))
+    if not found:
+        console.print("  no symptom that is known", style="green")
 
 
 def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None:

@@ -11,13 +11,20 @@ log-probabilities. What a server does not tell is None or empty.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
-from foretoken.lab.http.read_answer import error_text, parse_events
-from foretoken.lab.http.timed import Answer, TransportError
+from foretoken.lab.http.read_answer import (
+    error_text,
+    from_body,
+    from_spec_details,
+    from_timings,
+    parse_events,
+)
+from foretoken.lab.http.timed import Answer, Pool, TransportError
+from foretoken.lab.records.results import RequestAcceptance
 
 _PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
 _BUSY = (408, 429)
@@ -28,13 +35,6 @@ TOPS = 5
 """Likeliest tokens that greedy answers are asked for."""
 
 
-class Pool(Protocol):
-    """What sends a request."""
-
-    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
-        """Send it and wait for the whole answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """One prompt that checks ask about."""
@@ -42,6 +42,9 @@ class Case:
     number: int
     prompt: str
     max_tokens: int
+    before: str = ""
+    """What the prompt begins with, shared with other cases: it stands before what checks ask by
+    themselves too."""
 
 
 def cases_of(texts: Sequence[str], count: int, max_tokens: int, start: int = 0) -> list[Case]:
@@ -74,6 +77,8 @@ class Reply:
     """Functions that the model calls, and the texts of their arguments."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed again."""
+    acceptance: RequestAcceptance | None = None
+    """What became of its drafts, if the server tells."""
     refused: str | None = None
     """Why the server does not take such a request."""
     error: str | None = None
@@ -94,6 +99,10 @@ class Reply:
         if self.token_ids is not None:
             return len(self.token_ids)
         return len(self.tokens) if self.tokens is not None and self.tells_all else None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return (self.usage or {}).get("prompt_tokens")
 
     @property
     def finish_reason(self) -> str | None:
@@ -121,12 +130,17 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
     ends: list[str] = []
     calls: dict[int, list[str]] = {}
     after, prompt_ids, usage, cached = False, None, None, None
+    drafts: RequestAcceptance | None = None
+    all_timings: list[Mapping[str, Any]] = []
     for event in events:
         if event.get("error"):
             return Reply(body=body, error=str(event["error"])[:160])
         usage = event.get("usage") or usage
         timings = event.get("timings") or {}
         cached = timings.get("cache_n", cached)
+        all_timings += [timings] if timings else []
+        spec = (event.get("sglext") or {}).get("spec_tokens_details")
+        drafts = from_body(event.get("metrics")) or from_spec_details(spec) or drafts
         for choice in event.get("choices") or ():
             part = choice.get("delta") or choice.get("message") or {}
             text = choice.get("text") or part.get("content") or ""
@@ -159,6 +173,7 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
         usage=usage,
         calls=tuple((name, arguments) for name, arguments in calls.values()),
         cached_tokens=cached,
+        acceptance=drafts or from_timings(all_timings),
     )
 
 
@@ -217,12 +232,19 @@ class Asker:
         extra_body: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
         turns: OneAtATime | None = None,
+        in_flight: int = IN_FLIGHT,
     ) -> None:
         self.replies: list[Reply] = []
+        self.heard: Callable[[Reply], Awaitable[None]] | None = None
+        """Who is told of every reply."""
         self.num_asked = 0
+        self.manner: dict[str, Any] = {"pool": pool, "model": model, "extra_body": extra_body,
+                       "timeout_s": timeout_s}  # fmt: skip
+        """Whom it asks and how, for another one that asks in the same way."""
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
-        self._gate = asyncio.Semaphore(IN_FLIGHT)
+        self.in_flight = in_flight
+        self._gate = asyncio.Semaphore(in_flight)
         self._turns = turns
         self._greedy: dict[tuple[int, bool, bool], asyncio.Task[Reply]] = {}
 
@@ -243,6 +265,8 @@ class Asker:
             except TransportError as error:
                 reply = Reply(body=whole, error=str(error))
         self.replies.append(reply)
+        if self.heard is not None:
+            await self.heard(reply)
         return reply
 
     async def greedy(self, case: Case, again: bool = False, stream: bool = False) -> Reply:
@@ -253,7 +277,44 @@ class Asker:
         return await self._greedy[key]
 
     async def _ask_greedy(self, case: Case, stream: bool) -> Reply:
-        """With log-probabilities, if the server takes such a request."""
         body = {"prompt": case.prompt, "max_tokens": case.max_tokens, "temperature": 0.0}
+        return await self.told(body, stream=stream)
+
+    async def told(self, body: Mapping[str, Any], *, stream: bool = False) -> Reply:
+        """With log-probabilities, if the server takes such a request."""
         reply = await self.ask({**body, "logprobs": TOPS}, stream=stream)
         return reply if reply.refused is None else await self.ask(body, stream=stream)
+
+    async def undrafted(self, prompt: str, end: str, most: int) -> Reply:
+        """What the server writes greedily as far as `end`, at most `most` tokens, when it is asked
+        for one token at a time: no draft stands for the first token of an answer, so this is plain
+        decoding, of a server that speculates too."""
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+        parts: list[Reply] = []
+        while len(parts) < most and not any(end in part.text for part in parts[-1:]):
+            reply = await self.told(body)
+            if not reply.ok:
+                return reply
+            last = parts[-1].prompt_tokens if parts else None
+            if last is not None and reply.prompt_tokens != last + 1:
+                return replace(reply, refused="as a prompt the text is cut into other tokens")
+            parts.append(reply)
+            if not reply.text or reply.finish_reason == "stop":
+                break
+            text = "".join(part.text for part in parts)
+            ids = [part.token_ids for part in parts]
+            known = parts[0].prompt_ids is not None and None not in ids
+            body["prompt"] = prompt + text
+            if known:  # a character may be cut between tokens, which their numbers never are
+                body["prompt"] = [
+                    *(parts[0].prompt_ids or ()),
+                    *(n for own in ids for n in own or ()),
+                ]
+        rows = all(part.tokens is not None for part in parts)
+        return replace(
+            parts[-1],
+            body={**body, "prompt": prompt},
+            text="".join(part.text for part in parts),
+            tokens=tuple(t for part in parts for t in part.tokens or ()) if rows else None,
+            tops=tuple(top for part in parts for top in part.tops),
+        )

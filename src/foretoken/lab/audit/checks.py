@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.lab.audit.asking import Case, Reply
+from foretoken.lab.audit.copies import compare_drawn, copied
 from foretoken.lab.audit.judging import (
     FINE,
     AuditCheck,
@@ -412,7 +413,7 @@ CHECKS: tuple[AuditCheck, ...] = (
                look=_verification, answers=SCORED_TOKENS, each=0.1),
     AuditCheck("sampling",
                "drawn texts are as often there as plain decoding's, for every set of parameters",
-               compare=_sampling, each=0.1),
+               compare=_sampling, each=0.1, comparisons=2),
     AuditCheck("logprobs", "log-probabilities are those of plain decoding, not a draft's",
                look=_logprobs, reads_greedy=True),
     AuditCheck("seeds", "the same seed gives the same text again",
@@ -427,6 +428,10 @@ CHECKS: tuple[AuditCheck, ...] = (
                look=_tools, answers=2, each=0.6),
     AuditCheck("prefixes", "prompts that go on from an earlier one find it in the cache",
                look=_prefixes, answers=2, each=1.1),
+    AuditCheck("copies", "a greedy copy repeats the identifiers of the prompt",
+               look=copied, answers=1, each=3.0),
+    AuditCheck("drawn-copies", "a copy at the user's temperature alters no more than chance does",
+               compare=compare_drawn, answers=1, each=3.0, comparisons=2),
     AuditCheck("usage",
                "usage counts the tokens that came, no draft, and no more than max_tokens",
                read=_usage),

@@ -10,6 +10,7 @@ permutation test). What is only suspicious is looked at again with other prompts
 many: a false alarm must be unlucky in numbers that nobody has seen before.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,8 @@ import numpy as np
 
 from foretoken.lab.audit.asking import Asker, Case, Reply
 
-ERROR = 0.0002
-"""Chance of a false alarm of one comparison; a run makes fewer than forty."""
+ERROR = 0.00005
+"""Chance of a false alarm of one comparison."""
 _SUSPICIOUS = 0.3
 """Comparisons this unlikely are made again; of right servers' not many are."""
 _PERMUTATIONS = 20_000
@@ -38,6 +39,8 @@ class Look:
     """What was seen, where it is not fine."""
     score: float | None = None
     """A number whose mean is to be the same with and without speculation."""
+    counts: tuple[int, int] = (0, 0)
+    """Of a copy: identifiers that came altered, and all that were judged."""
 
 
 FINE = Look("fine")
@@ -57,10 +60,17 @@ class Sides:
     """Whether seeded answers are promised to be those of plain decoding."""
     samples: int = 200
     parameters: tuple[Mapping[str, Any], ...] = ()
+    temperature: float = 0.7
+    """Of drawn copies."""
 
     @property
     def control(self) -> bool:
         return self.arm is self.plain
+
+    def as_plain(self) -> "Sides":
+        """Plain decoding, to be held against itself."""
+        assert self.plain is not None, "nobody gave one"
+        return replace(self, arm=self.plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,8 @@ class AuditCheck:
     """Answers that a look asks each server for, about, greedy ones aside."""
     each: float = 1.0
     """What one of them takes, in greedy answers; measured on the packaged server."""
+    comparisons: int = 0
+    """Tests that it makes by itself, each with a false alarm as often as ERROR says."""
     reads_greedy: bool = False
     """Whether it looks at greedy answers, which are asked for once for all that do."""
 
@@ -106,6 +118,23 @@ def plain_of(sides: Sides) -> Asker:
     return sides.plain
 
 
+async def looks_at(
+    look: Callable[[Sides, Case], Awaitable[Look]], sides: Sides, cases: Sequence[Case]
+) -> list[Look]:
+    """A look at every case. Looks, not only requests, are limited: what one look asks for in turn
+    stays close together, and a prompt is not out of the cache again before it is asked to go on."""
+    gate = asyncio.Semaphore(sides.arm.in_flight)
+
+    async def one(case: Case) -> Look:
+        async with gate:
+            try:
+                return await look(sides, case)
+            except EndedLook as end:
+                return end.look
+
+    return list(await asyncio.gather(*map(one, cases)))
+
+
 Status = Literal["ok", "fault", "both", "open", "unasked"]
 
 
@@ -127,11 +156,20 @@ class CheckResult:
     plain_differs: int = 0
     near_ties: int = 0
     failed: int = 0
+    altered: int = 0
+    """Identifiers that came altered, of `identifiers`, and by plain decoding."""
+    identifiers: int = 0
+    plain_altered: int = 0
+    plain_identifiers: int = 0
     p_value: float | None = None
     """The least likely of the comparisons with plain decoding."""
     examples: tuple[str, ...] = ()
     untested: tuple[str, ...] = ()
     """Parts of a comparison that the server cannot be asked."""
+    comparisons: int = 0
+    """Tests, each with a false alarm as often as ERROR says."""
+    told: tuple[str, ...] = ()
+    """What was measured, in lines."""
     suspicious: bool = False
     """Worth another look, with more prompts."""
 
@@ -155,6 +193,11 @@ def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None
         plain_differs=theirs["differs"],
         near_ties=sum(look.why == "near-tie" for look in seen),
         failed=ours["failed"],
+        comparisons=check.comparisons,
+        altered=sum(look.counts[0] for look in seen),
+        identifiers=sum(look.counts[1] for look in seen),
+        plain_altered=sum(look.counts[0] for look in usual),
+        plain_identifiers=sum(look.counts[1] for look in usual),
         examples=tuple(look.why for look in seen if look.sort in ("wrong", "differs"))[:3],
         untested=tuple(look.why for look in looks if check.compare and look.sort == "unasked"),
     )
@@ -169,6 +212,7 @@ def _judge_seen(
 ) -> CheckResult:
     example = base.examples[0] if base.examples else ""
     if base.wrong and not base.plain_wrong:
+        example = next(look.why for look in seen if look.sort == "wrong")
         return replace(base, status="fault", why=example)
     if not compared:
         return replace(base, status="open" if base.differs else "ok", why=example)
@@ -182,6 +226,7 @@ def _judge_seen(
     theirs = [look.score for look in usual if look.score is not None]
     if ours and theirs:
         p_values.append(compare_means(ours, theirs))
+    base = replace(base, comparisons=base.comparisons + len(p_values))
     least = min(p_values)
     if least < ERROR:
         if not example:

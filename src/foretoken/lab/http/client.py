@@ -18,7 +18,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError, EndpointError, ForetokenError, one_of
 from foretoken.lab.http.read_answer import read_answer
-from foretoken.lab.http.timed import HttpPool, TransportError, now
+from foretoken.lab.http.timed import HttpPool, Pool, TransportError, now
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord, ServerInfo
@@ -145,7 +145,10 @@ _COUNTERS = (
     "vllm:num_preemptions",
 )
 KV_USAGE = "vllm:kv_cache_usage_perc"
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+"""Followed by a point and the position, from 0."""
+_POSITION = re.compile(r'position="(\d+)"')
 
 
 def parse_metrics(page: str) -> dict[str, float]:
@@ -156,8 +159,10 @@ def parse_metrics(page: str) -> dict[str, float]:
             continue
         name = match[1].removesuffix("_total")
         name = _RENAMED.get(name, name)
+        if name == PER_POSITION and (place := _POSITION.search(match[2] or "")):
+            name = f"{name}.{place[1]}"
         try:
-            found[name] = found.get(name, 0.0) + float(match[2])
+            found[name] = found.get(name, 0.0) + float(match[3])
         except ValueError:
             continue
     return found
@@ -172,7 +177,7 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
     }
 
 
-async def scrape(pool: HttpPool) -> dict[str, float] | None:
+async def scrape(pool: Pool) -> dict[str, float] | None:
     """The server's metrics now; None if it has none or does not answer."""
     try:
         answer = await pool.send("GET", "/metrics", timeout_s=5.0)

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httptools
@@ -104,6 +105,13 @@ class Answer:
     @property
     def body(self) -> bytes:
         return b"".join(piece for _, piece in self.pieces)
+
+
+class Pool(Protocol):
+    """What sends a request."""
+
+    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+        """Send it and wait for the whole answer."""
 
 
 class _Connection(asyncio.BufferedProtocol):

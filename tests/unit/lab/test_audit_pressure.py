@@ -1,0 +1,96 @@
+"""The checks again under load and at each draft length, in the minutes given."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.pressure import STAGES
+from foretoken.lab.audit.run import AuditPlan, Findings, Hooks, audit
+from tests.marks import slow_but
+from tests.mock_server.faults import MockFaults
+from tests.mock_server.generator import MockLaw, MockModel
+from tests.mock_server.server import MockServer
+from tests.unit.lab.in_process import InProcess
+
+TEXTS = [f"prompt {i}: write about what number {i} is good for" for i in range(60)]
+
+
+class Ticking:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+def run(faults: MockFaults, plan: AuditPlan) -> tuple[Findings, MockServer]:
+    law = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
+    server = MockServer(law, MockModel(rounding=0.004), faults)
+    pool = InProcess(server)
+
+    @asynccontextmanager
+    async def at_depth(length: int) -> AsyncIterator[Asker]:
+        fields = {"speculation": {"num_speculative_tokens": length}}
+        yield Asker(pool, "mock", extra_body=fields)
+
+    async def main() -> Findings:
+        arm = Asker(pool, "mock")
+        return await audit(arm, None, TEXTS, plan, at_depth=at_depth, hooks=Hooks(clock=Ticking()))
+
+    return asyncio.run(main()), server
+
+
+@pytest.mark.parametrize("share", slow_but([1.0, 0.5, 0.3], 0.3))
+def test_a_leaked_page_is_named_under_load(share: float) -> None:
+    """Nothing of it shows at 8 in flight."""
+    plan = AuditPlan(prompts=4, only=("copies", "load"), minutes=1.0)
+    found, _ = run(MockFaults(leak_page=share), plan)
+    copies, load = found.checks
+    assert copies.status == "ok", copies
+    assert load.name == "load-12" and load.status == "fault", load
+    assert any("leak: the answer to client zq" in why for why in load.examples), load.examples
+    assert found.missed[-1] == f"load: {STAGES[-1].said}"
+    assert len(found.missed) >= len(STAGES) - 1, found.missed
+
+
+def test_a_right_server_passes_every_stage_that_the_minutes_allow() -> None:
+    plan = AuditPlan(prompts=4, only=("load",), minutes=0.5)
+    found, server = run(MockFaults(), plan)
+    assert [one.name for one in found.checks] == ["load-12"], found.missed
+    assert {one.status for one in found.checks} == {"ok"}, found.checks
+    assert len(found.missed) >= len(STAGES) - 1, found.missed
+    assert not server.engine.running, "long requests were cancelled"
+
+
+@pytest.mark.slow
+def test_every_stage_is_reached_where_there_is_time() -> None:
+    found, server = run(MockFaults(), AuditPlan(prompts=4, only=("load",), minutes=60.0))
+    assert [one.name for one in found.checks] == [f"load-{one.in_flight}" for one in STAGES]
+    assert {one.status for one in found.checks} == {"ok"}, found.checks
+    assert found.missed == () and not server.engine.running
+
+
+def test_one_wrong_depth_is_found_among_right_ones() -> None:
+    plan = AuditPlan(prompts=8, only=("depths",), depths=(3, 4, 5, 6))
+    found, _ = run(MockFaults(wrong_depth=0.5), plan)
+    assert {one.name: one.status for one in found.checks} == {
+        "depth-3": "ok", "depth-4": "ok", "depth-5": "fault", "depth-6": "ok",
+    }  # fmt: skip
+
+
+def test_depths_that_were_not_reached_are_said() -> None:
+    found, _ = run(MockFaults(), AuditPlan(prompts=4, only=("depths",), minutes=0.05))
+    assert 1 <= len(found.checks) < 7
+    assert found.missed and found.missed[0].startswith("depths: ")
+
+
+@pytest.mark.parametrize("name", ["load", "depths"])
+def test_what_a_server_refuses_is_said(name: str) -> None:
+    found, _ = run(MockFaults(refuse=("prompt",)), AuditPlan(prompts=4, only=(name,)))
+    assert any("prompt is not supported" in said for said in found.missed), found
