@@ -120,7 +120,8 @@ ft_decoder *make_decoder(int type, int64_t hidden, int64_t layers, int beside) {
     ft_decoder *d = make_bytes(sizeof *d);
     *d = (ft_decoder){.hidden = hidden, .inner = pick(0, 1) ? 32 * pick(1, 3) : pick(1, 90),
                       .num_kv_heads = pick(1, 3), .head_dim = 2 * pick(1, 40), .type = type,
-                      .norm_type = pick(0, 1), .activation = pick(0, 1), .eps = 1e-5f};
+                      .norm_type = pick(0, 1), .activation = pick(0, 1), .eps = 1e-5f,
+                      .branch_scale = pick(0, 3) ? 1.0f : 0.5f};
     d->num_heads = d->num_kv_heads * pick(1, 3);
     ft_layer *all = make_bytes((size_t)layers * sizeof *all);
     for (int64_t i = 0; i < layers; i++) all[i] = make_layer(d, beside);
