@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from foretoken.errors import ForetokenError, ParameterError
-from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, problem_from
+from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, nobody, problem_from
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.server.access import Access, as_response
 from foretoken.server.endpoints import status
@@ -231,7 +231,7 @@ async def pass_on(request: Request) -> Response:
         if not answer.is_success:
             raise problem_from(answer, answer.content)
         return Response(answer.content, media_type=answer.headers.get("content-type"))
-    raise _nobody()
+    raise nobody()
 
 
 async def health(request: Request) -> Response:
@@ -241,7 +241,7 @@ async def health(request: Request) -> Response:
         raise draining()
     views = state.parts.members.views
     if all(view.draining for view in views):
-        raise _nobody()
+        raise nobody()
     return json_response({"status": "ready", "replicas": len(views)})
 
 
@@ -271,11 +271,6 @@ async def metrics(request: Request) -> Response:
 async def no_admin(request: Request) -> Response:
     """What changes one process cannot be asked of several."""
     raise Problem(404, f"{request.url.path}: not built for several replicas", code="not_built")
-
-
-def _nobody() -> Problem:
-    headers = {"retry-after": "5"}
-    return Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
 
 
 _ROUTES = (

@@ -134,15 +134,6 @@ class Members:
         views = (one.view(paces) for one in members)
         return [view for view in views if view is not None]
 
-    @property
-    def reports(self) -> dict[str, Report]:
-        """What those that can be asked said of themselves, by their ids."""
-        return {
-            replica_id: one.report
-            for replica_id, one in sorted(self._members.items())
-            if one.well and one.report is not None
-        }
-
     def url(self, replica_id: str) -> str | None:
         """Where a replica listens; None: it is gone."""
         member = self._members.get(replica_id)

@@ -59,11 +59,6 @@ class PrefixIndex:
             for name in names:
                 held.pop(name, None)
 
-    def clear(self, replica_id: str) -> None:
-        """The replica gave all pages up, and is still there."""
-        if replica_id in self._held:
-            self._held[replica_id].clear()
-
     def known(self, names: Sequence[bytes]) -> dict[str, int]:
         """How many of these pages, from the first on, each replica holds; those with none are left
         out."""
