@@ -41,16 +41,13 @@ class GlooRendezvous(Rendezvous):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """None."""
         return ()
 
     def with_descriptors(self, received: tuple[int, ...]) -> "GlooRendezvous":
-        """Itself."""
         assert not received, received
         return self
 
     def join(self, rank: int, lines: Mapping[int, int]) -> "GlooGroup":
-        """Connect to every other rank."""
         try:
             store = self.made.pop() if self.made else reach_store(self.port, self.size)
             found = ProcessGroupGloo(store, rank, self.size, JOIN)
@@ -59,7 +56,6 @@ class GlooRendezvous(Rendezvous):
         return GlooGroup(found, rank, self.size, self.wait_s, lines)
 
     def __reduce__(self) -> tuple[Callable[..., Rendezvous], tuple[int, int, float]]:
-        """A pickle without the store."""
         return _found, (self.size, self.port, self.wait_s)
 
 
@@ -113,7 +109,6 @@ class GlooGroup(Group):
         self._group = None
 
     def close(self) -> None:
-        """Close the connections."""
         self._group = None
 
     def _look_for_dead(self) -> None:

@@ -169,7 +169,6 @@ class Label:
 
     @classmethod
     def of(cls, x: Tensor) -> "Label":
-        """That of a tensor."""
         return cls(x.numel() * x.element_size(), x.dtype, tuple(x.shape))
 
     def numbers(self) -> list[int]:
@@ -180,17 +179,14 @@ class Label:
         return [self.payload, _TYPES.index(self.dtype), dims, *self.shape, *rest]
 
     def put(self, buffer: memoryview, at: int) -> None:
-        """Write it."""
         _LABEL.pack_into(buffer, at, *self.numbers())
 
     @classmethod
     def read(cls, buffer: memoryview, at: int) -> "Label":
-        """What `put` wrote."""
         return cls.from_numbers(_LABEL.unpack_from(buffer, at))
 
     @classmethod
     def from_numbers(cls, numbers: tuple[int, ...]) -> "Label":
-        """What `numbers` says."""
         payload, kind, dims, *shape = numbers
         return cls(payload, _TYPES[kind], tuple(shape[:dims]))
 

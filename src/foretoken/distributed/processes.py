@@ -113,7 +113,6 @@ class Followers:
             raise
 
     def __enter__(self) -> Self:
-        """The followers themselves."""
         return self
 
     def __exit__(
@@ -122,7 +121,6 @@ class Followers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close them."""
         self.close()
 
     @property
@@ -133,7 +131,6 @@ class Followers:
 
     @property
     def process_ids(self) -> list[int]:
-        """Those of ranks 1 and up."""
         return self._others.process_ids
 
     def check(self) -> None:
@@ -159,16 +156,13 @@ class Started(Others):
     """Processes that this one starts, and sees end."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order of ranks."""
         return [process.pid for process in self._processes]
 
     def line_to(self, rank: int, descriptors: tuple[int, ...]) -> socket.socket:
-        """Start one."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._processes.append(

@@ -59,16 +59,13 @@ class SharedMemoryRendezvous(Rendezvous):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return len(self.segments)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The segments."""
         return self.segments
 
     def with_descriptors(self, received: tuple[int, ...]) -> "SharedMemoryRendezvous":
-        """With these segments."""
         assert len(received) == self.size, (len(received), self.size)
         return replace(self, segments=received)
 
@@ -100,7 +97,6 @@ class SharedMemoryGroup(Group):
         lines: Mapping[int, int],
         wait_s: float,
     ) -> None:
-        """Take over mapped segments; `lines` as for `Rendezvous.join`."""
         self.rank, self.size, self.wait_s = rank, len(segments), wait_s
         self._views = [memoryview(segment) for segment in segments]
         self._bytes = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]

@@ -104,7 +104,6 @@ class FrontState:
     """Where requests get their noise from: the same sequence whoever serves them."""
 
     def headers(self, request: Request) -> dict[str, str]:
-        """Those of a request to a replica."""
         origin = RequestOrigin(
             tenant=request.scope["foretoken.tenant"],
             answer=f"{random.SystemRandom().getrandbits(128):032x}",
@@ -181,7 +180,6 @@ class _Closing:
         self._stream = EventStream(answer.events(), lambda: None, request_id, timeout_s)
 
     async def __call__(self, *given: Any) -> None:
-        """Send it."""
         try:
             await self._stream(*given)
         finally:

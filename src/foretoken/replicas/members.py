@@ -116,7 +116,6 @@ class Members:
     """Who may be asked. Belongs to the loop."""
 
     def __init__(self, directory: Directory, client: httpx.AsyncClient, internal_key: str) -> None:
-        """Nobody is known yet."""
         self._directory = directory
         self._client = client
         self._headers = {INTERNAL_HEADER: internal_key}
@@ -135,7 +134,6 @@ class Members:
         return [view for view in views if view is not None]
 
     def url(self, replica_id: str) -> str | None:
-        """Where a replica listens; None: it is gone."""
         member = self._members.get(replica_id)
         return None if member is None else member.place.url
 
@@ -261,7 +259,6 @@ class _AllPaces:
             self._means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
 
     def of(self, report: Report) -> Paces:
-        """Those of one replica."""
         found = self._means[report.fingerprint]
         return found._replace(step_s=report.paces.step_s or found.step_s)
 

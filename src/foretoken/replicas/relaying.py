@@ -56,7 +56,6 @@ class Upstream:
     """An open request; `close` it whatever happens."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        """Nothing is sent yet; `url` is the endpoint's."""
         self._client = client
         self._url = url
         self._response: httpx.Response | None = None
@@ -144,7 +143,6 @@ class FrontMetrics:
     """What the front counts."""
 
     def __init__(self, prefix: str) -> None:
-        """Names start with `prefix`."""
         self._registry = CollectorRegistry()
         self.http = Counter(
             f"{prefix}:front_http_responses",
@@ -174,13 +172,11 @@ class FrontMetrics:
         )
 
     def count_route(self, route: Route) -> None:
-        """A request goes to a replica."""
         assert route.replica is not None, route
         self._routes.labels(route.replica.replica_id, str(route.reason)).inc()
         self._hits.inc(route.hit_tokens)
 
     def count_restart(self, how: Restart) -> None:
-        """A request goes elsewhere."""
         self._restarts.labels(str(how)).inc()
 
     def render(self, pages: Mapping[str, str]) -> bytes:
@@ -250,7 +246,6 @@ class RelayedRequests:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
         return len(self.open)
 
     def end_all(self) -> None:
@@ -275,7 +270,6 @@ class RelayedAnswer:
     """The answer to one request; `close` it whatever happens."""
 
     def __init__(self, asked: Asked, around: RelayParts) -> None:
-        """Nothing is sent to anybody yet."""
         self._asked = asked
         self._around = around
         self._relay = Relay(
@@ -348,7 +342,6 @@ class RelayedAnswer:
             self._upstream.lose()
 
     async def close(self) -> None:
-        """Nothing more is wanted."""
         self._leave()
         self._around.requests.open.discard(self)
         if self._upstream is not None:
@@ -418,7 +411,6 @@ class RelayedAnswer:
         return beginning + b',"resume":' + json.dumps(resume).encode() + b"}"
 
     def _take(self, gained: list[StreamProgress]) -> None:
-        """What the client is about to be sent."""
         assert self._assigned is not None, "somebody sent it"
         self._assigned.settle()
         try:

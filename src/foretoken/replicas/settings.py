@@ -40,7 +40,6 @@ class ReplicaConfig:
     """Of each replica the cores of this machine that it keeps to; None: any."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self)
         most = self.max_replicas
         ok = most is None or most >= self.replicas
@@ -121,5 +120,4 @@ class ReplicaSpec:
         return replace(self, engine=replace(self.engine, kv_cache_memory_bytes=share))
 
     def reached_at(self, host: str) -> "ReplicaSpec":
-        """The same, listening at another address."""
         return replace(self, server=replace(self.server, host=host))

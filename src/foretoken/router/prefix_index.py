@@ -27,7 +27,6 @@ class PrefixIndex:
 
     @property
     def replicas(self) -> frozenset[str]:
-        """Those that are there."""
         return frozenset(self._held)
 
     def add(self, replica_id: str) -> None:
@@ -53,7 +52,6 @@ class PrefixIndex:
             held.popitem(last=False)
 
     def remove(self, replica_id: str, names: Iterable[bytes]) -> None:
-        """The replica gave these pages up."""
         held = self._held.get(replica_id)
         if held is not None:
             for name in names:

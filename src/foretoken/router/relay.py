@@ -85,12 +85,10 @@ class Relay:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has seen anything."""
         return any(output.token_ids or output.ended for output in self._outputs)
 
     @property
     def complete(self) -> bool:
-        """Whether every choice has ended."""
         return all(output.ended for output in self._outputs)
 
     @property

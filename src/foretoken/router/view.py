@@ -77,5 +77,4 @@ class RouteNeeds:
         return None
 
     def allows(self, view: ReplicaView) -> bool:
-        """Whether this replica may serve it."""
         return self.refusal(view) is None

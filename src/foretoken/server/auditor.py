@@ -71,7 +71,6 @@ class Samples:
         """Chosen and never compared: too many waited."""
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
         for request in requests:
             own = request.params.own_policy
             if (own is None or own.enabled) and self._luck.random() < self._share:
@@ -137,14 +136,12 @@ class Comparison:
     """
 
     def __init__(self, decode: Decode, promise: Promise) -> None:
-        """Hold what `decode` finds against `promise`."""
         self._decode = decode
         self._promise = promise
         self._luck = random.Random()
         self._count = 0
 
     async def compare(self, sample: FinishedRequest) -> Compared:
-        """Decode a sample again, as far as it takes."""
         params = sample.request.params
         if self._promise.has_one_answer(params):
             return await self._again(sample)
@@ -292,7 +289,6 @@ class Auditor:
     """Audits the requests of one engine."""
 
     def __init__(self, engine: AsyncEngine, share: float, promise: Promise) -> None:
-        """Decode a `share` of the finished requests again, and hold them to `promise`."""
         self._engine = engine
         self._samples = Samples(share)
         self.share = share
@@ -307,7 +303,6 @@ class Auditor:
         self._busy_at = 0.0
 
     def describe(self) -> dict[str, Any]:
-        """What there is to know, as JSON."""
         return {
             "share": self.share,
             "waiting": len(self._samples.waiting),
@@ -326,11 +321,9 @@ class Auditor:
             self._engine.close(self._stream)
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
         self._samples.opened(requests)
 
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         if self._samples.observe(outputs):
             self._due.set()
 

@@ -68,7 +68,6 @@ class ServerState:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, if it has one."""
         return self.engine.engine.parts.tokenizer
 
     @property

@@ -36,7 +36,6 @@ class CallReader:
     """One JSON object, from its opening brace to its closing one."""
 
     def __init__(self, number: int) -> None:
-        """Read call `number`."""
         self.text = ""
         """All of it so far."""
         self.done = False
@@ -52,7 +51,6 @@ class CallReader:
         self._held = ""
 
     def feed(self, char: str) -> list[Piece]:
-        """Add one character."""
         assert not self.done, "the object is closed"
         at = len(self.text)
         self.text += char
@@ -156,11 +154,9 @@ class PlainParser(ToolParser):
     """No calls: everything is content."""
 
     def feed(self, text: str) -> list[Piece]:
-        """The text itself."""
         return [Piece(content=text)] if text else []
 
     def finish(self) -> list[Piece]:
-        """Nothing was held back."""
         return []
 
 
@@ -169,7 +165,6 @@ class ArgumentsParser(ToolParser):
     """A named tool choice: the whole text is the arguments of one call."""
 
     def __init__(self, name: str) -> None:
-        """Call `name`."""
         self._name: str | None = name
 
     def feed(self, text: str) -> list[Piece]:
@@ -180,7 +175,6 @@ class ArgumentsParser(ToolParser):
         return [Piece(call=0, name=name, arguments=text)]
 
     def finish(self) -> list[Piece]:
-        """Nothing was held back."""
         return []
 
 
@@ -192,18 +186,15 @@ class HermesParser(ToolParser):
     marks = (OPEN, CLOSE)
 
     def __init__(self) -> None:
-        """Outside of any call."""
         self._held = ""
         self._num_calls = 0
         self._reader: CallReader | None = None
         self._after_call = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Content, names and arguments, as far as they are certain."""
         return merged([piece for char in text for piece in self._char(char)])
 
     def finish(self) -> list[Piece]:
-        """Text that looked like the beginning of a call and was none."""
         held = self._held
         if self._reader is not None and self._reader.name is None:
             held = self.OPEN + held + self._reader.text
@@ -267,18 +258,15 @@ class LlamaJsonParser(ToolParser):
     TAG = "<|python_tag|>"
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._held = ""
         self._num_calls = 0
         self._reader: CallReader | None = None
         self._is_content = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Content, names and arguments, as far as they are certain."""
         return merged([piece for char in text for piece in self._char(char)])
 
     def finish(self) -> list[Piece]:
-        """Text that looked like the beginning of a call and was none."""
         held = self._held
         if self._reader is not None and self._reader.name is None:
             held += self._reader.text
@@ -340,14 +328,12 @@ class ChoiceMessage:
     """Grows by the text of tokens; gives deltas on the way and the whole at the end."""
 
     def __init__(self, parser: ToolParser) -> None:
-        """Read with `parser`."""
         self._parser = parser
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
 
     @property
     def num_calls(self) -> int:
-        """Calls that were begun."""
         return len(self._calls)
 
     def read(self, text: str, *, ends: bool) -> list[dict[str, Any]]:

@@ -71,11 +71,9 @@ class _ChatWriter(ChoiceWriter):
         self._started = set(order.begun)
 
     def read(self, event: Event) -> None:
-        """More of a choice's message."""
         self._messages[event.choice].read(event.text, ends=event.finish_reason is not None)
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
-        """A choice with its message."""
         last = events[-1]
         message = self._messages[index]
         choice: dict[str, Any] = {

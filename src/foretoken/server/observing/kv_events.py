@@ -99,7 +99,6 @@ class KVEventPublisher:
         self._thread = threading.Thread(target=self._run, name="foretoken-kv-events", daemon=True)
 
     def start(self) -> None:
-        """Publish from now on."""
         self._thread.start()
 
     def close(self) -> None:

@@ -21,13 +21,11 @@ class LineFormatter(logging.Formatter):
     """One line per record; what `extra={"facts": {...}}` adds becomes fields."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` is one of LOG_FORMATS."""
         super().__init__("%(levelname)s %(asctime)s %(message)s", "%H:%M:%S")
         assert kind in LOG_FORMATS, kind
         self._json = kind == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         facts = getattr(record, "facts", {})
         if not self._json:
             return self._text(record, facts)

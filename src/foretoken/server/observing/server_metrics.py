@@ -121,7 +121,6 @@ class ScrapedFamilies(Collector):
         self._prefix, self._read = prefix, read
 
     def collect(self) -> Iterable[Metric]:
-        """As it stands."""
         return self._read(self)
 
     def one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
@@ -421,11 +420,9 @@ class ServerMetrics:
         self.registry.register(ScrapedFamilies(self._model_name, self._prefix, read))
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
         by_prompt = defaultdict[str, _Siblings](_Siblings)
         for request in requests:
             name, n = request.request_id, request.params.n
@@ -437,7 +434,6 @@ class ServerMetrics:
             self._n.observe(request.params.n)
 
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         for output in outputs:
             one = self._open.get(output.request_id)
             if one is None:

@@ -50,7 +50,6 @@ class Tally:
     """Counts over all choices of one request, for its usage and its metrics."""
 
     def __init__(self, generation: Generation) -> None:
-        """Nothing generated yet."""
         self._generation = generation
         self._num_resumed = sum(len(one.output_ids) for one in generation.order.resume or ())
         self.num_completion = 0
@@ -59,7 +58,6 @@ class Tally:
         self.ends: list[RequestMetrics] = []
 
     def add(self, event: Event) -> None:
-        """Count one event."""
         self.num_completion += event.token_id is not None
         if event.metrics is not None:
             self.ends.append(event.metrics)

@@ -122,7 +122,6 @@ class Generation:
             raise Problem(504, "the client read too slowly; the request was ended")
 
     def close(self) -> None:
-        """End what has not ended."""
         self.state.engine.close(self.stream)
 
     def _check(self, output: Output) -> None:

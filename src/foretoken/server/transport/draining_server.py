@@ -60,11 +60,9 @@ class _Writer:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether nothing more is written."""
         return self._ending() or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Write, unless it is closing."""
         if not self.is_closing():
             self._transport.write(data)
 
@@ -83,12 +81,10 @@ class Taker:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Begin, or go on."""
         if self._timer is None:
             self._check(None)
 
     def unwatch(self) -> None:
-        """It takes enough."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -133,7 +129,6 @@ class Connection(Http1Protocol):
     """Reads requests and writes answers, within limits."""
 
     def __init__(self, limits: ConnectionLimits, **given: Any) -> None:
-        """`given` is what uvicorn gives its protocols."""
         super().__init__(**given)
         self.ending = False
         """Whether nothing more is written."""
@@ -191,7 +186,6 @@ class Connection(Http1Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
         self.ending = True
         self._stop_waiting()
         self._taker.unwatch()
@@ -201,29 +195,24 @@ class Connection(Http1Protocol):
     # Callbacks of the parser; what they raise makes it stop.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._whole, self._in_head = False, True
         self._head_bytes = self._named_bytes = 0
         self._waiting_since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """More of its URL."""
         super().on_url(url)
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         super().on_header(name, value)
         self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Its body begins."""
         super().on_headers_complete()
         self._in_head = self._offers_upgrade
 
     def on_message_complete(self) -> None:
-        """A request has been read."""
         super().on_message_complete()
         if not self._offers_upgrade:
             self._whole = True
@@ -277,7 +266,6 @@ class Connection(Http1Protocol):
         self.hang_up()
 
     def refuse_head(self, why: str) -> None:
-        """Called where the parser stopped."""
         self.refuse(self._problem or Problem(400, why))
 
     def hang_up(self) -> None:
@@ -297,7 +285,6 @@ class Connection(Http1Protocol):
         self._timer = self.loop.call_later(_LINGER_S, self._close)
 
     def drop(self) -> None:
-        """Close at once."""
         self._dropped = True
         self._socket.abort()
 
@@ -338,12 +325,10 @@ class Connection(Http1Protocol):
             self.refuse(Problem(408, f"the request did not come whole within {limit:g} s"))
 
     def pause_writing(self) -> None:
-        """Much waits to be taken."""
         super().pause_writing()
         self._taker.watch()
 
     def resume_writing(self) -> None:
-        """Most of it was taken."""
         super().resume_writing()
         if not self._socket.is_closing():
             self._taker.unwatch()
