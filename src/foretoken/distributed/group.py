@@ -8,7 +8,7 @@ ends, with the others' tensors or with `RankLostError` on every rank that still 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -120,13 +120,14 @@ class Rendezvous(ABC):
         """Number of ranks."""
 
     @property
-    @abstractmethod
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors that a process must have before it joins."""
+        return ()
 
-    @abstractmethod
     def with_descriptors(self, received: tuple[int, ...]) -> "Rendezvous":
         """The same for a process that has them under these numbers."""
+        assert not received, received
+        return self
 
     @abstractmethod
     def join(self, rank: int, lines: Mapping[int, int]) -> Group:
@@ -154,18 +155,16 @@ _TYPES: Final = (
 )  # fmt: skip
 _LABEL: Final = Struct("=16q")
 _MOST_DIMS: Final = 13
+LABEL_BYTES: Final = _LABEL.size
 
 
-@final
-class Label:
+class Label(NamedTuple):
     """What goes before a tensor's bytes: how many they are, and of what."""
 
-    num_bytes: Final = _LABEL.size
-    __slots__ = ("dtype", "payload", "shape")
-
-    def __init__(self, payload: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """`payload` bytes of a tensor of this type and shape."""
-        self.payload, self.dtype, self.shape = payload, dtype, shape
+    payload: int
+    """Bytes."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, x: Tensor) -> "Label":

@@ -132,7 +132,7 @@ class DeviceGroup(Group):
 
 def store_of(host: Group) -> Any:
     """A store that all ranks reach, at rank 0; all of them must call it."""
-    from foretoken.distributed.store import open_store, reach_store  # not every PyTorch has it
+    from foretoken.distributed.gloo import open_store, reach_store  # not every PyTorch has it
 
     if host.rank:
         return reach_store(int(host.broadcast(None)), host.size)

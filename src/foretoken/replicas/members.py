@@ -9,7 +9,7 @@ nothing known of it, if it answers again. Knows no requests and no Ray.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -71,12 +71,14 @@ class _Member:
     listeners: set[Callable[[], None]] = field(default_factory=set)
     """Called when it is lost."""
 
-    def view(self, all_paces: "_AllPaces") -> ReplicaView | None:
+    def view(self, all_paces: Mapping[tuple[str, str, str], Paces]) -> ReplicaView | None:
         """As it reported, with what it was given since; None: it is not to be chosen just now."""
         if self.report is None or not self.well:
             return None
         ended = len(self.reported - self.open)
-        view = self.report.view(self.place.replica_id, all_paces.of(self.report), ended)
+        paces = all_paces[self.report.fingerprint]
+        paces = paces._replace(step_s=self.report.paces.step_s or paces.step_s)
+        view = self.report.view(self.place.replica_id, paces, ended)
         for missing_tokens in self.given.values():
             view = view.given(missing_tokens)
         return view
@@ -129,7 +131,7 @@ class Members:
     def views(self) -> list[ReplicaView]:
         """Of those that can be asked."""
         members = self._members.values()
-        paces = _AllPaces([one.report for one in members if one.report is not None])
+        paces = _all_paces([one.report for one in members if one.report is not None])
         views = (one.view(paces) for one in members)
         return [view for view in views if view is not None]
 
@@ -247,20 +249,14 @@ def _nothing() -> None:
     """Nobody was assigned."""
 
 
-@final
-class _AllPaces:
+def _all_paces(reports: Sequence[Report]) -> dict[tuple[str, str, str], Paces]:
     """What replicas of one fingerprint have measured, together: each has seen few requests, and one
     that has just been started none. Only how long its steps are depends on its own load."""
-
-    def __init__(self, reports: Sequence[Report]) -> None:
-        self._means: dict[tuple[str, str, str], Paces] = {}
-        for fingerprint in {report.fingerprint for report in reports}:
-            alike = [report.paces for report in reports if report.fingerprint == fingerprint]
-            self._means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
-
-    def of(self, report: Report) -> Paces:
-        found = self._means[report.fingerprint]
-        return found._replace(step_s=report.paces.step_s or found.step_s)
+    means = {}
+    for fingerprint in {report.fingerprint for report in reports}:
+        alike = [report.paces for report in reports if report.fingerprint == fingerprint]
+        means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
+    return means
 
 
 def _mean(measured: Sequence[float]) -> float:

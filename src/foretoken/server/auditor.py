@@ -235,14 +235,15 @@ class FairTokens:
         """Accuse with a chance of at most `error` where there is nothing."""
         self.error = error
         self.num_tokens = 0
-        self._mean = 0.0
+        self.mean = 0.0
+        """How much likelier the given tokens are, from -1 to 1; 0 is expected."""
         self._logs = [0.0] * (2 * len(_STAKES))
 
     def add(self, difference: float) -> None:
         """Log-probability of the given token less that of the drawn one."""
         turn = math.tanh(difference)  # bounded and odd: still fair
         self.num_tokens += 1
-        self._mean += (turn - self._mean) / self.num_tokens
+        self.mean += (turn - self.mean) / self.num_tokens
         for i, stake in enumerate((*_STAKES, *(-stake for stake in _STAKES))):
             self._logs[i] += math.log1p(stake * turn)
 
@@ -253,11 +254,6 @@ class FairTokens:
         if most > 600.0:  # beyond what a float holds
             return math.inf
         return sum(math.exp(log) for log in self._logs) / len(self._logs)
-
-    @property
-    def mean(self) -> float:
-        """How much likelier the given tokens are, from -1 to 1; 0 is expected."""
-        return self._mean
 
     @property
     def failed(self) -> bool:

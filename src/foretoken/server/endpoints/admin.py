@@ -3,7 +3,6 @@
 Off unless the server was started with an admin key; `foretoken.server.access` asks for it.
 """
 
-import functools
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +12,6 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
-from foretoken.proposers.lookup.suffix.texts import CachedText
 from foretoken.server.problems import Problem
 from foretoken.server.requests.prompt_ids import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
@@ -89,9 +87,12 @@ async def put_corpus(request: Request) -> Response:
     text = await state.engine.call(
         lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE])
     )
+
+    async def extend(part: list[int]) -> bool:
+        return await state.engine.call(lambda engine: _suffix(engine).extend_corpus(text, part))
+
     for start in range(_AT_ONCE, len(ids), _AT_ONCE):
-        extend = functools.partial(_extend, text=text, part=ids[start : start + _AT_ONCE])
-        if not await state.engine.call(extend):
+        if not await extend(ids[start : start + _AT_ONCE]):
             raise Problem(409, f"corpus: {name[:100]!r} was replaced or removed meanwhile")
     return json_response({"name": name, "tokens": len(ids)})
 
@@ -102,11 +103,6 @@ async def delete_corpus(request: Request) -> Response:
     if not await state.engine.call(lambda engine: _suffix(engine).remove_corpus(name)):
         raise Problem(404, f"corpus: got {name[:100]!r}, which there is not")
     return json_response({"name": name})
-
-
-def _extend(engine: Engine, text: CachedText, part: list[int]) -> bool:
-    """Add to a text; False if it was replaced or removed meanwhile."""
-    return _suffix(engine).extend_corpus(text, part)
 
 
 def _salt(state: ServerState, body: CorpusBody) -> str | None:

@@ -91,10 +91,11 @@ def within_bounds(
         field = "echo" if echo else "return_token_ids"
         raise ParameterError(field, given, f"at most {MOST_REPEATED:,} tokens of prompts repeated")
     own = 0 if params.logprobs is None else params.logprobs + 1
+    of_prompt = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
     size = _Size(
         outputs=params.n * len(prompts),
         prompt_tokens=repeated,
-        per_prompt_token=_per_prompt_token(body, own if echo else 0),
+        per_prompt_token=of_prompt + (own if echo else 0),
         # What a stream has sent, it does not hold.
         per_new_token=0 if body.stream else own + body.token_sources,
     )
@@ -110,11 +111,6 @@ def within_bounds(
     if body.most_tokens is not None or not size.most_new:
         raise size.refused("token_sources" if not own else "logprobs", new_tokens)
     return replace(params, max_tokens=size.most_new)
-
-
-def _per_prompt_token(body: GenerationBody, echoed: int) -> int:
-    asked = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
-    return asked + echoed
 
 
 def resume_of(

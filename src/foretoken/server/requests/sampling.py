@@ -91,16 +91,11 @@ def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
         ParameterError: a value out of its range or over a limit.
     """
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    prompt_logprobs = body.prompt_logprobs
-    if body.echo and body.logprobs is not None and prompt_logprobs is None:
-        prompt_logprobs = body.logprobs
-    return _params(
-        body,
-        limits,
-        max_tokens=max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    of_prompt, logprobs = body.prompt_logprobs, body.logprobs
+    if body.echo and of_prompt is None:
+        of_prompt = logprobs
+    given = {"logprobs": logprobs, "prompt_logprobs": of_prompt}
+    return _params(body, limits, max_tokens=max_tokens, **given)
 
 
 def chat_params(
@@ -134,18 +129,13 @@ def chat_params(
     )
 
 
-def _policy(body: GenerationBody) -> dict[str, Any] | None:
-    """What the request says of its drafts, with what its service tier says of its haste."""
-    guard = _TIER_GUARDS.get(body.service_tier or "")
-    if guard is None:
-        return body.speculation
-    return {"guard": guard, **(body.speculation or {})}
-
-
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
     given["structured_outputs"] = structure_of(body)
-    given["speculation"] = _policy(body)
+    given["speculation"] = body.speculation
+    guard = _TIER_GUARDS.get(body.service_tier or "")
+    if guard is not None:
+        given["speculation"] = {"guard": guard, **(body.speculation or {})}
     given["prediction"] = body.prediction.text if body.prediction is not None else None
     given.update(others)
     if body.token_sources and given["logprobs"] is None:
