@@ -11,8 +11,7 @@ from foretoken.config.resolve import CPU_KV_SHARE
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.placement import usable_nodes
-from foretoken.server.settings import ServerConfig
-from foretoken.server.transport.connection_limit import MOST_CONNECTIONS
+from foretoken.server.settings import MOST_CONNECTIONS, ServerConfig
 
 logger = logging.getLogger("foretoken")
 

@@ -11,6 +11,8 @@ from foretoken.config.reader import Allowed, at_least, between, check_fields, re
 
 TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")
+MOST_CONNECTIONS = 1024
+"""However many descriptors there are: each connection may hold a body."""
 
 _COUNT = Annotated[int, at_least(1)]
 _SECONDS = Annotated[float, Allowed("a number > 0", lambda seconds: seconds > 0)]
