@@ -291,21 +291,13 @@ class RelayedAnswer:
             Problem: it was refused, or no replica could give it.
         """
         while True:
-            upstream = await self._accepted()
+            upstream = await self.begin()
             try:
                 answer = await upstream.whole()
                 self._leave()
                 return answer
             except ReplicaFailed as failure:
                 await self._fail(str(failure))
-
-    async def begin(self) -> None:
-        """Have a replica begin a stream.
-
-        Raises:
-            Problem: it was refused, or no replica could take it.
-        """
-        await self._accepted()
 
     async def events(self) -> Events:
         """The events of a stream that has begun.
@@ -352,8 +344,12 @@ class RelayedAnswer:
         if self._assigned is not None:
             self._assigned.end()
 
-    async def _accepted(self) -> Upstream:
-        """Send it to replicas until one takes it."""
+    async def begin(self) -> Upstream:
+        """Send it to replicas until one takes it, which begins to answer.
+
+        Raises:
+            Problem: it was refused, or no replica could take it.
+        """
         while True:
             upstream = await self._route()
             try:
@@ -376,7 +372,7 @@ class RelayedAnswer:
     async def _go_on(self) -> None:
         """Have another replica take a stream that has begun."""
         try:
-            await self._accepted()
+            await self.begin()
         except Problem as problem:
             if problem.status >= 500:
                 raise

@@ -168,12 +168,9 @@ class Access:
         if not keys or path in _OPEN or path.startswith(_OPEN_BELOW):
             return None
         if not _matches(given, keys):
-            raise Problem(
-                401,
-                "a valid API key is needed: `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            message = "a valid API key is needed: `Authorization: Bearer KEY`"
+            wanted = {"www-authenticate": "Bearer"}
+            raise Problem(401, message, code="invalid_api_key", headers=wanted)
         return tenant_of(given)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:

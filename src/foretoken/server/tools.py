@@ -144,9 +144,9 @@ class ToolParser(ABC):
     def feed(self, text: str) -> list[Piece]:
         """Add text; what is certain by now."""
 
-    @abstractmethod
     def finish(self) -> list[Piece]:
         """No more text: what was held back."""
+        return []
 
 
 @final
@@ -155,9 +155,6 @@ class PlainParser(ToolParser):
 
     def feed(self, text: str) -> list[Piece]:
         return [Piece(content=text)] if text else []
-
-    def finish(self) -> list[Piece]:
-        return []
 
 
 @final
@@ -173,9 +170,6 @@ class ArgumentsParser(ToolParser):
             return []
         name, self._name = self._name, None
         return [Piece(call=0, name=name, arguments=text)]
-
-    def finish(self) -> list[Piece]:
-        return []
 
 
 @final

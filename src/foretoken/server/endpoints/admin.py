@@ -3,6 +3,7 @@
 Off unless the server was started with an admin key; `foretoken.server.access` asks for it.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -46,10 +47,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     models = await state.engine.call(lambda engine: engine.parts.controller.models())
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
-        "enabled": policy.enabled,
-        "drafter": policy.drafter,
-        "num_speculative_tokens": policy.num_speculative_tokens,
-        "guard": policy.guard,
+        **asdict(policy),
         "drafters": dict(parts.intake.drafters),
         "last_minute": recent,
         "control": control,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem
 from foretoken.server.replica_protocol.pace import Backlog, Paces
-from foretoken.server.state import ServerState, is_internal, state_of
+from foretoken.server.state import is_internal, state_of
 from foretoken.types.fingerprint import Fingerprint
 
 PATH = "/internal/replica"
@@ -51,13 +51,8 @@ async def replica(request: Request) -> Response:
     """The report, for whoever has the internal key."""
     if not is_internal(request):
         raise Problem(404, f"GET {PATH}: Not Found")
-    return Response(report_of(state_of(request)).model_dump_json(), media_type="application/json")
-
-
-def report_of(state: ServerState) -> Report:
-    """How the server is."""
-    engine = state.engine
-    return Report(
+    state, engine = state_of(request), state_of(request).engine
+    report = Report(
         fingerprint=(*state.fingerprint,),
         backlog=state.pace.backlog,
         paces=state.pace.paces,
@@ -66,3 +61,4 @@ def report_of(state: ServerState) -> Report:
         stalled_s=engine.stalled_s,
         speculation=state.speculation,
     )
+    return Response(report.model_dump_json(), media_type="application/json")

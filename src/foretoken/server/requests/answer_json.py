@@ -32,9 +32,8 @@ class TokenTexts:
         """The token alone as text, special tokens included."""
         text = self._known.get(token_id)
         if text is None:
-            if self._tokenizer is None:
-                text = f"token_id:{token_id}"
-            else:
+            text = f"token_id:{token_id}"
+            if self._tokenizer is not None:
                 text = self._tokenizer.decode([token_id], skip_special_tokens=False)
             self._known[token_id] = text
         return text

@@ -251,8 +251,5 @@ def _check_admission(state: ServerState, num_choices: int) -> None:
         raise Problem(503, "the engine has stopped")
     running = state.engine.engine.parts.config.max_num_seqs
     if state.engine.num_open + num_choices > running + limits.max_queue:
-        raise Problem(
-            429,
-            f"{state.engine.num_open} requests are running or waiting already",
-            headers={"retry-after": "1"},
-        )
+        message = f"{state.engine.num_open} requests are running or waiting already"
+        raise Problem(429, message, headers={"retry-after": "1"})
