@@ -104,12 +104,12 @@ class Assigned(NamedTuple):
     """Where a request goes."""
 
     route: Route
-    settle: Callable[[], None]
+    settle: Callable[[], None] = lambda: None
     """To be called when it has begun to answer, or will not: then it is no load beyond what the
     replica reports. More than once is fine."""
-    end: Callable[[], None]
+    end: Callable[[], None] = lambda: None
     """To be called when the replica has nothing more to do with it. More than once is fine."""
-    refuse: Callable[[], None]
+    refuse: Callable[[], None] = lambda: None
     """To be called when it was refused for its own fault: its prompt was not computed."""
 
 
@@ -143,7 +143,7 @@ class Members:
         """A replica for a request, which counts as given to it until that is settled."""
         route = choose(prompt, self.views, self._index, needs)
         if route.replica is None:
-            return Assigned(route, _nothing, _nothing, _nothing)
+            return Assigned(route)
         replica_id = route.replica.replica_id
         new = prompt.names[self._index.known(prompt.names).get(replica_id, 0) :]
         self._index.store(replica_id, prompt.names)
@@ -216,7 +216,12 @@ class Members:
             began = time.monotonic()
             report = await self._ask(member.place.url)
             if report is not None and report.stalled_s < STALLED_S:
-                self._take(member, report)
+                if member.report is None:
+                    logger.info("replica %s is there", replica_id)
+                    self._index.add(replica_id)
+                member.take(report)
+                self._heard.set()
+                self._heard = asyncio.Event()
             elif member.well:
                 member.well = False
                 logger.warning("replica %s does not answer", replica_id)
@@ -228,25 +233,12 @@ class Members:
         for on_lost in list(member.listeners):
             on_lost()
 
-    def _take(self, member: _Member, report: Report) -> None:
-        replica_id = member.place.replica_id
-        if member.report is None:
-            logger.info("replica %s is there", replica_id)
-            self._index.add(replica_id)
-        member.take(report)
-        self._heard.set()
-        self._heard = asyncio.Event()
-
     async def _ask(self, url: str) -> Report | None:
         try:
             answer = await self._client.get(url + PATH, headers=self._headers, timeout=_ANSWER_S)
             return Report.model_validate_json(answer.content) if answer.is_success else None
         except (httpx.HTTPError, ValidationError):
             return None
-
-
-def _nothing() -> None:
-    """Nobody was assigned."""
 
 
 def _all_paces(reports: Sequence[Report]) -> dict[tuple[str, str, str], Paces]:

@@ -28,7 +28,6 @@ class Restart(StrEnum):
     """How an attempt begins."""
 
     FIRST = "first"
-    """The first attempt."""
     REPLAY = "replay"
     """The whole request again: the client has seen nothing of it."""
     EXACT = "exact"

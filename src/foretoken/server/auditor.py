@@ -287,6 +287,7 @@ class Auditor:
     def __init__(self, engine: AsyncEngine, share: float, promise: Promise) -> None:
         self._engine = engine
         self._samples = Samples(share)
+        self.opened = self._samples.opened
         self.share = share
         self._comparison = Comparison(self._decode, promise)
         self.fair = FairTokens()
@@ -315,9 +316,6 @@ class Auditor:
         self._busy_at = time.monotonic()
         if self._stream is not None:
             self._engine.close(self._stream)
-
-    def opened(self, requests: Sequence[Request]) -> None:
-        self._samples.opened(requests)
 
     def observe(self, outputs: Sequence[Output]) -> None:
         if self._samples.observe(outputs):

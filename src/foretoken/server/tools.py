@@ -311,10 +311,7 @@ def _overlap(text: str, marker: str) -> int:
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)
 
 
-PARSERS: dict[str, type[ToolParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": LlamaJsonParser,
-}
+PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaJsonParser}
 
 
 @final
@@ -324,11 +321,7 @@ class ChoiceMessage:
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
         self._content: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
+        self.calls: list[dict[str, Any]] = []
 
     def read(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
         """Deltas of more text; with its end, also what was held back."""
@@ -342,11 +335,11 @@ class ChoiceMessage:
         content = "".join(self._content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not self._calls else None,
+            "content": content if content or not self.calls else None,
             "refusal": None,
         }
-        if self._calls:
-            message["tool_calls"] = self._calls
+        if self.calls:
+            message["tool_calls"] = self.calls
         return message
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -359,9 +352,9 @@ class ChoiceMessage:
             function["name"] = piece.name
             change |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
             call = {"id": change["id"], "type": "function"}
-            self._calls.append({**call, "function": dict(function)})
+            self.calls.append({**call, "function": dict(function)})
         else:
-            self._calls[piece.call]["function"]["arguments"] += piece.arguments
+            self.calls[piece.call]["function"]["arguments"] += piece.arguments
         return {"tool_calls": [change]}
 
 

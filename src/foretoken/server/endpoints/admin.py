@@ -13,6 +13,7 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import named_as
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
+from foretoken.proposers.lookup.suffix.texts import CachedText
 from foretoken.server.problems import Problem
 from foretoken.server.requests.prompt_ids import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
@@ -82,7 +83,7 @@ async def put_corpus(request: Request) -> Response:
     body = await read_body(request, CorpusBody, state.config.limits.max_body_bytes)
     salt = _salt(state, body)
     ids = await encode(state, body.text, special=False)
-    text = await state.engine.call(
+    text: CachedText = await state.engine.call(
         lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE])
     )
 

@@ -86,7 +86,7 @@ class _ChatWriter(ChoiceWriter):
         return {**choice, **asked_for(self._body, events, self._prompt_ids, self._text_of)}
 
     def _finish_reason(self, event: Event) -> str | None:
-        called = self._messages[event.choice].num_calls > 0
+        called = bool(self._messages[event.choice].calls)
         if event.finish_reason is FinishReason.STOP and called and not self._named:
             return "tool_calls"
         return event.finish_reason

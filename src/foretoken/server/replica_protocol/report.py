@@ -12,7 +12,7 @@ from starlette.responses import Response
 from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem
 from foretoken.server.replica_protocol.pace import Backlog, Paces
-from foretoken.server.state import is_internal, state_of
+from foretoken.server.state import state_of
 from foretoken.types.fingerprint import Fingerprint
 
 PATH = "/internal/replica"
@@ -49,7 +49,7 @@ class Report(BaseModel):
 
 async def replica(request: Request) -> Response:
     """The report, for whoever has the internal key."""
-    if not is_internal(request):
+    if not request.scope["foretoken.internal"]:
         raise Problem(404, f"GET {PATH}: Not Found")
     state, engine = state_of(request), state_of(request).engine
     report = Report(

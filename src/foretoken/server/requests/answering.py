@@ -20,14 +20,7 @@ from foretoken.server.requests.generation import Event, Generation, GenerationRe
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.sampling import about_body, structure_field
 from foretoken.server.schemas import CompletionBody, GenerationBody, StreamOptions
-from foretoken.server.state import (
-    is_internal,
-    origin_of,
-    priority_of,
-    request_id_of,
-    salt_of,
-    state_of,
-)
+from foretoken.server.state import priority_of, request_id_of, salt_from, state_of
 from foretoken.server.transport.events import EventStream, LateList, as_event, unless_gone
 from foretoken.server.transport.slices import JsonAnswer, gathered, in_slices, pieces
 from foretoken.types import Resume, SamplingParams
@@ -131,7 +124,7 @@ def resume_of(
     if state_of(request).config.internal_key is None:
         allowed = "nothing: the server was started without --internal-key"
         raise ParameterError("resume", given, allowed)
-    if not is_internal(request):
+    if not request.scope["foretoken.internal"]:
         needed = "nothing without the internal key, in the header x-foretoken-internal-key"
         raise Problem(403, f"resume: got {given!r}; allowed: {needed}", "resume")
     if not body.stream:
@@ -190,9 +183,9 @@ async def respond(
         prompts=prompts,
         params=params,
         priority=priority_of(request, body.priority),
-        cache_salt=salt_of(request, body.cache_salt),
+        cache_salt=salt_from(request.scope["foretoken.tenant"], body.cache_salt),
         resume=resume_of(request, body, len(prompts) * params.n),
-        origin=origin_of(request),
+        origin=request.scope["foretoken.origin"],
         traceparent=request.headers.get("traceparent"),
         without_effect=body.without_effect,
         structure_field=structure_field(body),

@@ -190,10 +190,9 @@ async def accept(state: ServerState, kind: str, order: GenerationRequest) -> Gen
     if state.auditor is not None:  # an audit may have begun while the request was made
         state.auditor.give_way()
     stream = state.engine.open(requests)
-    state.metrics.opened(requests)
-    state.pace.opened(requests)
-    if state.auditor is not None:
-        state.auditor.opened(requests)
+    for told in (state.metrics, state.pace, state.auditor):
+        if told is not None:
+            told.opened(requests)
     if state.spans is not None:
         state.spans.opened(requests, order.request_id, order.traceparent)
     facts: dict[str, object] = {

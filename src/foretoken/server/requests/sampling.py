@@ -117,16 +117,13 @@ def chat_params(
     if body.max_tokens is not None and body.max_tokens != max_tokens:
         raise ParameterError("max_tokens", body.max_tokens, "the same as max_completion_tokens")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    if structure is None:
-        return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
-    if structure_of(body) is not None:
+    others: dict[str, Any] = {} if structure is None else {"structured_outputs": structure}
+    if others and structure_of(body) is not None:
         allowed = "none or auto, beside response_format and structured_outputs"
         choice = body.tool_choice
         shown = choice.model_dump() if isinstance(choice, NamedTool) else choice
         raise ParameterError("tool_choice", shown, allowed)
-    return _params(
-        body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
-    )
+    return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs, **others)
 
 
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
