@@ -18,6 +18,7 @@ first third of the time does not count. Nothing is timed: any machine gives the 
 
 import heapq
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -137,6 +138,10 @@ class SimulatedReplica:
         self._step_s, self.prefill_token_s = one, (many - one) / (most - 1)
 
     @property
+    def num_requests(self) -> int:
+        return self._scheduler.num_running + self._scheduler.num_waiting
+
+    @property
     def busy(self) -> bool:
         return self._batch is not None
 
@@ -218,9 +223,6 @@ class SimulatedReplica:
         return ReplicaView(
             replica_id=self.replica_id,
             fingerprint=FINGERPRINT,
-            queued=scheduler.num_waiting,
-            running=scheduler.num_running,
-            kv_use=scheduler.kv_usage,
             queue_s=step_s + left * self.prefill_token_s,
             prefill_token_s=self.prefill_token_s,
         )
@@ -261,6 +263,8 @@ class Router:
     def __init__(self, policy: str, replicas: Sequence[str], seed: int) -> None:
         self.policy, self.index = policy, PrefixIndex(PAGES)
         self._random, self._turns = Random(f"router {seed}"), count()
+        self.loads = Counter[str]()
+        """Requests of each replica when it reported, and those it was given since."""
         for replica_id in replicas:
             self.index.add(replica_id)
 
@@ -271,8 +275,8 @@ class Router:
         if self.policy == "turns":
             return views[next(self._turns) % len(views)].replica_id, 0
         if self.policy == "least":
-            least = min(view.queued + view.running for view in views)
-            equal = [view for view in views if view.queued + view.running == least]
+            least = min(self.loads[view.replica_id] for view in views)
+            equal = [view for view in views if self.loads[view.replica_id] == least]
             return self._random.choice(equal).replica_id, 0
         route = choose(prompt, views, self.index)
         assert route.replica is not None, route.why
@@ -348,6 +352,7 @@ class Cluster:
     def _report(self, now: float) -> None:
         for replica_id, replica in self._replicas.items():
             self._views[replica_id] = replica.view(now)
+            self._router.loads[replica_id] = replica.num_requests
         self._at(now + REPORT_S, self._report)
 
     def _ask(self, user: User, now: float) -> None:
@@ -355,6 +360,7 @@ class Cluster:
         prompt = RoutedPrompt.of(turn.prompt, turn.tenant, page_size=PAGE)
         replica_id, hit = self._router.route(prompt, list(self._views.values()))
         self._views[replica_id] = self._views[replica_id].given(prompt.tokens - hit)
+        self._router.loads[replica_id] += 1
         self._asked[request_id] = _Asked(user, turn, replica_id, now)
         self._open[request_id] = now
         replica = self._replicas[replica_id]

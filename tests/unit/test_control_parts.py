@@ -28,7 +28,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.policy import FirstPolicy
-from foretoken.server.observing.server_metrics import ControlCollector
+from foretoken.server.observing.server_metrics import ScrapedFamilies, control_families
 from foretoken.types import DEFAULT_GUARD, DraftingTime, RequestMetrics, Speculation, StepStats
 from tests.unit.control_fakes import running
 from tests.unit.proposing import make_context, make_sequence
@@ -264,7 +264,9 @@ def test_a_drafter_that_is_left_out_of_a_step_says_why_it_drafts() -> None:
 
 def test_prometheus_has_all_of_it() -> None:
     watched, registry = journal(), CollectorRegistry()
-    registry.register(ControlCollector(watched, "demo", "foretoken"))
+    registry.register(
+        ScrapedFamilies("demo", "foretoken", lambda of: control_families(watched.describe(), of))
+    )
     generate_latest(registry)
     run(watched)
     error = {"p50": 0.1, "p90": 0.2, "steps": 3}

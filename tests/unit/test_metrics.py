@@ -197,7 +197,7 @@ def ended(accepted: tuple[int, ...], drafters: tuple[str, ...]) -> RequestMetric
 
 def test_by_drafter_and_temperature() -> None:
     registry = CollectorRegistry()
-    metrics = AcceptanceMetrics(registry, ("m", "0"))
+    metrics = AcceptanceMetrics(registry, "m")
     metrics.observe(0.0, ended((4, 0, 2), ("ngram", "draft_model", "ngram")))
     metrics.observe(0.0, ended((), ()))
 
@@ -218,7 +218,7 @@ def test_by_drafter_and_temperature() -> None:
 
 def test_quantiles() -> None:
     registry = CollectorRegistry()
-    metrics = AcceptanceMetrics(registry, ("m", "0"))
+    metrics = AcceptanceMetrics(registry, "m")
     for accepted in range(11):
         metrics.observe(0.9, ended((accepted,), ("ngram",)))
     labels = {"model_name": "m", "engine": "0", "temperature": "1"}

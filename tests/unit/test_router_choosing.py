@@ -2,25 +2,15 @@
 example."""
 
 import pickle
+from collections import Counter
+
+import pytest
 
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.router.choosing import OVERLOAD, RouteReason, choose, rendezvous
 from foretoken.router.prompt import RoutedPrompt
-from foretoken.router.relay import MOST_RESTARTS, Relay, RelayedRequest
-from foretoken.router.relay_messages import (
-    Chunk,
-    Deliver,
-    End,
-    Failed,
-    Left,
-    Outcome,
-    Refused,
-    RelayAction,
-    Restart,
-    Routed,
-    Seek,
-)
+from foretoken.router.relay import MOST_RESTARTS, GivenUp, Relay, Restart, WrongProgress
 from foretoken.router.view import RouteNeeds
 from tests.unit.router_fakes import HERE, PAGE, index_of, prompt, view
 
@@ -126,7 +116,7 @@ def test_a_stream_without_a_seed_goes_on_with_another_build() -> None:
 def test_requests_that_come_at_once_spread() -> None:
     """What a replica was given counts before it reports."""
     views = {name: view(name) for name in "abcd"}
-    index = index_of(*views)
+    index, given = index_of(*views), Counter[str]()
     for number in range(200):
         asked = prompt([7] * 8 + [number] * 32)
         route = choose(asked, list(views.values()), index)
@@ -134,8 +124,8 @@ def test_requests_that_come_at_once_spread() -> None:
         name = route.replica.replica_id
         views[name] = views[name].given(asked.tokens - route.hit_tokens)
         index.store(name, asked.names)
-    assert sum(one.queued for one in views.values()) == 200
-    assert min(one.queued for one in views.values()) >= 40
+        given[name] += 1
+    assert given.total() == 200 and min(given[name] for name in views) >= 40
 
 
 NAMES = prompt(range(40)).names
@@ -171,29 +161,16 @@ def test_neither_salt_nor_tokens_are_kept() -> None:
     assert salt.encode() not in kept and text[:8] not in kept
 
 
-def started(choices: int = 1, *, repeatable: bool = True, deadline: float = 60.0) -> Relay:
-    """A relay whose first attempt runs on replica `a`."""
-    relay = Relay(RelayedRequest(choices=choices, repeatable=repeatable, deadline=deadline))
-    assert relay.begin().restart is Restart.FIRST
-    assert relay.handle(Routed(1, view("a")), 0.0) == ()
+def started(*, repeatable: bool = True, deadline: float = 60.0) -> Relay:
+    """A relay of one choice, whose first attempt any replica may have."""
+    relay = Relay(choices=1, repeatable=repeatable, deadline=deadline)
+    assert relay.seek.restart is Restart.FIRST and not relay.begun
     return relay
 
 
-def sought(actions: tuple[RelayAction, ...]) -> Seek:
-    [seek] = actions
-    assert isinstance(seek, Seek), seek
-    return seek
-
-
-def ended(actions: tuple[RelayAction, ...]) -> End:
-    end = actions[-1]
-    assert isinstance(end, End), actions
-    return end
-
-
 def test_before_the_first_token_the_request_goes_anywhere_else() -> None:
-    seek = sought(started().handle(Failed(1, "connection reset"), 1.0))
-    assert seek.restart is Restart.REPLAY and seek.outputs == {}
+    seek = started().fail(view("a"), "connection reset", 1.0)
+    assert seek.restart is Restart.REPLAY
     assert seek.needs == RouteNeeds(without=frozenset("a"))
     assert seek.why == (
         "replica a failed (connection reset) before its first token: the request goes elsewhere"
@@ -202,60 +179,37 @@ def test_before_the_first_token_the_request_goes_anywhere_else() -> None:
 
 def test_without_a_seed_it_goes_on_in_distribution_and_says_so() -> None:
     relay = started(repeatable=False)
-    relay.handle(Chunk(1, 0, 0, (5,)), 1.0)
-    seek = sought(relay.handle(Failed(1, "died"), 1.0))
+    relay.take([(0, (5,), None)])
+    seek = relay.fail(view("a"), "died", 1.0)
     assert seek.restart is Restart.IN_DISTRIBUTION and "without a seed" in seek.why
     assert seek.needs == RouteNeeds(precision="int8", without=frozenset("a"))
-    relay.handle(Routed(2, view("b")), 1.0)
-    assert ended(relay.handle(Chunk(2, 0, 1, (6,), "length"), 1.0)).in_distribution
-
-
-def test_what_was_never_continued_is_not_said_to_be() -> None:
-    relay = started(repeatable=False)
-    relay.handle(Chunk(1, 0, 0, (5,)), 1.0)
-    relay.handle(Failed(1, "died"), 1.0)
-    end = ended(relay.handle(Routed(2, None, "none of 1 replicas may serve it: 1 draining"), 1.0))
-    assert end.outcome is Outcome.FAILED and not end.in_distribution
-    assert end.why == "none of 1 replicas may serve it: 1 draining"
+    relay.take([(0, (6,), "length")])
+    assert relay.complete and relay.outputs == [((5, 6), True)]
 
 
 def test_a_request_takes_four_replicas_with_it_at_most() -> None:
     relay = started()
     for attempt in range(1, MOST_RESTARTS + 1):
-        seek = sought(relay.handle(Failed(attempt, "died"), 1.0))
+        seek = relay.fail(view(f"b{attempt}"), "died", 1.0)
         assert len(seek.needs.without) == attempt
-        relay.handle(Routed(attempt + 1, view(f"b{attempt}")), 1.0)
-    end = ended(relay.handle(Failed(MOST_RESTARTS + 1, "died"), 1.0))
-    assert end.attempts == 4 and "after 3 restarts, which is the most" in end.why
+    with pytest.raises(GivenUp, match="after 3 restarts, which is the most"):
+        relay.fail(view("c"), "died", 1.0)
 
 
 def test_after_the_deadline_nothing_is_begun_again() -> None:
-    end = ended(started(deadline=10.0).handle(Failed(1, "died"), 12.5))
-    assert end.why == "replica a failed (died), 2.5 s after the deadline"
+    with pytest.raises(GivenUp) as caught:
+        started(deadline=10.0).fail(view("a"), "died", 12.5)
+    assert str(caught.value) == "replica a failed (died), 2.5 s after the deadline"
 
 
-def test_a_refused_request_is_not_tried_elsewhere() -> None:
-    end = ended(started().handle(Refused(1, "temperature: got -1"), 1.0))
-    assert end.why == "the request was refused: temperature: got -1"
-
-
-def test_a_client_that_leaves_ends_it_even_between_replicas() -> None:
-    relay = started()
-    relay.handle(Failed(1, "died"), 1.0)
-    assert ended(relay.handle(Left(), 1.0)).outcome is Outcome.ABANDONED
-    assert relay.handle(Routed(2, view("b")), 1.0) == ()
-
-
-def test_a_replica_that_leaves_tokens_out_or_changes_them_has_failed() -> None:
-    for wrong in (
-        Chunk(1, 0, 3, (9,)),
-        Chunk(1, 0, 1, (9, 7)),
-        Chunk(1, 0, -1, (5,)),
-        Chunk(1, 0, 1, (), "stop"),
-        Chunk(1, 4, 0, (5,)),
-    ):
+def test_a_replica_that_says_what_cannot_be_has_failed() -> None:
+    """Nothing of it counts, not even what was right."""
+    for wrong in ([(1, (9,), None)], [(-1, (9,), None)], [(0, (7,), "stop"), (0, (8,), None)]):
         relay = started()
-        assert relay.handle(Chunk(1, 0, 0, (5, 6)), 1.0) == (Deliver(0, (5, 6)),)
-        assert relay.handle(Chunk(1, 0, 0, (5, 6)), 1.0) == (), "once more"
-        assert sought(relay.handle(wrong, 1.0)).restart is Restart.EXACT
-        assert relay.outputs == [(5, 6)]
+        relay.take([(0, (5, 6), None)])
+        with pytest.raises(WrongProgress):
+            relay.take(wrong)
+        assert relay.outputs == [((5, 6), False)]
+    relay.take([(0, (), "stop")])
+    with pytest.raises(WrongProgress, match="choice 0"):
+        relay.take([(0, (7,), None)])

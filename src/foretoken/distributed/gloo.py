@@ -1,13 +1,15 @@
 """A group over torch.distributed's gloo: sockets, so it needs no kernels of ours.
 
 Owns a process group of its own, which is not PyTorch's default one. Gloo gathers tensors of one
-size only: labels go first, then bytes as many as the largest tensor has.
+size only: labels go first, then bytes as many as the largest tensor has. Not every PyTorch has what
+is imported here: import this where a group is made.
 """
 
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, final
 
 import torch
@@ -15,11 +17,23 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo, TCPStore
 
 from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
-from foretoken.distributed.store import JOIN, open_store, reach_store
 from foretoken.errors import RankLostError
 
 _LONGEST: Final = timedelta(days=7)
 """Gloo has no wait without end."""
+_HOST: Final = "127.0.0.1"
+_JOIN: Final = timedelta(seconds=120)
+"""Time for all ranks to come."""
+
+
+def open_store(size: int) -> TCPStore:
+    """Rank 0's, where the ranks find each other, on a free port; waits for nobody."""
+    return TCPStore(_HOST, 0, size, True, _JOIN, wait_for_workers=False)
+
+
+def reach_store(port: int, size: int) -> TCPStore:
+    """Another rank's."""
+    return TCPStore(_HOST, port, size, False, _JOIN)
 
 
 @final
@@ -39,32 +53,17 @@ class GlooRendezvous(Rendezvous):
         store = open_store(size)
         return cls(size=size, port=store.port, wait_s=wait_s, made=[store])
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    def with_descriptors(self, received: tuple[int, ...]) -> "GlooRendezvous":
-        """Itself."""
-        assert not received, received
-        return self
-
     def join(self, rank: int, lines: Mapping[int, int]) -> "GlooGroup":
-        """Connect to every other rank."""
         try:
             store = self.made.pop() if self.made else reach_store(self.port, self.size)
-            found = ProcessGroupGloo(store, rank, self.size, JOIN)
+            found = ProcessGroupGloo(store, rank, self.size, _JOIN)
         except RuntimeError as error:
             raise RankLostError(f"not all processes came: {_first_line(error)}") from error
         return GlooGroup(found, rank, self.size, self.wait_s, lines)
 
-    def __reduce__(self) -> tuple[Callable[..., Rendezvous], tuple[int, int, float]]:
+    def __reduce__(self) -> tuple[Callable[..., Rendezvous], tuple[()]]:
         """A pickle without the store."""
-        return _found, (self.size, self.port, self.wait_s)
-
-
-def _found(size: int, port: int, wait_s: float) -> GlooRendezvous:
-    return GlooRendezvous(size=size, port=port, wait_s=wait_s)
+        return partial(GlooRendezvous, size=self.size, port=self.port, wait_s=self.wait_s), ()
 
 
 @final
@@ -113,7 +112,6 @@ class GlooGroup(Group):
         self._group = None
 
     def close(self) -> None:
-        """Close the connections."""
         self._group = None
 
     def _look_for_dead(self) -> None:

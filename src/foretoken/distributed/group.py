@@ -7,11 +7,14 @@ ends, with the others' tensors or with `RankLostError` on every rank that still 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from struct import Struct
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor
+
+from foretoken.shape.memory_formula import copies_of
 
 IDLE: Final = None
 """Time to wait where there may be nothing to do for hours."""
@@ -120,13 +123,14 @@ class Rendezvous(ABC):
         """Number of ranks."""
 
     @property
-    @abstractmethod
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors that a process must have before it joins."""
+        return ()
 
-    @abstractmethod
     def with_descriptors(self, received: tuple[int, ...]) -> "Rendezvous":
         """The same for a process that has them under these numbers."""
+        assert not received, received
+        return self
 
     @abstractmethod
     def join(self, rank: int, lines: Mapping[int, int]) -> Group:
@@ -154,22 +158,19 @@ _TYPES: Final = (
 )  # fmt: skip
 _LABEL: Final = Struct("=16q")
 _MOST_DIMS: Final = 13
+LABEL_BYTES: Final = _LABEL.size
 
 
-@final
-class Label:
+class Label(NamedTuple):
     """What goes before a tensor's bytes: how many they are, and of what."""
 
-    num_bytes: Final = _LABEL.size
-    __slots__ = ("dtype", "payload", "shape")
-
-    def __init__(self, payload: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """`payload` bytes of a tensor of this type and shape."""
-        self.payload, self.dtype, self.shape = payload, dtype, shape
+    payload: int
+    """Bytes."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, x: Tensor) -> "Label":
-        """That of a tensor."""
         return cls(x.numel() * x.element_size(), x.dtype, tuple(x.shape))
 
     def numbers(self) -> list[int]:
@@ -180,17 +181,14 @@ class Label:
         return [self.payload, _TYPES.index(self.dtype), dims, *self.shape, *rest]
 
     def put(self, buffer: memoryview, at: int) -> None:
-        """Write it."""
         _LABEL.pack_into(buffer, at, *self.numbers())
 
     @classmethod
     def read(cls, buffer: memoryview, at: int) -> "Label":
-        """What `put` wrote."""
         return cls.from_numbers(_LABEL.unpack_from(buffer, at))
 
     @classmethod
     def from_numbers(cls, numbers: tuple[int, ...]) -> "Label":
-        """What `numbers` says."""
         payload, kind, dims, *shape = numbers
         return cls(payload, _TYPES[kind], tuple(shape[:dims]))
 
@@ -199,3 +197,33 @@ def bytes_of(x: Tensor) -> Tensor:
     """The bytes of a contiguous tensor, uint8 [bytes], without a copy."""
     assert x.is_contiguous(), x.stride()
     return x.reshape(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of a number of equal things is that of a rank among `size`: heads, outputs of a
+    matrix, ids, layers. Parts are neighbours in the order of ranks, so that gathered parts stand
+    where they belong; alone it has everything."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, total: int) -> range:
+        """This rank's part of `range(total)`: as large as the others' or one larger or smaller.
+
+        `total` is at least the number of ranks, so that nobody is left without.
+        """
+        assert total >= self.size, (total, self.size)
+        return range(total * self.rank // self.size, total * (self.rank + 1) // self.size)
+
+    def key_heads(self, total: int) -> range:
+        """This rank's part of so many key heads; neighbours have the same one where there are
+        fewer than ranks."""
+        copies = copies_of(total, self.size)
+        return Share(self.rank // copies, self.size // copies).of(total)
+
+    def queries(self, key_heads: int, queries: int) -> range:
+        """Which of the `queries` query heads of each of its key heads are this rank's; those who
+        have the same key head share them out."""
+        copies = copies_of(key_heads, self.size)
+        return Share(self.rank % copies, copies).of(queries)

@@ -28,7 +28,6 @@ class Listening:
     """Who has fallen silent, by the beats of all ranks at one look after another."""
 
     def __init__(self, size: int) -> None:
-        """Nobody has been heard yet."""
         self._seen, self._silent = [0] * size, [0] * size
 
     def look(self, beats: Sequence[int]) -> list[int]:

@@ -99,11 +99,9 @@ class Launched(Others):
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order in which they came."""
         return self._process_ids
 
     def line_to(self, rank: int, descriptors: tuple[int, ...]) -> socket.socket:
-        """Wait for it."""
         until = time.monotonic() + _JOIN_S
         while rank not in self._come:
             self._listening.settimeout(max(0.001, until - time.monotonic()))

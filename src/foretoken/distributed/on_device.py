@@ -67,7 +67,6 @@ class DeviceGroup(Group):
 
     @property
     def wait_s(self) -> float:
-        """The host's."""
         return self._host.wait_s
 
     @wait_s.setter
@@ -75,7 +74,6 @@ class DeviceGroup(Group):
         self._host.wait_s = seconds
 
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
-        """By the host."""
         return self._host.swap(x, wait_s)
 
     def parts(self, x: Tensor) -> list[Tensor]:
@@ -106,7 +104,6 @@ class DeviceGroup(Group):
         self.check()  # Gathers that were aborted are done, too.
 
     def check(self) -> None:
-        """By the host."""
         self._host.check()
 
     def abort(self, why: str) -> None:
@@ -135,7 +132,7 @@ class DeviceGroup(Group):
 
 def store_of(host: Group) -> Any:
     """A store that all ranks reach, at rank 0; all of them must call it."""
-    from foretoken.distributed.store import open_store, reach_store  # not every PyTorch has it
+    from foretoken.distributed.gloo import open_store, reach_store  # not every PyTorch has it
 
     if host.rank:
         return reach_store(int(host.broadcast(None)), host.size)

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self, final
 
 from foretoken.distributed.group import Group, Rendezvous
@@ -113,16 +112,9 @@ class Followers:
             raise
 
     def __enter__(self) -> Self:
-        """The followers themselves."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close them."""
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     @property
@@ -133,7 +125,6 @@ class Followers:
 
     @property
     def process_ids(self) -> list[int]:
-        """Those of ranks 1 and up."""
         return self._others.process_ids
 
     def check(self) -> None:
@@ -159,16 +150,13 @@ class Started(Others):
     """Processes that this one starts, and sees end."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def process_ids(self) -> list[int]:
-        """In the order of ranks."""
         return [process.pid for process in self._processes]
 
     def line_to(self, rank: int, descriptors: tuple[int, ...]) -> socket.socket:
-        """Start one."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._processes.append(

@@ -9,13 +9,14 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from mmap import mmap
 from typing import Final, final
 
 import torch
 from torch import Tensor
 
-from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
+from foretoken.distributed.group import LABEL_BYTES, Group, Label, Rendezvous, bytes_of
 from foretoken.distributed.heart import SILENT_S, Heart
 from foretoken.errors import RankLostError
 from foretoken.hardware import usable_cores
@@ -59,16 +60,13 @@ class SharedMemoryRendezvous(Rendezvous):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return len(self.segments)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The segments."""
         return self.segments
 
     def with_descriptors(self, received: tuple[int, ...]) -> "SharedMemoryRendezvous":
-        """With these segments."""
         assert len(received) == self.size, (len(received), self.size)
         return replace(self, segments=received)
 
@@ -100,12 +98,11 @@ class SharedMemoryGroup(Group):
         lines: Mapping[int, int],
         wait_s: float,
     ) -> None:
-        """Take over mapped segments; `lines` as for `Rendezvous.join`."""
         self.rank, self.size, self.wait_s = rank, len(segments), wait_s
         self._views = [memoryview(segment) for segment in segments]
         self._bytes = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
         self._buffer_bytes = (len(segments[0]) - _HEAD_BYTES) // 2
-        self._room = self._buffer_bytes - Label.num_bytes
+        self._room = self._buffer_bytes - LABEL_BYTES
         self._turns = 0
         self._ended = False
         self._call = FtGroup(
@@ -120,9 +117,9 @@ class SharedMemoryGroup(Group):
         self._wait = library.function("ft_group_wait", (_PTR, _PTR), _I64)
         self._end = library.function("ft_group_end", (_PTR, _I32, _I32), _I64)
         self._seats = [FtSeat.from_buffer(segment) for segment in segments]
-        self._heart = Heart(
-            self._seats, rank, lines, died=self._died, still=self._still, ended=self._tell
-        )
+        address = ctypes.addressof(self._call)
+        died, still = partial(self._end, address, _DIED), partial(self._end, address, _STILL)
+        self._heart = Heart(self._seats, rank, lines, died=died, still=still, ended=self._tell)
 
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
         """The other ranks' are views of their buffers where they fit in."""
@@ -136,9 +133,7 @@ class SharedMemoryGroup(Group):
         most = max(label.payload for label in labels)
         if most <= self._room:
             return [
-                one.narrow(0, at + Label.num_bytes, label.payload)
-                .view(label.dtype)
-                .view(label.shape)
+                one.narrow(0, at + LABEL_BYTES, label.payload).view(label.dtype).view(label.shape)
                 for one, label in zip(self._bytes, labels, strict=True)
             ]
         whole = [torch.empty(label.shape, dtype=label.dtype) for label in labels]
@@ -172,12 +167,6 @@ class SharedMemoryGroup(Group):
         self._heart.stop()
         self._views, self._bytes, self._seats = [], [], []
 
-    def _died(self, rank: int) -> None:
-        self._end(ctypes.addressof(self._call), _DIED, rank)
-
-    def _still(self, rank: int) -> None:
-        self._end(ctypes.addressof(self._call), _STILL, rank)
-
     def _tell(self) -> None:
         if self.at_end is not None:
             self.at_end()
@@ -189,13 +178,13 @@ class SharedMemoryGroup(Group):
         return _HEAD_BYTES + self._turns % 2 * self._buffer_bytes
 
     def _write(self, piece: Tensor, at: int) -> None:
-        self._bytes[self.rank].narrow(0, at + Label.num_bytes, piece.shape[0]).copy_(piece)
+        self._bytes[self.rank].narrow(0, at + LABEL_BYTES, piece.shape[0]).copy_(piece)
 
     def _read(self, pieces: Sequence[Tensor], done: int, at: int) -> None:
         """Copy what follows the first `done` bytes of every rank's tensor."""
         for one, piece in zip(self._bytes, pieces, strict=True):
             part = piece[done : done + self._room]
-            part.copy_(one.narrow(0, at + Label.num_bytes, part.shape[0]))
+            part.copy_(one.narrow(0, at + LABEL_BYTES, part.shape[0]))
 
     def _take_turn(self, wait_s: float | None) -> None:
         address = ctypes.addressof(self._call)

@@ -13,12 +13,10 @@ class Board:
     """Addresses by the ids of replicas."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nobody has told anything."""
         self._clock = clock
         self._told: dict[str, tuple[str, float]] = {}
 
     def tell(self, replica_id: str, url: str) -> None:
-        """A replica is there."""
         self._told[replica_id] = (url, self._clock())
 
     def read(self) -> list[tuple[str, str]]:

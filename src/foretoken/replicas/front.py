@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from foretoken.errors import ForetokenError, ParameterError
-from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, problem_from
+from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, nobody, problem_from
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.server.access import Access, as_response
 from foretoken.server.endpoints import status
@@ -104,7 +104,6 @@ class FrontState:
     """Where requests get their noise from: the same sequence whoever serves them."""
 
     def headers(self, request: Request) -> dict[str, str]:
-        """Those of a request to a replica."""
         origin = RequestOrigin(
             tenant=request.scope["foretoken.tenant"],
             answer=f"{random.SystemRandom().getrandbits(128):032x}",
@@ -181,7 +180,6 @@ class _Closing:
         self._stream = EventStream(answer.events(), lambda: None, request_id, timeout_s)
 
     async def __call__(self, *given: Any) -> None:
-        """Send it."""
         try:
             await self._stream(*given)
         finally:
@@ -231,7 +229,7 @@ async def pass_on(request: Request) -> Response:
         if not answer.is_success:
             raise problem_from(answer, answer.content)
         return Response(answer.content, media_type=answer.headers.get("content-type"))
-    raise _nobody()
+    raise nobody()
 
 
 async def health(request: Request) -> Response:
@@ -241,7 +239,7 @@ async def health(request: Request) -> Response:
         raise draining()
     views = state.parts.members.views
     if all(view.draining for view in views):
-        raise _nobody()
+        raise nobody()
     return json_response({"status": "ready", "replicas": len(views)})
 
 
@@ -273,11 +271,6 @@ async def no_admin(request: Request) -> Response:
     raise Problem(404, f"{request.url.path}: not built for several replicas", code="not_built")
 
 
-def _nobody() -> Problem:
-    headers = {"retry-after": "5"}
-    return Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
-
-
 _ROUTES = (
     *(Route(path, generate, methods=["POST"]) for path in _KINDS),
     Route("/v1/models", pass_on),
@@ -286,13 +279,10 @@ _ROUTES = (
     Route("/v1/responses", status.not_built, methods=["POST"]),
     Route("/tokenize", pass_on, methods=["POST"]),
     Route("/detokenize", pass_on, methods=["POST"]),
-    Route("/health", health),
-    Route("/health/ready", health),
+    *(Route(path, health) for path in ("/health", "/health/ready", "/ping")),
+    *(Route(path, pass_on) for path in ("/version", "/control")),
     Route("/health/live", live),
-    Route("/ping", health),
-    Route("/version", pass_on),
     Route("/metrics", metrics),
-    Route("/control", pass_on),
     Route("/openapi.json", status.openapi),
     Route("/admin/{rest:path}", no_admin, methods=["GET", "PUT", "DELETE"]),
     Route("/", status.page),

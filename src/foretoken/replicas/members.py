@@ -9,7 +9,7 @@ nothing known of it, if it answers again. Knows no requests and no Ray.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -71,12 +71,14 @@ class _Member:
     listeners: set[Callable[[], None]] = field(default_factory=set)
     """Called when it is lost."""
 
-    def view(self, all_paces: "_AllPaces") -> ReplicaView | None:
+    def view(self, all_paces: Mapping[tuple[str, str, str], Paces]) -> ReplicaView | None:
         """As it reported, with what it was given since; None: it is not to be chosen just now."""
         if self.report is None or not self.well:
             return None
         ended = len(self.reported - self.open)
-        view = self.report.view(self.place.replica_id, all_paces.of(self.report), ended)
+        paces = all_paces[self.report.fingerprint]
+        paces = paces._replace(step_s=self.report.paces.step_s or paces.step_s)
+        view = self.report.view(self.place.replica_id, paces, ended)
         for missing_tokens in self.given.values():
             view = view.given(missing_tokens)
         return view
@@ -102,12 +104,12 @@ class Assigned(NamedTuple):
     """Where a request goes."""
 
     route: Route
-    settle: Callable[[], None]
+    settle: Callable[[], None] = lambda: None
     """To be called when it has begun to answer, or will not: then it is no load beyond what the
     replica reports. More than once is fine."""
-    end: Callable[[], None]
+    end: Callable[[], None] = lambda: None
     """To be called when the replica has nothing more to do with it. More than once is fine."""
-    refuse: Callable[[], None]
+    refuse: Callable[[], None] = lambda: None
     """To be called when it was refused for its own fault: its prompt was not computed."""
 
 
@@ -116,7 +118,6 @@ class Members:
     """Who may be asked. Belongs to the loop."""
 
     def __init__(self, directory: Directory, client: httpx.AsyncClient, internal_key: str) -> None:
-        """Nobody is known yet."""
         self._directory = directory
         self._client = client
         self._headers = {INTERNAL_HEADER: internal_key}
@@ -130,21 +131,11 @@ class Members:
     def views(self) -> list[ReplicaView]:
         """Of those that can be asked."""
         members = self._members.values()
-        paces = _AllPaces([one.report for one in members if one.report is not None])
+        paces = _all_paces([one.report for one in members if one.report is not None])
         views = (one.view(paces) for one in members)
         return [view for view in views if view is not None]
 
-    @property
-    def reports(self) -> dict[str, Report]:
-        """What those that can be asked said of themselves, by their ids."""
-        return {
-            replica_id: one.report
-            for replica_id, one in sorted(self._members.items())
-            if one.well and one.report is not None
-        }
-
     def url(self, replica_id: str) -> str | None:
-        """Where a replica listens; None: it is gone."""
         member = self._members.get(replica_id)
         return None if member is None else member.place.url
 
@@ -152,7 +143,7 @@ class Members:
         """A replica for a request, which counts as given to it until that is settled."""
         route = choose(prompt, self.views, self._index, needs)
         if route.replica is None:
-            return Assigned(route, _nothing, _nothing, _nothing)
+            return Assigned(route)
         replica_id = route.replica.replica_id
         new = prompt.names[self._index.known(prompt.names).get(replica_id, 0) :]
         self._index.store(replica_id, prompt.names)
@@ -225,7 +216,12 @@ class Members:
             began = time.monotonic()
             report = await self._ask(member.place.url)
             if report is not None and report.stalled_s < STALLED_S:
-                self._take(member, report)
+                if member.report is None:
+                    logger.info("replica %s is there", replica_id)
+                    self._index.add(replica_id)
+                member.take(report)
+                self._heard.set()
+                self._heard = asyncio.Event()
             elif member.well:
                 member.well = False
                 logger.warning("replica %s does not answer", replica_id)
@@ -237,15 +233,6 @@ class Members:
         for on_lost in list(member.listeners):
             on_lost()
 
-    def _take(self, member: _Member, report: Report) -> None:
-        replica_id = member.place.replica_id
-        if member.report is None:
-            logger.info("replica %s is there", replica_id)
-            self._index.add(replica_id)
-        member.take(report)
-        self._heard.set()
-        self._heard = asyncio.Event()
-
     async def _ask(self, url: str) -> Report | None:
         try:
             answer = await self._client.get(url + PATH, headers=self._headers, timeout=_ANSWER_S)
@@ -254,25 +241,14 @@ class Members:
             return None
 
 
-def _nothing() -> None:
-    """Nobody was assigned."""
-
-
-@final
-class _AllPaces:
+def _all_paces(reports: Sequence[Report]) -> dict[tuple[str, str, str], Paces]:
     """What replicas of one fingerprint have measured, together: each has seen few requests, and one
     that has just been started none. Only how long its steps are depends on its own load."""
-
-    def __init__(self, reports: Sequence[Report]) -> None:
-        self._means: dict[tuple[str, str, str], Paces] = {}
-        for fingerprint in {report.fingerprint for report in reports}:
-            alike = [report.paces for report in reports if report.fingerprint == fingerprint]
-            self._means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
-
-    def of(self, report: Report) -> Paces:
-        """Those of one replica."""
-        found = self._means[report.fingerprint]
-        return found._replace(step_s=report.paces.step_s or found.step_s)
+    means = {}
+    for fingerprint in {report.fingerprint for report in reports}:
+        alike = [report.paces for report in reports if report.fingerprint == fingerprint]
+        means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
+    return means
 
 
 def _mean(measured: Sequence[float]) -> float:

@@ -70,11 +70,9 @@ class EngineReplica:
             raise EngineLostError("the front cannot be told of the replica")
 
     def check_health(self) -> None:
-        """Raise if it has to be started again."""
         self._server.check()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the policy goes by."""
         return {LOAD: self._server.load}
 
     def __del__(self) -> None:

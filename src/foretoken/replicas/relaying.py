@@ -26,8 +26,8 @@ from prometheus_client.registry import Collector
 from foretoken.replicas.members import Assigned, Members
 from foretoken.router.choosing import Route
 from foretoken.router.prompt import RoutedPrompt
-from foretoken.router.relay import Relay, RelayedRequest
-from foretoken.router.relay_messages import Chunk, End, Failed, Restart, Routed, Seek
+from foretoken.router.relay import GivenUp, Relay, Restart, WrongProgress
+from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem, draining
 from foretoken.server.replica_protocol.progress import StreamProgress, read_mark
 from foretoken.server.transport.events import DONE, Events
@@ -42,18 +42,13 @@ class ReplicaFailed(Exception):
     """The replica died, hung, or broke off; caught by whoever sends the request elsewhere."""
 
 
-class Marked(NamedTuple):
-    """Events up to a mark."""
+class StreamPart(NamedTuple):
+    """Events up to a mark, or behind the last one of a stream that came to its end."""
 
     events: bytes
     """As a client takes them; empty where there is nothing for it."""
-    gained: list[StreamProgress]
-
-
-class Unmarked(NamedTuple):
-    """What stood behind the last mark of a stream that came to its end: an error, or nothing."""
-
-    events: bytes
+    gained: list[StreamProgress] | None
+    """What the mark says; None: there is none, and the events are an error."""
 
 
 @final
@@ -61,7 +56,6 @@ class Upstream:
     """An open request; `close` it whatever happens."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        """Nothing is sent yet; `url` is the endpoint's."""
         self._client = client
         self._url = url
         self._response: httpx.Response | None = None
@@ -89,8 +83,8 @@ class Upstream:
         assert self._response is not None, "nothing was sent"
         return await self._wait_for(self._response.aread())
 
-    async def parts(self) -> AsyncGenerator[Marked | Unmarked, None]:
-        """The events of a stream; an `Unmarked` is the last.
+    async def parts(self) -> AsyncGenerator[StreamPart, None]:
+        """The events of a stream; the last part has no mark.
 
         Raises:
             ReplicaFailed: it broke off, or cannot be read.
@@ -109,10 +103,10 @@ class Upstream:
                 except ValueError as error:
                     raise ReplicaFailed(f"it sent a mark that is none ({error})") from error
                 if gained is not None:
-                    yield Marked(bytes(whole), gained)
+                    yield StreamPart(bytes(whole), gained)
                     whole.clear()
                 elif event + _END == DONE:
-                    yield Unmarked(bytes(whole))
+                    yield StreamPart(bytes(whole), None)
                     return
                 elif event != b":":  # an empty comment: it wanted to know whether we are there
                     whole += event + _END
@@ -149,7 +143,6 @@ class FrontMetrics:
     """What the front counts."""
 
     def __init__(self, prefix: str) -> None:
-        """Names start with `prefix`."""
         self._registry = CollectorRegistry()
         self.http = Counter(
             f"{prefix}:front_http_responses",
@@ -179,13 +172,11 @@ class FrontMetrics:
         )
 
     def count_route(self, route: Route) -> None:
-        """A request goes to a replica."""
         assert route.replica is not None, route
         self._routes.labels(route.replica.replica_id, str(route.reason)).inc()
         self._hits.inc(route.hit_tokens)
 
     def count_restart(self, how: Restart) -> None:
-        """A request goes elsewhere."""
         self._restarts.labels(str(how)).inc()
 
     def render(self, pages: Mapping[str, str]) -> bytes:
@@ -251,26 +242,16 @@ class RelayedRequests:
     """Those that are open; what a draining server waits for."""
 
     def __init__(self) -> None:
-        """None."""
-        self._open: set[RelayedAnswer] = set()
+        self.open: set[RelayedAnswer] = set()
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._open)
+        return len(self.open)
 
     def end_all(self) -> None:
         """End them; whoever reads one is told."""
-        for one in list(self._open):
+        for one in list(self.open):
             one.end()
-
-    def add(self, one: "RelayedAnswer") -> None:
-        """It begins."""
-        self._open.add(one)
-
-    def drop(self, one: "RelayedAnswer") -> None:
-        """It has ended."""
-        self._open.discard(one)
 
 
 @final
@@ -289,25 +270,19 @@ class RelayedAnswer:
     """The answer to one request; `close` it whatever happens."""
 
     def __init__(self, asked: Asked, around: RelayParts) -> None:
-        """Nothing is sent to anybody yet."""
         self._asked = asked
         self._around = around
-        request = RelayedRequest(
+        self._relay = Relay(
             choices=asked.choices, repeatable=asked.repeatable, deadline=asked.deadline
         )
-        self._relay = Relay(request)
-        self._seek = self._relay.begin()
         self._upstream: Upstream | None = None
-        self._replica_id = ""
+        self._replica: ReplicaView | None = None
+        """That of the attempt."""
         self._assigned: Assigned | None = None
-        """The replica of the attempt."""
-        self._gained = [0] * asked.choices
-        """Tokens of each choice that were delivered."""
-        self._finished: set[int] = set()
         self._refusal: Problem | None = None
         """What the last replica answered, if it could not take the request."""
         self._ending = False
-        around.requests.add(self)
+        around.requests.open.add(self)
 
     async def whole(self) -> bytes:
         """An answer in one piece; a replica that fails has written for nobody.
@@ -316,21 +291,13 @@ class RelayedAnswer:
             Problem: it was refused, or no replica could give it.
         """
         while True:
-            upstream = await self._accepted()
+            upstream = await self.begin()
             try:
                 answer = await upstream.whole()
                 self._leave()
                 return answer
             except ReplicaFailed as failure:
                 await self._fail(str(failure))
-
-    async def begin(self) -> None:
-        """Have a replica begin a stream.
-
-        Raises:
-            Problem: it was refused, or no replica could take it.
-        """
-        await self._accepted()
 
     async def events(self) -> Events:
         """The events of a stream that has begun.
@@ -342,21 +309,21 @@ class RelayedAnswer:
             assert self._upstream is not None, "begun before"
             try:
                 async with aclosing(self._upstream.parts()) as parts:
-                    async for part in parts:
-                        if isinstance(part, Marked):
-                            self._take(part.gained)
+                    async for events, gained in parts:
+                        if gained is not None:
+                            self._take(gained)
                         else:
-                            self._check_end(part)
+                            self._check_end(events)
                             self._leave()
-                        if part.events:
-                            yield part.events
-                        if isinstance(part, Unmarked):
+                        if events:
+                            yield events
+                        if gained is None:
                             return
             except ReplicaFailed as failure:
-                if self._relay.ended:
+                if self._relay.complete:
                     return  # all of it had been delivered
                 await self._fail(str(failure))
-            if self._seek.restart is Restart.IN_DISTRIBUTION:
+            if self._relay.seek.restart is Restart.IN_DISTRIBUTION:
                 yield _NOTE
             await self._go_on()
 
@@ -367,9 +334,8 @@ class RelayedAnswer:
             self._upstream.lose()
 
     async def close(self) -> None:
-        """Nothing more is wanted."""
         self._leave()
-        self._around.requests.drop(self)
+        self._around.requests.open.discard(self)
         if self._upstream is not None:
             await self._upstream.close()
 
@@ -378,8 +344,12 @@ class RelayedAnswer:
         if self._assigned is not None:
             self._assigned.end()
 
-    async def _accepted(self) -> Upstream:
-        """Send it to replicas until one takes it."""
+    async def begin(self) -> Upstream:
+        """Send it to replicas until one takes it, which begins to answer.
+
+        Raises:
+            Problem: it was refused, or no replica could take it.
+        """
         while True:
             upstream = await self._route()
             try:
@@ -402,7 +372,7 @@ class RelayedAnswer:
     async def _go_on(self) -> None:
         """Have another replica take a stream that has begun."""
         try:
-            await self._accepted()
+            await self.begin()
         except Problem as problem:
             if problem.status >= 500:
                 raise
@@ -411,59 +381,45 @@ class RelayedAnswer:
 
     async def _route(self) -> Upstream:
         """Choose a replica for the attempt, waiting for one if one was lost."""
-        seek, members = self._seek, self._around.members
-        until = min(asyncio.get_running_loop().time() + _RETURN_S, self._asked.deadline)
+        seek, members = self._relay.seek, self._around.members
+        until = min(_now() + _RETURN_S, self._asked.deadline)
         waits = seek.restart is not Restart.FIRST and self._refusal is None
         assigned = members.choose(self._asked.prompt, seek.needs)
         while assigned.route.replica is None and waits and not self._ending:
             waits = await members.changed(until)
             assigned = members.choose(self._asked.prompt, seek.needs)
-        self._assigned, route = assigned, assigned.route
-        for action in self._relay.handle(Routed(seek.attempt, route.replica, route.why), _now()):
-            assert isinstance(action, End), action
-            self._give_up(action)
-        assert route.replica is not None, route
-        self._around.metrics.count_route(route)
-        self._replica_id = route.replica.replica_id
-        url = f"{members.url(self._replica_id)}{self._asked.path}"
+        self._assigned, self._replica = assigned, assigned.route.replica
+        if self._replica is None:
+            self._give_up(assigned.route.why)
+        self._around.metrics.count_route(assigned.route)
+        replica_id = self._replica.replica_id
+        url = f"{members.url(replica_id)}{self._asked.path}"
         self._upstream = upstream = Upstream(self._around.client, url)
-        upstream.forget = members.listen(self._replica_id, upstream.lose)
+        upstream.forget = members.listen(replica_id, upstream.lose)
         return upstream
 
     def _body(self) -> bytes:
         """The client's, with what it has already of each choice."""
-        goes_on = self._seek.outputs
-        if not goes_on:
+        if not self._relay.begun:
             return self._asked.body
-        resume = [
-            {"output_ids": ids, "ended": choice not in goes_on}
-            for choice, ids in enumerate(self._relay.outputs)
-        ]
+        resume = [{"output_ids": ids, "ended": ended} for ids, ended in self._relay.outputs]
         beginning = self._asked.body.rstrip().removesuffix(b"}")
         return beginning + b',"resume":' + json.dumps(resume).encode() + b"}"
 
     def _take(self, gained: list[StreamProgress]) -> None:
-        """What the client is about to be sent."""
         assert self._assigned is not None, "somebody sent it"
         self._assigned.settle()
-        for one in gained:
-            if not 0 <= one.choice < len(self._gained) or one.choice in self._finished:
-                raise ReplicaFailed(f"it sent something of choice {one.choice}")
-        for one in gained:
-            start = self._gained[one.choice]
-            chunk = Chunk(self._seek.attempt, one.choice, start, one.token_ids, one.finish_reason)
-            for action in self._relay.handle(chunk, _now()):
-                assert not isinstance(action, Seek), action
-            self._gained[one.choice] += len(one.token_ids)
-            if one.finish_reason is not None:
-                self._finished.add(one.choice)
+        try:
+            self._relay.take(gained)
+        except WrongProgress as error:
+            raise ReplicaFailed(str(error)) from error
 
-    def _check_end(self, last: Unmarked) -> None:
+    def _check_end(self, events: bytes) -> None:
         """Raise a ReplicaFailed for an end that another replica can put off."""
-        if not last.events and not self._relay.ended:
+        if not events and not self._relay.complete:
             raise ReplicaFailed("its stream ended too early")
-        if last.events:
-            error = _error_in(last.events)
+        if events:
+            error = _error_in(events)
             if error.get("type") in _FAULTS:
                 raise ReplicaFailed(str(error.get("message")))
 
@@ -473,29 +429,33 @@ class RelayedAnswer:
         Raises:
             Problem: nothing can be done.
         """
-        assert self._upstream is not None, "sent to somebody"
+        assert self._upstream is not None and self._replica is not None, "sent to somebody"
         self._leave()
         await self._upstream.close()
         if self._ending:
             raise draining()
         if self._refusal is None:
-            self._around.members.doubt(self._replica_id)
-        [action] = self._relay.handle(Failed(self._seek.attempt, cause), _now())
-        if isinstance(action, End):
-            self._give_up(action)
-        assert isinstance(action, Seek), action
-        self._seek = action
-        self._around.metrics.count_restart(action.restart)
-        logger.warning("request %s: %s", self._asked.request_id, action.why)
+            self._around.members.doubt(self._replica.replica_id)
+        try:
+            seek = self._relay.fail(self._replica, cause, _now())
+        except GivenUp as reason:
+            self._give_up(str(reason))
+        self._around.metrics.count_restart(seek.restart)
+        logger.warning("request %s: %s", self._asked.request_id, seek.why)
 
-    def _give_up(self, end: End) -> NoReturn:
-        logger.error("request %s has failed: %s", self._asked.request_id, end.why)
+    def _give_up(self, why: str) -> NoReturn:
+        logger.error("request %s has failed: %s", self._asked.request_id, why)
         if self._refusal is not None:
             raise self._refusal
         if self._ending:
             raise draining()
-        headers = {"retry-after": "5"}
-        raise Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
+        raise nobody()
+
+
+def nobody() -> Problem:
+    """No replica can be asked."""
+    headers = {"retry-after": "5"}
+    return Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
 
 
 def problem_from(response: httpx.Response, body: bytes) -> Problem:

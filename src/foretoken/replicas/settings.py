@@ -11,8 +11,7 @@ from foretoken.config.resolve import CPU_KV_SHARE
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.placement import usable_nodes
-from foretoken.server.settings import ServerConfig
-from foretoken.server.transport.connection_limit import MOST_CONNECTIONS
+from foretoken.server.settings import MOST_CONNECTIONS, ServerConfig
 
 logger = logging.getLogger("foretoken")
 
@@ -40,7 +39,6 @@ class ReplicaConfig:
     """Of each replica the cores of this machine that it keeps to; None: any."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self)
         most = self.max_replicas
         ok = most is None or most >= self.replicas
@@ -121,5 +119,4 @@ class ReplicaSpec:
         return replace(self, engine=replace(self.engine, kv_cache_memory_bytes=share))
 
     def reached_at(self, host: str) -> "ReplicaSpec":
-        """The same, listening at another address."""
         return replace(self, server=replace(self.server, host=host))

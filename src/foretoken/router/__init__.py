@@ -6,5 +6,5 @@ are, and sends what it is told to. Knows token ids and their pages, neither text
 - `view`: what is known of a replica, and which of them may serve
 - `prompt` and `prefix_index`: the beginnings of prompts, and who is known to hold them
 - `choosing`: one replica for one request, and why
-- `relay` and its `relay_messages`: one streamed request over the lives of several replicas
+- `relay`: one streamed request over the lives of several replicas
 """

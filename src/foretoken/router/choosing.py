@@ -13,6 +13,7 @@ The order of the views and what was chosen before change nothing. Knows no time:
 of the views.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +23,7 @@ from typing import NamedTuple, final
 
 from foretoken.router.prefix_index import PrefixIndex
 from foretoken.router.prompt import RoutedPrompt
-from foretoken.router.view import ReplicaView, RouteNeeds
+from foretoken.router.view import Refusal, ReplicaView, RouteNeeds
 
 OVERLOAD = 1.3
 """How many times the median wait a replica may have to be taken for what it holds, and the shortest
@@ -140,20 +141,16 @@ def _weigh(
 ) -> list[_Weighed]:
     known = index.known(prompt.names)
     order = rendezvous(prompt.key, (view.replica_id for view in able))
-    places = {replica_id: place for place, replica_id in enumerate(order)}
-    weighed = []
-    for view in able:
-        hit_tokens, wait_s = known.get(view.replica_id, 0), view.wait_s(prompt.tokens)
-        weighed.append(
-            _Weighed(
-                view=view,
-                hit_tokens=prompt.hit_tokens(hit_tokens),
-                wait_s=wait_s,
-                near=wait_s <= limit_s,
-                place=places[view.replica_id],
-            )
+    return [
+        _Weighed(
+            view=view,
+            hit_tokens=prompt.hit_tokens(known.get(view.replica_id, 0)),
+            wait_s=view.wait_s(prompt.tokens),
+            near=view.wait_s(prompt.tokens) <= limit_s,
+            place=order.index(view.replica_id),
         )
-    return weighed
+        for view in able
+    ]
 
 
 def _why_prefix(best: _Weighed, prompt: RoutedPrompt, limit_s: float) -> str:
@@ -195,4 +192,6 @@ def _why_hash(
 def _why_none(views: Sequence[ReplicaView], needs: RouteNeeds) -> str:
     if not views:
         return "there is no replica"
-    return f"none of {len(views)} replicas may serve it: {needs.refusals(views)}"
+    refusals = Counter(needs.refusal(view) for view in views)
+    said = ", ".join(f"{refusals[one]} {one}" for one in Refusal if refusals[one])
+    return f"none of {len(views)} replicas may serve it: {said}"

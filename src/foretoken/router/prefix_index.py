@@ -27,7 +27,6 @@ class PrefixIndex:
 
     @property
     def replicas(self) -> frozenset[str]:
-        """Those that are there."""
         return frozenset(self._held)
 
     def add(self, replica_id: str) -> None:
@@ -53,16 +52,10 @@ class PrefixIndex:
             held.popitem(last=False)
 
     def remove(self, replica_id: str, names: Iterable[bytes]) -> None:
-        """The replica gave these pages up."""
         held = self._held.get(replica_id)
         if held is not None:
             for name in names:
                 held.pop(name, None)
-
-    def clear(self, replica_id: str) -> None:
-        """The replica gave all pages up, and is still there."""
-        if replica_id in self._held:
-            self._held[replica_id].clear()
 
     def known(self, names: Sequence[bytes]) -> dict[str, int]:
         """How many of these pages, from the first on, each replica holds; those with none are left

@@ -6,205 +6,136 @@ It keeps the output ids of each choice that the client has, and decides when a r
 - it has seen something of a greedy or seeded request: behind it, on a replica of the same
   fingerprint, where the tokens come that would have come
 - the same without a seed: behind it, on a replica of the same precision; other tokens may come than
-  would have, of the same distribution, and the end says so
-- there is no such replica, the deadline is over, or it failed too often: an end with the reason
+  would have, of the same distribution
+- the deadline is over, or it failed too often: an end with the reason
 
-A request that is refused for its own fault ends at once.
-
-Invariants: each choice's tokens are delivered once, in order, without a gap; nothing of a choice
-follows its finish reason; there is one `End`, and nothing after it. What replicas of earlier
-attempts still say is unheard.
+Whoever holds the connections chooses the replicas, and takes what they say one after the other.
+Invariant: nothing of a choice follows its finish reason.
 """
 
-from dataclasses import dataclass
-from typing import assert_never, final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import final
 
-from foretoken.router.relay_messages import (
-    Chunk,
-    Deliver,
-    End,
-    Failed,
-    Left,
-    Outcome,
-    Refused,
-    RelayAction,
-    RelayEvent,
-    Restart,
-    Routed,
-    Seek,
-)
 from foretoken.router.view import ReplicaView, RouteNeeds
 
 MOST_RESTARTS = 3
 """Of one request: one that kills whoever runs it takes no more than four replicas with it."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayedRequest:
-    """What a relay has to know of a request."""
+class Restart(StrEnum):
+    """How an attempt begins."""
 
-    choices: int = 1
-    """How many outputs it has (`n`)."""
-    repeatable: bool = True
-    """Greedy or seeded: its tokens are a function of the request."""
-    deadline: float
-    """Nothing is begun again from then on; seconds of the clock that events are told with."""
+    FIRST = "first"
+    REPLAY = "replay"
+    """The whole request again: the client has seen nothing of it."""
+    EXACT = "exact"
+    """Behind what the client has seen; the same tokens come that would have come."""
+    IN_DISTRIBUTION = "in distribution"
+    """Behind what the client has seen; other tokens may come, of the same distribution."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """An attempt for which a replica is to be chosen."""
+
+    restart: Restart
+    needs: RouteNeeds
+    why: str
+    """One sentence for the log."""
+
+
+class GivenUp(Exception):
+    """No other replica is asked; the message is the reason."""
+
+
+class WrongProgress(Exception):
+    """A replica said something that cannot be."""
 
 
 @dataclass(slots=True)
 class _Output:
     """One choice as the client has it."""
 
-    token_ids: list[int]
-    finish_reason: str | None = None
-
-    @property
-    def begun(self) -> bool:
-        return bool(self.token_ids) or self.finish_reason is not None
+    token_ids: list[int] = field(default_factory=list)
+    ended: bool = False
 
 
 @final
 class Relay:
     """The state of one request."""
 
-    def __init__(self, request: RelayedRequest) -> None:
-        """Nothing was sent to anybody."""
-        assert request.choices > 0, request.choices
-        self._request = request
-        self._outputs = [_Output([]) for _ in range(request.choices)]
-        self._attempt = 0
-        self._needs = RouteNeeds()
-        self._replica: ReplicaView | None = None
+    def __init__(self, *, choices: int, repeatable: bool, deadline: float) -> None:
+        """Nothing was sent to anybody.
+
+        Args:
+            choices: outputs that it has (`n`, of each prompt).
+            repeatable: greedy or seeded: its tokens are a function of the request.
+            deadline: nothing is begun again from then on; seconds of the clock of `fail`.
+        """
+        assert choices > 0, choices
+        self._repeatable, self._deadline = repeatable, deadline
+        self._outputs = [_Output() for _ in range(choices)]
         self._failed: frozenset[str] = frozenset()
-        self._sent = 0
-        self._restart = Restart.FIRST
-        self._in_distribution = False
-        self._ended = False
+        self.seek = Seek(Restart.FIRST, RouteNeeds(), "a new request")
+        """The attempt that is due, or under way."""
 
     @property
-    def ended(self) -> bool:
-        """Whether its `End` was given."""
-        return self._ended
+    def begun(self) -> bool:
+        return any(output.token_ids or output.ended for output in self._outputs)
 
     @property
-    def outputs(self) -> list[tuple[int, ...]]:
-        """Of each choice, the tokens that were delivered."""
-        return [tuple(output.token_ids) for output in self._outputs]
+    def complete(self) -> bool:
+        return all(output.ended for output in self._outputs)
 
-    def begin(self) -> Seek:
-        """The first thing to do."""
-        assert self._attempt == 0, self._attempt
-        self._attempt = 1
-        return Seek(attempt=1, restart=Restart.FIRST, needs=self._needs, why="a new request")
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], bool]]:
+        """Of each choice, the tokens that were delivered, and whether it has ended."""
+        return [(tuple(output.token_ids), output.ended) for output in self._outputs]
 
-    def handle(self, event: RelayEvent, now: float) -> tuple[RelayAction, ...]:
-        """What is to be done about an event at the time `now`."""
-        if self._ended:
-            return ()
-        if isinstance(event, Left):
-            return (self._end(Outcome.ABANDONED, "the client left"),)
-        if event.attempt != self._attempt:
-            return ()
-        if isinstance(event, Routed):
-            return self._route(event)
-        # Nobody was chosen for this attempt yet: nobody can have said anything.
-        if self._replica is None:
-            return ()
-        if isinstance(event, Chunk):
-            return self._take(event, now)
-        if isinstance(event, Failed):
-            return (self._fail(event.cause, now),)
-        if isinstance(event, Refused):
-            return (self._end(Outcome.FAILED, f"the request was refused: {event.cause}"),)
-        assert_never(event)
+    def take(self, gained: Sequence[tuple[int, tuple[int, ...], str | None]]) -> None:
+        """Tokens that the client is about to be sent: choices, their new ids and finish reasons.
 
-    def _route(self, event: Routed) -> tuple[RelayAction, ...]:
-        if self._replica is not None:
-            return ()
-        if event.replica is None:
-            return (self._end(Outcome.FAILED, event.why or "no replica may serve it"),)
-        assert self._needs.allows(event.replica), (self._needs, event.replica)
-        self._replica = event.replica
-        self._sent += 1
-        return ()
+        Raises:
+            WrongProgress: it is of a choice that there is not, or that has ended; nothing of it
+                counts.
+        """
+        left = {choice for choice, output in enumerate(self._outputs) if not output.ended}
+        for choice, _, finish_reason in gained:
+            if choice not in left:
+                raise WrongProgress(f"it sent something of choice {choice}")
+            if finish_reason is not None:
+                left.remove(choice)
+        for choice, token_ids, finish_reason in gained:
+            self._outputs[choice].token_ids += token_ids
+            self._outputs[choice].ended = finish_reason is not None
 
-    def _take(self, chunk: Chunk, now: float) -> tuple[RelayAction, ...]:
-        """Pass on what is new of a chunk. A replica that says something that cannot be is treated
-        as one that died: nothing of such a chunk is delivered."""
-        if not 0 <= chunk.choice < len(self._outputs):
-            return (self._fail(f"it sent choice {chunk.choice}", now),)
-        output = self._outputs[chunk.choice]
-        if output.finish_reason is not None:
-            return ()
-        known = len(output.token_ids) - chunk.position
-        if known < 0 or chunk.position < 0:
-            cause = f"it sent token {chunk.position} after {len(output.token_ids)}"
-            return (self._fail(cause, now),)
-        # What the client has already may come once more, and has to be the same.
-        again = tuple(output.token_ids[chunk.position :][: len(chunk.token_ids)])
-        short = chunk.finish_reason is not None and len(chunk.token_ids) < known
-        if again != chunk.token_ids[:known] or short:
-            return (self._fail("it contradicts what the client has", now),)
-        fresh = chunk.token_ids[known:]
-        if not fresh and chunk.finish_reason is None:
-            return ()
-        self._in_distribution |= bool(fresh) and self._restart is Restart.IN_DISTRIBUTION
-        output.token_ids += fresh
-        output.finish_reason = chunk.finish_reason
-        deliver = Deliver(chunk.choice, fresh, chunk.finish_reason)
-        if any(one.finish_reason is None for one in self._outputs):
-            return (deliver,)
-        return deliver, self._end(Outcome.COMPLETED, "every choice has finished")
+    def fail(self, replica: ReplicaView, cause: str, now: float) -> Seek:
+        """The next attempt, after this replica died, hung, broke off or refused.
 
-    def _fail(self, cause: str, now: float) -> Seek | End:
-        replica = self._replica
-        assert replica is not None, self._attempt
-        failure = f"replica {replica.replica_id} failed ({cause})"
-        restarts = self._attempt - 1
-        if now >= self._request.deadline:
-            late_s = now - self._request.deadline
-            why = f"{failure}, {late_s:.3g} s after the deadline"
-            return self._end(Outcome.FAILED, why)
+        Raises:
+            GivenUp: there is none.
+        """
+        assert self.seek.needs.allows(replica), (self.seek.needs, replica)
+        failure, restarts = f"replica {replica.replica_id} failed ({cause})", len(self._failed)
+        if now >= self._deadline:
+            raise GivenUp(f"{failure}, {now - self._deadline:.3g} s after the deadline")
         if restarts >= MOST_RESTARTS:
-            why = f"{failure}, after {restarts} restarts, which is the most"
-            return self._end(Outcome.FAILED, why)
-        self._replica = None
-        self._attempt += 1
+            raise GivenUp(f"{failure}, after {restarts} restarts, which is the most")
         self._failed |= {replica.replica_id}
-        return self._seek(replica, failure)
-
-    def _seek(self, replica: ReplicaView, failure: str) -> Seek:
-        """The next attempt, after `replica` failed."""
         done = sum(len(output.token_ids) for output in self._outputs)
-        outputs = {
-            choice: tuple(output.token_ids)
-            for choice, output in enumerate(self._outputs)
-            if output.finish_reason is None
-        }
-        fingerprint = replica.fingerprint
-        if not any(output.begun for output in self._outputs):
-            self._restart, outputs = Restart.REPLAY, {}
-            self._needs = RouteNeeds(without=self._failed)
+        if not self.begun:
+            restart, needs = Restart.REPLAY, RouteNeeds(without=self._failed)
             why = f"{failure} before its first token: the request goes elsewhere"
-        elif self._request.repeatable:
-            self._restart = Restart.EXACT
-            self._needs = RouteNeeds(fingerprint=fingerprint, without=self._failed)
+        elif self._repeatable:
+            restart = Restart.EXACT
+            needs = RouteNeeds(fingerprint=replica.fingerprint, without=self._failed)
             why = f"{failure} after {done:,} tokens: the same tokens go on elsewhere"
         else:
-            self._restart = Restart.IN_DISTRIBUTION
-            self._needs = RouteNeeds(precision=fingerprint.precision, without=self._failed)
+            restart = Restart.IN_DISTRIBUTION
+            needs = RouteNeeds(precision=replica.fingerprint.precision, without=self._failed)
             why = f"{failure} after {done:,} tokens without a seed: it goes on in distribution"
-        return Seek(
-            attempt=self._attempt,
-            restart=self._restart,
-            needs=self._needs,
-            outputs=outputs,
-            why=why,
-        )
-
-    def _end(self, outcome: Outcome, why: str) -> End:
-        self._ended = True
-        return End(
-            outcome=outcome, why=why, attempts=self._sent, in_distribution=self._in_distribution
-        )
+        self.seek = Seek(restart, needs, why)
+        return self.seek

@@ -4,9 +4,9 @@ Knows no request. Invariant: all numbers are finite and not negative.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from enum import StrEnum
+from typing import final
 
 from foretoken.types.fingerprint import Fingerprint
 
@@ -19,12 +19,6 @@ class ReplicaView:
     replica_id: str
     """Of one start: a replica that starts again holds nothing of before, and has another id."""
     fingerprint: Fingerprint
-    queued: int = 0
-    """Requests that wait."""
-    running: int = 0
-    """Requests that are computed."""
-    kv_use: float = 0.0
-    """Share of the pages that running requests hold, 0 to 1."""
     queue_s: float = 0.0
     """Predicted seconds until it would begin with a request that came now."""
     prefill_token_s: float = 0.0
@@ -34,10 +28,8 @@ class ReplicaView:
 
     def __post_init__(self) -> None:
         """Check the numbers: one that is not finite would make every comparison false."""
-        counts = (self.queued, self.running)
-        assert min(counts) >= 0, counts
-        shares = (self.kv_use, self.queue_s, self.prefill_token_s)
-        assert all(math.isfinite(one) and one >= 0.0 for one in shares), shares
+        seconds = (self.queue_s, self.prefill_token_s)
+        assert all(math.isfinite(one) and one >= 0.0 for one in seconds), seconds
 
     def wait_s(self, prompt_tokens: int) -> float:
         """Seconds to the first token of a prompt of which it holds nothing: its load."""
@@ -50,26 +42,15 @@ class ReplicaView:
         the one that was idle last.
         """
         queue_s = self.queue_s + missing_tokens * self.prefill_token_s
-        return replace(self, queued=self.queued + 1, queue_s=queue_s)
+        return replace(self, queue_s=queue_s)
 
 
-class Refusals(NamedTuple):
-    """Why replicas may not serve a request: how many for each reason."""
+class Refusal(StrEnum):
+    """Why a replica may not serve a request: the first reason that holds."""
 
-    draining: int = 0
-    failed: int = 0
-    """They failed this request before."""
-    different: int = 0
-    """Their arithmetic is another."""
-
-    def __str__(self) -> str:
-        """As part of a sentence."""
-        parts = (
-            (self.draining, "draining"),
-            (self.failed, "failed this request before"),
-            (self.different, "of another arithmetic"),
-        )
-        return ", ".join(f"{count} {word}" for count, word in parts if count)
+    DRAINING = "draining"
+    FAILED = "failed this request before"
+    DIFFERENT = "of another arithmetic"
 
 
 @final
@@ -84,23 +65,16 @@ class RouteNeeds:
     without: frozenset[str] = frozenset()
     """Replicas that failed it."""
 
+    def refusal(self, view: ReplicaView) -> Refusal | None:
+        """Why this replica may not serve it; None: it may."""
+        if view.draining:
+            return Refusal.DRAINING
+        if view.replica_id in self.without:
+            return Refusal.FAILED
+        other = self.fingerprint not in (None, view.fingerprint)
+        if other or self.precision not in (None, view.fingerprint.precision):
+            return Refusal.DIFFERENT
+        return None
+
     def allows(self, view: ReplicaView) -> bool:
-        """Whether this replica may; one that is draining never may."""
-        return not view.draining and view.replica_id not in self.without and self._equals(view)
-
-    def refusals(self, views: Iterable[ReplicaView]) -> Refusals:
-        """Why others may not; each counts for its first reason."""
-        draining = failed = different = 0
-        for view in views:
-            if view.draining:
-                draining += 1
-            elif view.replica_id in self.without:
-                failed += 1
-            elif not self._equals(view):
-                different += 1
-        return Refusals(draining, failed, different)
-
-    def _equals(self, view: ReplicaView) -> bool:
-        if self.fingerprint is not None and view.fingerprint != self.fingerprint:
-            return False
-        return self.precision is None or view.fingerprint.precision == self.precision
+        return self.refusal(view) is None

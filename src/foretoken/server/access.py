@@ -102,7 +102,6 @@ class Access:
         self._bodies = BodyRoom(config.limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -135,12 +134,12 @@ class Access:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Say whose a request is; the front of several replicas has asked for the key itself."""
-        scope["foretoken.internal"] = internal = self._is_internal(headers)
-        scope["foretoken.origin"] = origin = RequestOrigin.of(headers) if internal else None
-        if origin is not None:
-            scope["foretoken.tenant"] = origin.tenant
-        else:
-            scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
+        key = self._config.internal_key
+        internal = key is not None and _matches(headers.get(INTERNAL_HEADER, ""), (key,))
+        origin = RequestOrigin.of(headers) if internal else None
+        tenant = self._authorize(scope["path"], headers) if origin is None else origin.tenant
+        scope["foretoken.internal"], scope["foretoken.origin"] = internal, origin
+        scope["foretoken.tenant"] = tenant
 
     def _check_host(self, path: str, headers: Headers) -> None:
         """Raise a Problem (403) for a name that is not ours, where no key protects us."""
@@ -169,18 +168,10 @@ class Access:
         if not keys or path in _OPEN or path.startswith(_OPEN_BELOW):
             return None
         if not _matches(given, keys):
-            raise Problem(
-                401,
-                "a valid API key is needed: `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            message = "a valid API key is needed: `Authorization: Bearer KEY`"
+            wanted = {"www-authenticate": "Bearer"}
+            raise Problem(401, message, code="invalid_api_key", headers=wanted)
         return tenant_of(given)
-
-    def _is_internal(self, headers: Headers) -> bool:
-        """Whether the request comes from a server of ours, by the key that it brings."""
-        key = self._config.internal_key
-        return key is not None and _matches(headers.get(INTERNAL_HEADER, ""), (key,))
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"

@@ -18,7 +18,7 @@ from foretoken.server.access import Access, as_response
 from foretoken.server.auditor import auditor_of
 from foretoken.server.endpoints import admin, chat, completions, status, tokens
 from foretoken.server.observing.process_memory import keep_trimmed
-from foretoken.server.observing.server_metrics import AuditCollector, ServerMetrics
+from foretoken.server.observing.server_metrics import ServerMetrics, audit_families
 from foretoken.server.problems import Problem
 from foretoken.server.replica_protocol import report
 from foretoken.server.replica_protocol.fingerprint import fingerprint_of
@@ -40,10 +40,8 @@ ROUTES = (
     Route("/v1/responses", status.not_built, methods=["POST"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
-    Route("/health", status.health),
-    Route("/health/ready", status.health),
+    *(Route(path, status.health) for path in ("/health", "/health/ready", "/ping")),
     Route("/health/live", status.live),
-    Route("/ping", status.health),
     Route("/version", status.version),
     Route("/metrics", status.metrics),
     Route("/control", status.control),
@@ -85,7 +83,8 @@ def build_state(
     if config.audit_share:
         auditor = auditor_of(running, config.audit_share)
         running.observers.append(auditor.observe)
-        metrics.registry.register(AuditCollector(auditor, name, config.metrics_prefix))
+        describe = auditor.describe
+        metrics.scrape(lambda of: audit_families(describe(), of))
     return ServerState(
         config=config,
         engine=running,

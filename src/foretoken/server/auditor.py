@@ -71,7 +71,6 @@ class Samples:
         """Chosen and never compared: too many waited."""
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
         for request in requests:
             own = request.params.own_policy
             if (own is None or own.enabled) and self._luck.random() < self._share:
@@ -137,14 +136,12 @@ class Comparison:
     """
 
     def __init__(self, decode: Decode, promise: Promise) -> None:
-        """Hold what `decode` finds against `promise`."""
         self._decode = decode
         self._promise = promise
         self._luck = random.Random()
         self._count = 0
 
     async def compare(self, sample: FinishedRequest) -> Compared:
-        """Decode a sample again, as far as it takes."""
         params = sample.request.params
         if self._promise.has_one_answer(params):
             return await self._again(sample)
@@ -238,14 +235,15 @@ class FairTokens:
         """Accuse with a chance of at most `error` where there is nothing."""
         self.error = error
         self.num_tokens = 0
-        self._mean = 0.0
+        self.mean = 0.0
+        """How much likelier the given tokens are, from -1 to 1; 0 is expected."""
         self._logs = [0.0] * (2 * len(_STAKES))
 
     def add(self, difference: float) -> None:
         """Log-probability of the given token less that of the drawn one."""
         turn = math.tanh(difference)  # bounded and odd: still fair
         self.num_tokens += 1
-        self._mean += (turn - self._mean) / self.num_tokens
+        self.mean += (turn - self.mean) / self.num_tokens
         for i, stake in enumerate((*_STAKES, *(-stake for stake in _STAKES))):
             self._logs[i] += math.log1p(stake * turn)
 
@@ -256,11 +254,6 @@ class FairTokens:
         if most > 600.0:  # beyond what a float holds
             return math.inf
         return sum(math.exp(log) for log in self._logs) / len(self._logs)
-
-    @property
-    def mean(self) -> float:
-        """How much likelier the given tokens are, from -1 to 1; 0 is expected."""
-        return self._mean
 
     @property
     def failed(self) -> bool:
@@ -292,9 +285,9 @@ class Auditor:
     """Audits the requests of one engine."""
 
     def __init__(self, engine: AsyncEngine, share: float, promise: Promise) -> None:
-        """Decode a `share` of the finished requests again, and hold them to `promise`."""
         self._engine = engine
         self._samples = Samples(share)
+        self.opened = self._samples.opened
         self.share = share
         self._comparison = Comparison(self._decode, promise)
         self.fair = FairTokens()
@@ -307,7 +300,6 @@ class Auditor:
         self._busy_at = 0.0
 
     def describe(self) -> dict[str, Any]:
-        """What there is to know, as JSON."""
         return {
             "share": self.share,
             "waiting": len(self._samples.waiting),
@@ -325,12 +317,7 @@ class Auditor:
         if self._stream is not None:
             self._engine.close(self._stream)
 
-    def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
-        self._samples.opened(requests)
-
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         if self._samples.observe(outputs):
             self._due.set()
 

@@ -9,17 +9,12 @@ from typing import Any
 from foretoken.errors import CapacityError, ContextError, ForetokenError, ModelError, RequestError
 
 _KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
     409: "conflict_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     501: "not_implemented_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -48,10 +43,11 @@ class Problem(Exception):
 
     def body(self, request_id: str) -> dict[str, Any]:
         """The JSON that OpenAI would send, and the id to look for in the log."""
+        other = "invalid_request_error" if self.status < 500 else "internal_server_error"
         return {
             "error": {
                 "message": self.message,
-                "type": _KINDS.get(self.status, "internal_server_error"),
+                "type": _KINDS.get(self.status, other),
                 "param": self.param,
                 "code": self.code or self.status,
                 "request_id": request_id,

@@ -104,7 +104,6 @@ class Prediction(Body):
 
     @property
     def text(self) -> str:
-        """All of it."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)

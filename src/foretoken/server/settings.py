@@ -11,6 +11,8 @@ from foretoken.config.reader import Allowed, at_least, between, check_fields, re
 
 TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")
+MOST_CONNECTIONS = 1024
+"""However many descriptors there are: each connection may hold a body."""
 
 _COUNT = Annotated[int, at_least(1)]
 _SECONDS = Annotated[float, Allowed("a number > 0", lambda seconds: seconds > 0)]
@@ -48,7 +50,6 @@ class Limits:
     """Connections at once; None: what the descriptors of the process allow, 1,024 at most."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self)
 
 
@@ -73,12 +74,10 @@ class KVEventsConfig:
     """The first frame of each batch, by which subscribers choose."""
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         check_fields(self, "kv_events_config.")
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is published."""
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
@@ -116,7 +115,6 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
         allowed = "printable ASCII, at least one character, no space around it"
         for name in ("api_key", "admin_key", "internal_key"):
             keys = self.api_keys if name == "api_key" else (getattr(self, name),)

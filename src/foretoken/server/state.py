@@ -13,7 +13,6 @@ from starlette.requests import Request
 from foretoken.engine.thread import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.server_metrics import ServerMetrics
-from foretoken.server.replica_protocol.origin import RequestOrigin
 from foretoken.server.replica_protocol.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.text.renderers import MOST_RENDERS
@@ -68,7 +67,6 @@ class ServerState:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, if it has one."""
         return self.engine.engine.parts.tokenizer
 
     @property
@@ -103,23 +101,6 @@ def request_id_of(request: Request) -> str:
     """The id that answers, logs and errors of `request` carry."""
     found: str = request.scope["foretoken.request_id"]
     return found
-
-
-def is_internal(request: Request) -> bool:
-    """Whether `request` brings the server's internal key."""
-    found: bool = request.scope["foretoken.internal"]
-    return found
-
-
-def origin_of(request: Request) -> RequestOrigin | None:
-    """What the front of several replicas says of `request`; None: it came from a client."""
-    found: RequestOrigin | None = request.scope["foretoken.origin"]
-    return found
-
-
-def salt_of(request: Request, given: str | None) -> str | None:
-    """The salt within which a request shares caches: its own, inside its API key's."""
-    return salt_from(request.scope["foretoken.tenant"], given)
 
 
 def priority_of(request: Request, given: int) -> int:

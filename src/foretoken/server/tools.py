@@ -36,7 +36,6 @@ class CallReader:
     """One JSON object, from its opening brace to its closing one."""
 
     def __init__(self, number: int) -> None:
-        """Read call `number`."""
         self.text = ""
         """All of it so far."""
         self.done = False
@@ -52,7 +51,6 @@ class CallReader:
         self._held = ""
 
     def feed(self, char: str) -> list[Piece]:
-        """Add one character."""
         assert not self.done, "the object is closed"
         at = len(self.text)
         self.text += char
@@ -146,9 +144,9 @@ class ToolParser(ABC):
     def feed(self, text: str) -> list[Piece]:
         """Add text; what is certain by now."""
 
-    @abstractmethod
     def finish(self) -> list[Piece]:
         """No more text: what was held back."""
+        return []
 
 
 @final
@@ -156,12 +154,7 @@ class PlainParser(ToolParser):
     """No calls: everything is content."""
 
     def feed(self, text: str) -> list[Piece]:
-        """The text itself."""
         return [Piece(content=text)] if text else []
-
-    def finish(self) -> list[Piece]:
-        """Nothing was held back."""
-        return []
 
 
 @final
@@ -169,7 +162,6 @@ class ArgumentsParser(ToolParser):
     """A named tool choice: the whole text is the arguments of one call."""
 
     def __init__(self, name: str) -> None:
-        """Call `name`."""
         self._name: str | None = name
 
     def feed(self, text: str) -> list[Piece]:
@@ -178,10 +170,6 @@ class ArgumentsParser(ToolParser):
             return []
         name, self._name = self._name, None
         return [Piece(call=0, name=name, arguments=text)]
-
-    def finish(self) -> list[Piece]:
-        """Nothing was held back."""
-        return []
 
 
 @final
@@ -192,18 +180,15 @@ class HermesParser(ToolParser):
     marks = (OPEN, CLOSE)
 
     def __init__(self) -> None:
-        """Outside of any call."""
         self._held = ""
         self._num_calls = 0
         self._reader: CallReader | None = None
         self._after_call = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Content, names and arguments, as far as they are certain."""
         return merged([piece for char in text for piece in self._char(char)])
 
     def finish(self) -> list[Piece]:
-        """Text that looked like the beginning of a call and was none."""
         held = self._held
         if self._reader is not None and self._reader.name is None:
             held = self.OPEN + held + self._reader.text
@@ -267,18 +252,15 @@ class LlamaJsonParser(ToolParser):
     TAG = "<|python_tag|>"
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._held = ""
         self._num_calls = 0
         self._reader: CallReader | None = None
         self._is_content = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Content, names and arguments, as far as they are certain."""
         return merged([piece for char in text for piece in self._char(char)])
 
     def finish(self) -> list[Piece]:
-        """Text that looked like the beginning of a call and was none."""
         held = self._held
         if self._reader is not None and self._reader.name is None:
             held += self._reader.text
@@ -329,10 +311,7 @@ def _overlap(text: str, marker: str) -> int:
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)
 
 
-PARSERS: dict[str, type[ToolParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": LlamaJsonParser,
-}
+PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaJsonParser}
 
 
 @final
@@ -340,15 +319,9 @@ class ChoiceMessage:
     """Grows by the text of tokens; gives deltas on the way and the whole at the end."""
 
     def __init__(self, parser: ToolParser) -> None:
-        """Read with `parser`."""
         self._parser = parser
         self._content: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that were begun."""
-        return len(self._calls)
+        self.calls: list[dict[str, Any]] = []
 
     def read(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
         """Deltas of more text; with its end, also what was held back."""
@@ -362,11 +335,11 @@ class ChoiceMessage:
         content = "".join(self._content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not self._calls else None,
+            "content": content if content or not self.calls else None,
             "refusal": None,
         }
-        if self._calls:
-            message["tool_calls"] = self._calls
+        if self.calls:
+            message["tool_calls"] = self.calls
         return message
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -379,9 +352,9 @@ class ChoiceMessage:
             function["name"] = piece.name
             change |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
             call = {"id": change["id"], "type": "function"}
-            self._calls.append({**call, "function": dict(function)})
+            self.calls.append({**call, "function": dict(function)})
         else:
-            self._calls[piece.call]["function"]["arguments"] += piece.arguments
+            self.calls[piece.call]["function"]["arguments"] += piece.arguments
         return {"tool_calls": [change]}
 
 

@@ -30,7 +30,7 @@ from foretoken.server.replica_protocol.pace import Paces, ServerPace
 from foretoken.server.replica_protocol.progress import StreamProgress, mark, read_mark
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import Limits, ServerConfig
-from foretoken.server.transport.connection_limit import most_connections
+from foretoken.server.transport.draining_server import most_connections
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output, Request, RequestMetrics, SamplingParams
 from foretoken.types.fingerprint import Fingerprint

@@ -89,10 +89,9 @@ class Cluster:
         if request.url.path == PATH:
             report = Report(
                 fingerprint=(HERE.build, HERE.precision, HERE.kernels),
-                queued=0, running=0, kv_use=0.0,
                 backlog=Backlog(1, self.unread.get(name, 0), 0.0), paces=Paces(0.0, 0.01, 0.0),
                 draining=False,
-                alive=True, stalled_s=0.0, kv_tokens=99, model="m", speculation="off",
+                alive=True, stalled_s=0.0, speculation="off",
             )  # fmt: skip
             return httpx.Response(200, json=report.model_dump())
         self.asked.append((name, json.loads(request.content)))
@@ -192,7 +191,8 @@ def test_a_whole_answer_needs_no_last_word() -> None:
 
 def test_a_replica_that_says_nonsense_has_failed() -> None:
     rest = [step("a", 5, end="stop"), DONE]
-    for nonsense in (b": progress [[0\n\n", mark([StreamProgress(4, (5,), None)])):
+    twice = [StreamProgress(0, (5,), "stop"), StreamProgress(0, (6,), None)]
+    for nonsense in (b": progress [[0\n\n", mark([StreamProgress(4, (5,), None)]), mark(twice)):
         cluster = Cluster([[nonsense], rest])
         assert streamed(cluster) == event("a")
 

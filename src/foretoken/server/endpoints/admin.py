@@ -3,7 +3,7 @@
 Off unless the server was started with an admin key; `foretoken.server.access` asks for it.
 """
 
-import functools
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -48,10 +48,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     models = await state.engine.call(lambda engine: engine.parts.controller.models())
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
-        "enabled": policy.enabled,
-        "drafter": policy.drafter,
-        "num_speculative_tokens": policy.num_speculative_tokens,
-        "guard": policy.guard,
+        **asdict(policy),
         "drafters": dict(parts.intake.drafters),
         "last_minute": recent,
         "control": control,
@@ -86,12 +83,15 @@ async def put_corpus(request: Request) -> Response:
     body = await read_body(request, CorpusBody, state.config.limits.max_body_bytes)
     salt = _salt(state, body)
     ids = await encode(state, body.text, special=False)
-    text = await state.engine.call(
+    text: CachedText = await state.engine.call(
         lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE])
     )
+
+    async def extend(part: list[int]) -> bool:
+        return await state.engine.call(lambda engine: _suffix(engine).extend_corpus(text, part))
+
     for start in range(_AT_ONCE, len(ids), _AT_ONCE):
-        extend = functools.partial(_extend, text=text, part=ids[start : start + _AT_ONCE])
-        if not await state.engine.call(extend):
+        if not await extend(ids[start : start + _AT_ONCE]):
             raise Problem(409, f"corpus: {name[:100]!r} was replaced or removed meanwhile")
     return json_response({"name": name, "tokens": len(ids)})
 
@@ -102,11 +102,6 @@ async def delete_corpus(request: Request) -> Response:
     if not await state.engine.call(lambda engine: _suffix(engine).remove_corpus(name)):
         raise Problem(404, f"corpus: got {name[:100]!r}, which there is not")
     return json_response({"name": name})
-
-
-def _extend(engine: Engine, text: CachedText, part: list[int]) -> bool:
-    """Add to a text; False if it was replaced or removed meanwhile."""
-    return _suffix(engine).extend_corpus(text, part)
 
 
 def _salt(state: ServerState, body: CorpusBody) -> str | None:

@@ -71,11 +71,9 @@ class _ChatWriter(ChoiceWriter):
         self._started = set(order.begun)
 
     def read(self, event: Event) -> None:
-        """More of a choice's message."""
         self._messages[event.choice].read(event.text, ends=event.finish_reason is not None)
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
-        """A choice with its message."""
         last = events[-1]
         message = self._messages[index]
         choice: dict[str, Any] = {
@@ -88,7 +86,7 @@ class _ChatWriter(ChoiceWriter):
         return {**choice, **asked_for(self._body, events, self._prompt_ids, self._text_of)}
 
     def _finish_reason(self, event: Event) -> str | None:
-        called = self._messages[event.choice].num_calls > 0
+        called = bool(self._messages[event.choice].calls)
         if event.finish_reason is FinishReason.STOP and called and not self._named:
             return "tool_calls"
         return event.finish_reason

@@ -63,7 +63,6 @@ class _TextWriter(ChoiceWriter):
         """Nothing is made of it before the end."""
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
-        """A choice with its text."""
         return self._choice(index, events, first=True)
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:

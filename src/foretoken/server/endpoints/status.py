@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 import foretoken
 from foretoken.server.problems import Problem, draining
+from foretoken.server.requests.prompt_ids import check_model
 from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
 from foretoken.server.transport.events import json_response
@@ -38,10 +39,8 @@ async def page(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """200 while the server can take requests; as /health, /health/ready."""
-    state = state_of(request)
-    if not state.engine.alive:
-        raise Problem(503, "the engine has stopped")
-    if state.draining():
+    await live(request)
+    if state_of(request).draining():
         raise draining()
     return json_response({"status": "ready"})
 
@@ -69,7 +68,8 @@ async def version(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """The names that requests may give."""
-    state = state_of(request)
+    state, wanted = state_of(request), request.path_params.get("name")
+    check_model(state, wanted)
     entries = [
         {
             "id": name,
@@ -80,18 +80,11 @@ async def models(request: Request) -> Response:
             "parent": None,
             "max_model_len": state.max_model_len,
         }
-        for name in state.model_names
+        for name in (state.model_names if wanted is None else (wanted,))
     ]
-    wanted = request.path_params.get("name")
-    if wanted is None:
-        return json_response({"object": "list", "data": entries})
-    for entry in entries:
-        if entry["id"] == wanted:
-            return json_response(entry)
-    allowed = ", ".join(state.model_names)
-    raise Problem(
-        404, f"model: got {wanted[:200]!r}; allowed: {allowed}", "model", code="model_not_found"
-    )
+    if wanted is not None:
+        return json_response(entries[0])
+    return json_response({"object": "list", "data": entries})
 
 
 async def metrics(request: Request) -> Response:
@@ -129,32 +122,21 @@ _GETS = {
 
 
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document."""
-    return json_response(openapi_document())
-
-
-def openapi_document() -> dict[str, Any]:
-    """Paths, and the schemas of bodies as pydantic has them."""
+    """The OpenAPI document: paths, and the schemas of bodies as pydantic has them."""
     error = {"description": "An error in OpenAI's shape"}
+    responses = {"200": {"description": "Done"}, "default": error}
     paths: dict[str, Any] = {}
     for path, (kind, summary) in _POSTS.items():
-        reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
-        paths[path] = {
-            "post": {
-                "summary": summary,
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": reference}},
-                },
-                "responses": {"200": {"description": "Done"}, "default": error},
-            }
-        }
+        schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": responses}}
     for path, summary in _GETS.items():
-        responses = {"200": {"description": "Done"}, "default": error}
         paths[path] = {"get": {"summary": summary, "responses": responses}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Foretoken", "version": foretoken.__version__},
-        "paths": paths,
-        "components": {"schemas": json_schema([kind for kind, _ in _POSTS.values()])},
-    }
+    return json_response(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Foretoken", "version": foretoken.__version__},
+            "paths": paths,
+            "components": {"schemas": json_schema([kind for kind, _ in _POSTS.values()])},
+        }
+    )

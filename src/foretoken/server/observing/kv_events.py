@@ -78,7 +78,7 @@ class KVEventPublisher:
         Raises:
             ConfigError: an endpoint is none, or taken.
         """
-        self._journal, self._config = journal, config
+        self._journal = journal
         self._page_size, self._medium = page_size, medium
         self._encoder = msgspec.msgpack.Encoder()
         self._topic = config.topic.encode()
@@ -91,7 +91,9 @@ class KVEventPublisher:
         if config.replay_endpoint is not None:
             self._asked = context.socket(zmq.ROUTER)
         try:
-            self._open()
+            _open(self._published, "endpoint", config.endpoint)
+            if self._asked is not None:
+                _open(self._asked, "replay_endpoint", str(config.replay_endpoint))
         except ConfigError:
             self._close()
             raise
@@ -99,7 +101,6 @@ class KVEventPublisher:
         self._thread = threading.Thread(target=self._run, name="foretoken-kv-events", daemon=True)
 
     def start(self) -> None:
-        """Publish from now on."""
         self._thread.start()
 
     def close(self) -> None:
@@ -108,11 +109,6 @@ class KVEventPublisher:
         if self._thread.ident is not None:
             self._thread.join()
         self._close()
-
-    def _open(self) -> None:
-        _open(self._published, "endpoint", self._config.endpoint)
-        if self._asked is not None:
-            _open(self._asked, "replay_endpoint", str(self._config.replay_endpoint))
 
     def _close(self) -> None:
         for socket in (self._published, self._asked):

@@ -21,13 +21,11 @@ class LineFormatter(logging.Formatter):
     """One line per record; what `extra={"facts": {...}}` adds becomes fields."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` is one of LOG_FORMATS."""
         super().__init__("%(levelname)s %(asctime)s %(message)s", "%H:%M:%S")
         assert kind in LOG_FORMATS, kind
         self._json = kind == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         facts = getattr(record, "facts", {})
         if not self._json:
             return self._text(record, facts)
@@ -44,7 +42,8 @@ class LineFormatter(logging.Formatter):
 
     def _text(self, record: logging.LogRecord, facts: dict[str, object]) -> str:
         parts = [record.levelname, self.formatTime(record, self.datefmt), record.getMessage()]
-        parts += [f"{name}={_short(value)}" for name, value in facts.items()]
+        for name, value in facts.items():
+            parts.append(f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}")
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             parts[2] += f": {describe(error)}"
@@ -67,7 +66,3 @@ def describe(error: BaseException) -> str:
 def milliseconds(seconds: float) -> float:
     """Seconds as the milliseconds of a log line, to the microsecond."""
     return round(1e3 * seconds, 3)
-
-
-def _short(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -7,10 +7,11 @@ the loop sees (latencies, ends, what was asked for) is observed here. Knows no e
 import logging
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,9 +31,7 @@ from prometheus_client.registry import Collector
 import foretoken
 from foretoken.control.acceptance import TEMPERATURE_EDGES, temperature_bucket
 from foretoken.control.learned.trials import LAST_DEPTHS
-from foretoken.control.report.journal import ControlJournal
 from foretoken.engine.engine import Engine
-from foretoken.server.auditor import Auditor
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
 from foretoken.types import FinishReason, Output, Request, RequestMetrics
@@ -61,91 +60,108 @@ _COUNTED_HERE = {
     "vllm:num_requests_waiting",
 }
 """Metrics of the engine that are more exact, or have more labels, here."""
-_OF_DRAFTERS = {
-    "draft_length": (
-        GaugeMetricFamily,
-        "Usual draft tokens now; 0 while it rests.",
-        "draft_length",
+Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
+_OF_DRAFTERS: tuple[tuple[Kind, str, str, str], ...] = (
+    (_GAUGE, "draft_length", "Usual draft tokens now; 0 while it rests.", "draft_length"),
+    (_GAUGE, "pass_seconds", "Time of one pass of the drafter.", "pass_s"),
+    (_COUNTER, "resting_seconds", "Time of steps in which it rested.", "resting_s"),
+    (_GAUGE, "share_of_steps", "Steps in which it drafted.", "share_of_steps"),
+)
+_OF_ALL: tuple[tuple[Kind, str, str, str], ...] = (
+    (_COUNTER, "exploring_seconds", "What trials cost.", "exploring_s"),
+    (_GAUGE, "account_seconds", "What trials may still cost.", "account_s"),
+    (_COUNTER, "forgone_tokens", "Not written so that nobody waits.", "forgone_tokens"),
+    (_COUNTER, "wasted_seconds", "Checking drafts that were refused.", "wasted_s"),
+    (_COUNTER, "changes", "A drafter rested, returned, or drafts another length.", "num_changes"),
+)
+_OF_STEP = (
+    ("predicted_step_seconds", "The last step, as predicted.", "predicted_s"),
+    ("plain_step_seconds", "The last step without drafts, as predicted.", "plain_s"),
+    ("step_seconds", "The last step, as measured.", "measured_s"),
+)
+_LEARNT = {
+    "cost_seconds": (
+        "What a part of a step or of drafting takes at the usual speed.",
+        ("of", "part"),
     ),
-    "pass_seconds": (GaugeMetricFamily, "Time of one pass of the drafter.", "pass_s"),
-    "resting_seconds": (CounterMetricFamily, "Time of steps in which it rested.", "resting_s"),
-    "share_of_steps": (GaugeMetricFamily, "Steps in which it drafted.", "share_of_steps"),
-}
-_OF_ALL = {
-    "exploring_seconds": (CounterMetricFamily, "What trials cost.", "exploring_s"),
-    "account_seconds": (GaugeMetricFamily, "What trials may still cost.", "account_s"),
-    "forgone_tokens": (CounterMetricFamily, "Not written so that nobody waits.", "forgone_tokens"),
-    "wasted_seconds": (CounterMetricFamily, "Checking drafts that were refused.", "wasted_s"),
-    "changes": (CounterMetricFamily, "A drafter rested, returned, or drafts another length.",
-                "num_changes"),
-}  # fmt: skip
-_OF_STEP = {
-    "predicted_step_seconds": ("The last step, as predicted.", "predicted_s"),
-    "plain_step_seconds": ("The last step without drafts, as predicted.", "plain_s"),
-    "step_seconds": ("The last step, as measured.", "measured_s"),
-}
-_TEXTS = {
-    "cost_seconds": "What a part of a step or of drafting takes at the usual speed.",
-    "cost_level": "How many times as long as usual everything takes now.",
-    "cost_error": "How far what was measured is from what is known, as |log(measured / known)|.",
-    "acceptance": "Chance of a draft at this depth, if all before it are accepted.",
-    "ledger_seconds": "What running requests gained and lost against plain steps.",
-}
-_OWN_LABELS = {
-    "cost_seconds": ("of", "part"),
-    "cost_level": ("of",),
-    "cost_error": ("of", "quantile"),
-    "acceptance": ("drafter", "depth"),
-    "ledger_seconds": ("side",),
+    "cost_level": ("How many times as long as usual everything takes now.", ("of",)),
+    "cost_error": (
+        "How far what was measured is from what is known, as |log(measured / known)|.",
+        ("of", "quantile"),
+    ),
+    "acceptance": (
+        "Chance of a draft at this depth, if all before it are accepted.",
+        ("drafter", "depth"),
+    ),
+    "ledger_seconds": ("What running requests gained and lost against plain steps.", ("side",)),
 }
 _DEPTHS = ("1", *(str(last + 1) for last in LAST_DEPTHS[:-1]))
 """Where the depths begin that are learnt together."""
 QUANTILES = (0.1, 0.5, 0.9)
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0)
 _KEPT = 1000
+Row = tuple[tuple[str, ...], float]
+"""Values of a family's own labels, and the number."""
 
 
-class AuditCollector(Collector):
-    """Reads an auditor at each scrape."""
+@final
+class ScrapedFamilies(Collector):
+    """What a function reads at each scrape, labelled with the model and the engine."""
 
-    def __init__(self, auditor: Auditor, model_name: str, prefix: str) -> None:
-        """Label everything with `model_name`; names start with `prefix`."""
-        self._auditor = auditor
-        self._values = (model_name, "0")
-        self._start = f"{prefix}:audit_"
+    def __init__(
+        self,
+        model_name: str,
+        prefix: str,
+        read: "Callable[[ScrapedFamilies], Iterable[Metric]]",
+    ) -> None:
+        """`read` is given this, to make families; names that begin with `foretoken:` begin with
+        `prefix` instead."""
+        self.values = (model_name, "0")
+        self._prefix, self._read = prefix, read
 
     def collect(self) -> Iterable[Metric]:
-        """The counts as they stand."""
-        found = self._auditor.describe()
-        text = "Finished requests decoded again without speculation, by what came of it."
-        compared = CounterMetricFamily(f"{self._start}requests", text, labels=(*_LABELS, "outcome"))
-        for outcome, count in found["compared"].items():
-            compared.add_metric((*self._values, outcome), count)
-        compared.add_metric((*self._values, "not_compared"), found["left_out"])
-        yield compared
-        alarms = CounterMetricFamily(
-            f"{self._start}alarms", "Times that speculation was turned off.", labels=_LABELS
-        )
-        alarms.add_metric(self._values, found["alarms"])
-        yield alarms
-        for name, text in (
-            ("waiting", "Finished requests that wait to be decoded again."),
-            ("evidence", "Odds against drawn tokens being plain decoding's; 10,000 is an alarm."),
-        ):
-            gauge = GaugeMetricFamily(self._start + name, text, labels=_LABELS)
-            gauge.add_metric(self._values, found[name])
-            yield gauge
+        return self._read(self)
+
+    def one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+        """A family of one number."""
+        return self.many(kind, name, text, (), [((), value)])
+
+    def many(
+        self, kind: Kind, name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]
+    ) -> Metric:
+        """A family with labels of its own."""
+        family = kind(self.named(name), text, labels=(*_LABELS, *labels))
+        for own, value in rows:
+            family.add_metric((*self.values, *own), value)
+        return family
+
+    def named(self, name: str) -> str:
+        """With the prefix that was set."""
+        return name.replace("foretoken:", f"{self._prefix}:", 1)
 
 
-class AcceptanceMetrics(Collector):
+def audit_families(found: Mapping[str, Any], of: ScrapedFamilies) -> Iterator[Metric]:
+    """What an auditor has described."""
+    rows = [*found["compared"].items(), ("not_compared", found["left_out"])]
+    text = "Finished requests decoded again without speculation, by what came of it."
+    outcomes = [((outcome,), count) for outcome, count in rows]
+    yield of.many(_COUNTER, "foretoken:audit_requests", text, ("outcome",), outcomes)
+    text = "Times that speculation was turned off."
+    yield of.one(_COUNTER, "foretoken:audit_alarms", text, found["alarms"])
+    text = "Finished requests that wait to be decoded again."
+    yield of.one(_GAUGE, "foretoken:audit_waiting", text, found["waiting"])
+    text = "Odds against drawn tokens being plain decoding's; 10,000 is an alarm."
+    yield of.one(_GAUGE, "foretoken:audit_evidence", text, found["evidence"])
+
+
+class AcceptanceMetrics:
     """Histograms by drafter and temperature, and quantiles of the last requests of each bucket."""
 
     def __init__(
-        self, registry: CollectorRegistry, values: tuple[str, str], prefix: str = "foretoken"
+        self, registry: CollectorRegistry, model_name: str, prefix: str = "foretoken"
     ) -> None:
-        """Register in `registry`; `values` are the labels model_name and engine."""
-        self._values = values
-        self._prefix = prefix
+        self._values = (model_name, "0")
         labels = (*_LABELS, "drafter", "temperature")
         self._lengths = Histogram(
             f"{prefix}:request_acceptance_length",
@@ -162,7 +178,7 @@ class AcceptanceMetrics(Collector):
         )
         edges = (*TEMPERATURE_EDGES, float("inf"))
         self._recent = {temperature_bucket(edge): deque[float](maxlen=_KEPT) for edge in edges}
-        registry.register(self)
+        registry.register(ScrapedFamilies(model_name, prefix, self._families))
 
     def observe(self, temperature: float, metrics: RequestMetrics) -> None:
         """Add a request that ended."""
@@ -186,25 +202,18 @@ class AcceptanceMetrics(Collector):
             self._drafted.labels(*labels).inc(sum(drafted))
             self._accepted.labels(*labels).inc(accepted)
 
-    def collect(self) -> Iterable[Metric]:
+    def _families(self, of: ScrapedFamilies) -> Iterator[Metric]:
         """P10, P50 and P90 per bucket, and from how many requests."""
-        labels = (*_LABELS, "temperature")
-        quantiles = GaugeMetricFamily(
-            f"{self._prefix}:acceptance_length_quantile",
-            f"Of the last {_KEPT} requests in the bucket.",
-            labels=(*labels, "quantile"),
-        )
-        counts = GaugeMetricFamily(
-            f"{self._prefix}:acceptance_length_requests",
-            "Requests that the quantiles are from.",
-            labels=labels,
-        )
-        for bucket, kept in self._recent.items():
-            lengths = sorted(kept)
-            counts.add_metric((*self._values, bucket), len(lengths))
-            for quantile, value in zip(QUANTILES, _quantiles(lengths), strict=False):
-                quantiles.add_metric((*self._values, bucket, f"{quantile:g}"), value)
-        return [quantiles, counts]
+        rows = [
+            ((bucket, f"{quantile:g}"), value)
+            for bucket, kept in self._recent.items()
+            for quantile, value in zip(QUANTILES, _quantiles(sorted(kept)), strict=False)
+        ]
+        name, text = "foretoken:acceptance_length_quantile", f"Of the last {_KEPT} requests in the"
+        yield of.many(_GAUGE, name, f"{text} bucket.", ("temperature", "quantile"), rows)
+        counts = [((bucket,), len(kept)) for bucket, kept in self._recent.items()]
+        name, text = "foretoken:acceptance_length_requests", "Requests that the quantiles are from."
+        yield of.many(_GAUGE, name, text, ("temperature",), counts)
 
 
 def _quantiles(ordered: list[float]) -> list[float]:
@@ -215,37 +224,23 @@ def _quantiles(ordered: list[float]) -> list[float]:
     return [tenths[0], tenths[4], tenths[8]]
 
 
-class LearntCollector(Collector):
-    """Reads the models at each scrape."""
-
-    def __init__(
-        self, models: Callable[[], Mapping[str, Any] | None], model_name: str, prefix: str
-    ) -> None:
-        """`models` gives what is known, from any thread; None: nothing is learnt here."""
-        self._models = models
-        self._values = (model_name, "0")
-        self._start = f"{prefix}:control_"
-
-    def collect(self) -> Iterable[Metric]:
-        """What is known by now."""
-        found = self._models()
-        if found is None:
-            return
-        families = {
-            name: GaugeMetricFamily(self._start + name, text, labels=(*_LABELS, *_OWN_LABELS[name]))
-            for name, text in _TEXTS.items()
-        }
-        for of, cost in (("target", found["target"]), *found["drafters"].items()):
-            for name, labels, value in _cost_rows(of, cost):
-                families[name].add_metric((*self._values, *labels), value)
-        for drafter, classes in found["acceptance"].items():
-            for depth, chance in _pooled(classes.values()):
-                families["acceptance"].add_metric((*self._values, drafter, depth), chance)
-        for side in ("gained", "lost", "worst"):
-            families["ledger_seconds"].add_metric(
-                (*self._values, side), found["ledger"][f"{side}_s"]
-            )
-        yield from families.values()
+def learnt_families(found: Mapping[str, Any] | None, of: ScrapedFamilies) -> Iterator[Metric]:
+    """What the models have learnt by now; None: nothing is learnt here."""
+    if found is None:
+        return
+    rows: dict[str, list[Row]] = {name: [] for name in _LEARNT}
+    for what, cost in (("target", found["target"]), *found["drafters"].items()):
+        for name, labels, value in _cost_rows(what, cost):
+            rows[name].append((labels, value))
+    for drafter, classes in found["acceptance"].items():
+        rows["acceptance"] += (
+            ((drafter, depth), chance) for depth, chance in _pooled(classes.values())
+        )
+    rows["ledger_seconds"] = [
+        ((side,), found["ledger"][f"{side}_s"]) for side in ("gained", "lost", "worst")
+    ]
+    for name, (text, own) in _LEARNT.items():
+        yield of.many(_GAUGE, f"foretoken:control_{name}", text, own, rows[name])
 
 
 def _cost_rows(of: str, cost: Mapping[str, Any]) -> Iterable[tuple[str, tuple[str, ...], float]]:
@@ -275,141 +270,105 @@ def _pooled(classes: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, float]]
             yield depth, kept / trials
 
 
-class ControlCollector(Collector):
-    """Reads the journal at each scrape."""
-
-    def __init__(self, journal: ControlJournal, model_name: str, prefix: str) -> None:
-        """Label everything with `model_name`; names start with `prefix`."""
-        self._journal = journal
-        self._values = (model_name, "0")
-        self._start = f"{prefix}:control_"
-
-    def collect(self) -> Iterable[Metric]:
-        """What is known; numbers that nobody has are left out."""
-        found = self._journal.describe()
-        for name, (kind, text, key) in _OF_ALL.items():
-            if found[key] is not None:
-                yield self._single(kind, name, text, found[key])
-        for name, (text, key) in _OF_STEP.items():
-            step = found["step"]
-            if step is not None and step[key] is not None:
-                yield self._single(GaugeMetricFamily, name, text, step[key])
-        error = found["prediction_error"]
-        if error is not None:
-            yield self._error(error)
-        for name, (kind, text, key) in _OF_DRAFTERS.items():
-            family = kind(self._start + name, text, labels=(*_LABELS, "drafter"))
-            for drafter, one in found["drafters"].items():
-                if one[key] is not None:
-                    family.add_metric((*self._values, drafter), one[key])
-            yield family
-
-    def _single(self, kind: Any, name: str, text: str, value: float) -> Metric:
-        family: Metric = kind(self._start + name, text, labels=_LABELS)
-        family.add_metric(self._values, value)  # type: ignore[attr-defined]
-        return family
-
-    def _error(self, error: Mapping[str, float]) -> Metric:
+def control_families(found: Mapping[str, Any], of: ScrapedFamilies) -> Iterator[Metric]:
+    """What control's journal has described; numbers that nobody has are left out."""
+    start = "foretoken:control_"
+    for kind, name, text, key in _OF_ALL:
+        if found[key] is not None:
+            yield of.one(kind, start + name, text, found[key])
+    for name, text, key in _OF_STEP:
+        step = found["step"]
+        if step is not None and step[key] is not None:
+            yield of.one(_GAUGE, start + name, text, step[key])
+    error = found["prediction_error"]
+    if error is not None:
         text = "How far measured steps are from predicted ones, as a share."
-        labels = (*_LABELS, "quantile")
-        family = GaugeMetricFamily(self._start + "prediction_error", text, labels=labels)
-        for quantile, key in (("0.5", "p50"), ("0.9", "p90")):
-            family.add_metric((*self._values, quantile), error[key])
-        return family
+        quantiles = [(("0.5",), error["p50"]), (("0.9",), error["p90"])]
+        yield of.many(_GAUGE, f"{start}prediction_error", text, ("quantile",), quantiles)
+    for kind, name, text, key in _OF_DRAFTERS:
+        drafters = found["drafters"].items()
+        rows = [((drafter,), one[key]) for drafter, one in drafters if one[key] is not None]
+        yield of.many(kind, start + name, text, ("drafter",), rows)
 
 
-class EngineCollector(Collector):
-    """Reads the engine at each scrape."""
+def engine_families(engine: Engine, of: ScrapedFamilies) -> Iterator[Metric]:
+    """Every metric of the engine."""
+    for metric in engine.metrics.read():
+        if metric.name not in _COUNTED_HERE:
+            yield _converted(metric, of)
+    parts, scheduler = engine.parts, engine.parts.scheduler
+    prefix, shared = scheduler.prefix, parts.shared
+    spec = parts.config.user.speculative_config
+    queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
+    fed, fed_before = parts.proposer.prefix_tokens
+    found: list[tuple[Kind, str, str, float]] = [
+        (_GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use.", scheduler.kv_usage),
+        (_GAUGE, "vllm:num_requests_running", "Requests that hold pages.", scheduler.num_running),
+        (_GAUGE, "vllm:num_requests_waiting", "Requests that wait.", scheduler.num_waiting),
+        (_COUNTER, "vllm:num_preemptions", "Requests preempted.", scheduler.num_preemptions),
+        (_COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up.", queried),
+        (_COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found cached.", hit),
+        (_COUNTER, "foretoken:drafter_prefix_cache_queries",
+         "Tokens of sequences that drafters were first fed of.", fed),
+        (_COUNTER, "foretoken:drafter_prefix_cache_hits",
+         "Those of them that had been fed for others.", fed_before),
+        (_GAUGE, "foretoken:device_memory_bytes",
+         "Memory held on the device; on a CPU, the process's own.",
+         device_bytes(parts.config.device)),
+        (_GAUGE, "foretoken:num_speculative_tokens",
+         "Most draft tokens per verification, as configured.",
+         spec.num_speculative_tokens if spec is not None else 0),
+    ]  # fmt: skip
+    if shared is not None:
+        text = "Pages that drafters gave back."
+        found += [
+            (_GAUGE, "foretoken:draft_kv_bytes", "Written by drafters.", shared.draft_bytes),
+            (_COUNTER, "foretoken:draft_pages_reclaimed", text, shared.num_reclaimed),
+        ]
+    for kind, name, text, value in found:
+        yield of.one(kind, name, text, value)
+    info = GaugeMetricFamily(
+        "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks")
+    )
+    info.add_metric((str(parts.config.page_size), str(parts.config.num_pages)), 1)
+    yield info
+    version = GaugeMetricFamily(of.named("foretoken:info"), "The version.", labels=("version",))
+    version.add_metric((foretoken.__version__,), 1)
+    yield version
 
-    def __init__(self, engine: Engine, model_name: str, prefix: str) -> None:
-        """Label everything with `model_name`; our own metrics start with `prefix`."""
-        self._engine = engine
-        self._values = (model_name, "0")
-        self._prefix = prefix
 
-    def collect(self) -> Iterable[Metric]:
-        """Every metric of the engine as it stands."""
-        for metric in self._engine.metrics.read():
-            if metric.name not in _COUNTED_HERE:
-                yield self._convert(metric)
-        scheduler = self._engine.parts.scheduler
-        config = self._engine.parts.config
-        yield self._gauge(
-            "vllm:kv_cache_usage_perc", "Share of KV pages in use.", scheduler.kv_usage
-        )
-        running, waiting = scheduler.num_running, scheduler.num_waiting
-        yield self._gauge("vllm:num_requests_running", "Requests that hold pages.", running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", waiting)
-        preemptions = scheduler.num_preemptions
-        yield self._counter("vllm:num_preemptions", "Requests preempted.", preemptions)
-        prefix = scheduler.prefix
-        queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", queried)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found cached.", hit)
-        yield from self._drafters_memory()
-        held = device_bytes(config.device)
-        text = "Memory held on the device; on a CPU, the process's own."
-        yield self._gauge(f"{self._prefix}:device_memory_bytes", text, held)
-        spec = config.user.speculative_config
-        most = spec.num_speculative_tokens if spec is not None else 0
-        text = "Most draft tokens per verification, as configured."
-        yield self._gauge(f"{self._prefix}:num_speculative_tokens", text, most)
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks")
-        )
-        info.add_metric((str(config.page_size), str(config.num_pages)), 1)
-        yield info
-        version = GaugeMetricFamily(f"{self._prefix}:info", "The version.", labels=("version",))
-        version.add_metric((foretoken.__version__,), 1)
-        yield version
-
-    def _drafters_memory(self) -> Iterable[Metric]:
-        """What drafters keep under the target's pages, and find there."""
-        parts, own = self._engine.parts, self._prefix
-        queried, hit = parts.proposer.prefix_tokens
-        text = "Tokens of sequences that drafters were first fed of."
-        yield self._counter(f"{own}:drafter_prefix_cache_queries", text, queried)
-        text = "Those of them that had been fed for others."
-        yield self._counter(f"{own}:drafter_prefix_cache_hits", text, hit)
-        if parts.shared is not None:
-            held, reclaimed = parts.shared.draft_bytes, parts.shared.num_reclaimed
-            yield self._gauge(f"{own}:draft_kv_bytes", "Written by drafters.", held)
-            text = "Pages that drafters gave back."
-            yield self._counter(f"{own}:draft_pages_reclaimed", text, reclaimed)
-
-    def _convert(self, metric: engine_metrics.Metric) -> Metric:
-        name = metric.name.replace("foretoken:", f"{self._prefix}:", 1)
-        if isinstance(metric, engine_metrics.Gauge):
-            return self._gauge(name, name, metric.value)
-        if isinstance(metric, engine_metrics.Counter):
-            return self._counter(name, name, metric.value)
-        if isinstance(metric, engine_metrics.Histogram):
-            steps = HistogramMetricFamily(name, "Tokens of a step.", labels=_LABELS)
-            steps.add_metric(self._values, list(metric.buckets.items()), metric.sum)
-            return steps
-        assert isinstance(metric, engine_metrics.Vector), type(metric)
-        family = CounterMetricFamily(name, name, labels=(*_LABELS, "position"))
-        for position, value in enumerate(metric.values):
-            family.add_metric((*self._values, str(position)), value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._values, value)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._values, value)
-        return family
+def _converted(metric: engine_metrics.Metric, of: ScrapedFamilies) -> Metric:
+    name = of.named(metric.name)
+    if isinstance(metric, engine_metrics.Gauge):
+        return of.one(_GAUGE, name, name, metric.value)
+    if isinstance(metric, engine_metrics.Counter):
+        return of.one(_COUNTER, name, name, metric.value)
+    if isinstance(metric, engine_metrics.Histogram):
+        steps = HistogramMetricFamily(name, "Tokens of a step.", labels=_LABELS)
+        steps.add_metric(of.values, list(metric.buckets.items()), metric.sum)
+        return steps
+    assert isinstance(metric, engine_metrics.Vector), type(metric)
+    rows = [((str(position),), value) for position, value in enumerate(metric.values)]
+    return of.many(_COUNTER, name, name, ("position",), rows)
 
 
 @dataclass(slots=True)
 class _Siblings:
     """The outputs of one prompt that have not ended, and the longest of those that have."""
 
-    live: int
+    live: int = 0
     most: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    request: Request
+    siblings: _Siblings
+    num_tokens: int = 0
+    last_at: float | None = None
+    """When it was given tokens last."""
 
 
 class ServerMetrics:
@@ -418,17 +377,15 @@ class ServerMetrics:
     def __init__(self, engine: Engine, model_name: str, prefix: str = "foretoken") -> None:
         """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine, model_name, prefix))
+        self._model_name, self._prefix = model_name, prefix
+        self.scrape(partial(engine_families, engine))
         deciding = engine.parts.controller
-        if deciding.journal is not None:
-            self.registry.register(ControlCollector(deciding.journal, model_name, prefix))
+        journal = deciding.journal
+        if journal is not None:
+            self.scrape(lambda of: control_families(journal.describe(), of))
         if deciding.control is not None:
-            self.registry.register(LearntCollector(deciding.models, model_name, prefix))
-        self._values = (model_name, "0")
-        self._started: dict[str, Request] = {}
-        self._last_at: dict[str, float] = {}
-        self._num_tokens: dict[str, int] = {}
-        self._siblings: dict[str, _Siblings] = {}
+            self.scrape(lambda of: learnt_families(deciding.models(), of))
+        self._open: dict[str, _Open] = {}
         self._first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_S)
         self._between = self._histogram("inter_token_latency_seconds", _PER_TOKEN_S)
         self._between_formerly = self._histogram("time_per_output_token_seconds", _PER_TOKEN_S)
@@ -449,7 +406,7 @@ class ServerMetrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
-        self._acceptance = AcceptanceMetrics(self.registry, self._values, prefix)
+        self._acceptance = AcceptanceMetrics(self.registry, model_name, prefix)
         ProcessCollector(registry=self.registry)
         self.http = Counter(
             f"{prefix}:http_responses",
@@ -458,58 +415,56 @@ class ServerMetrics:
             registry=self.registry,
         )
 
+    def scrape(self, read: Callable[[ScrapedFamilies], Iterable[Metric]]) -> None:
+        """Have what `read` gives in every answer, too."""
+        self.registry.register(ScrapedFamilies(self._model_name, self._prefix, read))
+
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
-        by_prompt: dict[str, _Siblings] = {}
+        by_prompt = defaultdict[str, _Siblings](_Siblings)
         for request in requests:
             name, n = request.request_id, request.params.n
             prompt = name if n == 1 else name.removesuffix(f"-{request.sample_index}")
-            siblings = by_prompt.setdefault(prompt, _Siblings(0))
-            siblings.live += 1
-            self._siblings[name] = siblings
-            self._started[request.request_id] = request
+            by_prompt[prompt].live += 1
+            self._open[name] = _Open(request, by_prompt[prompt])
             self._prompt.observe(len(request.prompt_token_ids))
             self._asked.observe(request.max_tokens)
             self._n.observe(request.params.n)
 
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         for output in outputs:
-            request = self._started.get(output.request_id)
-            if request is not None:
-                self._observe(output, request)
+            one = self._open.get(output.request_id)
+            if one is None:
+                continue
+            if output.new_token_ids:
+                self._count(one, len(output.new_token_ids))
+            if output.finish_reason is not None:
+                del self._open[output.request_id]
+                self._end(one, output, output.finish_reason)
 
-    def _observe(self, output: Output, request: Request) -> None:
-        request_id, count = output.request_id, len(output.new_token_ids)
-        self._num_tokens[request_id] = self._num_tokens.get(request_id, 0) + count
-        if count:
-            now = time.monotonic()
-            if request_id in self._last_at:
-                self._between.observe(now - self._last_at[request_id])
-                self._between_formerly.observe(now - self._last_at[request_id])
-            else:
-                self._first_token.observe(now - request.arrival)
-            self._last_at[request_id] = now
-        if output.finish_reason is not None:
-            self._end(output)
+    def _count(self, one: _Open, num_tokens: int) -> None:
+        now = time.monotonic()
+        if one.last_at is None:
+            self._first_token.observe(now - one.request.arrival)
+        else:
+            self._between.observe(now - one.last_at)
+            self._between_formerly.observe(now - one.last_at)
+        one.num_tokens += num_tokens
+        one.last_at = now
 
-    def _end(self, output: Output) -> None:
-        request_id, reason = output.request_id, output.finish_reason
-        assert reason is not None, "called at the end"
-        request = self._started.pop(request_id)
-        count = self._num_tokens.pop(request_id)
-        self._last_at.pop(request_id, None)
-        siblings = self._siblings.pop(request_id)
+    def _end(self, one: _Open, output: Output, reason: FinishReason) -> None:
+        count, siblings, times = one.num_tokens, one.siblings, output.metrics
         siblings.live, siblings.most = siblings.live - 1, max(siblings.most, count)
         if siblings.live == 0:
             self._longest.observe(siblings.most)
-        self._ends.labels(*self._values, str(reason)).inc()
-        times = output.metrics
-        facts = {"id": request_id, "finish_reason": str(reason), "completion_tokens": count}
+        self._ends.labels(self._model_name, "0", str(reason)).inc()
+        facts: dict[str, object] = {
+            "id": output.request_id,
+            "finish_reason": str(reason),
+            "completion_tokens": count,
+        }
         if times is not None:
             facts |= {"queued_ms": milliseconds(times.queued_s)}
             facts |= {"ttft_ms": milliseconds(times.first_token_s)}
@@ -517,7 +472,7 @@ class ServerMetrics:
             facts |= {"acceptance_length": round(times.acceptance_length, 3)}
         logger.info("ended", extra={"facts": facts})
         if times is not None:
-            self._acceptance.observe(request.params.temperature, times)
+            self._acceptance.observe(one.request.params.temperature, times)
         if times is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return
         decoding = times.finished_s - times.first_token_s
@@ -534,4 +489,4 @@ class ServerMetrics:
         family = Histogram(
             f"vllm:{name}", name.replace("_", " "), _LABELS, buckets=buckets, registry=self.registry
         )
-        return family.labels(*self._values)
+        return family.labels(self._model_name, "0")

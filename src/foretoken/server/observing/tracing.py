@@ -36,7 +36,6 @@ class RequestSpans:
     """Makes spans of what the engine's outputs tell."""
 
     def __init__(self, provider: TracerProvider, model_name: str) -> None:
-        """Give spans to `provider`."""
         self._provider = provider
         self._tracer = provider.get_tracer("foretoken", foretoken.__version__)
         self._model_name = model_name
@@ -53,7 +52,6 @@ class RequestSpans:
             self._open[request.request_id] = _Open(request, now, parent, asked_as)
 
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         for output in outputs:
             found = self._open.get(output.request_id)
             if found is None:
@@ -64,7 +62,6 @@ class RequestSpans:
                 self._end(found, output)
 
     def close(self) -> None:
-        """Send what waits to be sent."""
         self._provider.shutdown()
 
     def _end(self, ended: _Open, output: Output) -> None:

@@ -85,24 +85,20 @@ class ServerPace:
 
     @property
     def paces(self) -> Paces:
-        """As they were of late."""
         return Paces(self._step.each, self._prompt.each, self._request.each)
 
     @property
     def backlog(self) -> Backlog:
-        """As it is now."""
         turns = max(len(self._open) + 1 - self._most, 0) / self._most
         return Backlog(len(self._open), sum(self._unread.values()), turns)
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """Requests that were accepted."""
         for request in requests:
             self._open[request.request_id] = request
             tokens = len(request.prompt_token_ids) + len(request.resumed_ids)
             self._unread[request.request_id] = tokens
 
     def observe(self, outputs: Sequence[Output]) -> None:
-        """Outputs of a step, as `AsyncEngine` gives them to observers."""
         now = self._clock()
         if self._last_at is not None and any(output.new_token_ids for output in outputs):
             self._step.add(now - self._last_at, 1.0)

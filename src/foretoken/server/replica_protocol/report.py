@@ -3,7 +3,7 @@
 Answers without asking the engine's thread, so also during a long step. Knows no other replica.
 """
 
-from typing import Any, final
+from typing import final
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem
 from foretoken.server.replica_protocol.pace import Backlog, Paces
-from foretoken.server.state import ServerState, is_internal, state_of
+from foretoken.server.state import state_of
 from foretoken.types.fingerprint import Fingerprint
 
 PATH = "/internal/replica"
@@ -20,14 +20,11 @@ PATH = "/internal/replica"
 
 @final
 class Report(BaseModel):
-    """A replica at a moment. The meanings of the first five are those of `ReplicaView`."""
+    """A replica at a moment."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     fingerprint: tuple[str, str, str]
-    queued: int
-    running: int
-    kv_use: float
     draining: bool
     backlog: Backlog
     paces: Paces
@@ -35,10 +32,6 @@ class Report(BaseModel):
     """Whether its engine can still run anything."""
     stalled_s: float
     """Seconds since its engine last ended a step; 0 while it has nothing to do."""
-    kv_tokens: int
-    """Tokens whose keys and values it can hold."""
-    model: str
-    """The name that its answers carry."""
     speculation: str
     """Drafters and their lengths, in words."""
 
@@ -48,9 +41,6 @@ class Report(BaseModel):
         return ReplicaView(
             replica_id=replica_id,
             fingerprint=Fingerprint(*self.fingerprint),
-            queued=self.queued,
-            running=self.running,
-            kv_use=self.kv_use,
             queue_s=self.backlog.without(ended).seconds(paces),
             prefill_token_s=paces.prefill_token_s,
             draining=self.draining or not self.alive,
@@ -59,29 +49,16 @@ class Report(BaseModel):
 
 async def replica(request: Request) -> Response:
     """The report, for whoever has the internal key."""
-    if not is_internal(request):
+    if not request.scope["foretoken.internal"]:
         raise Problem(404, f"GET {PATH}: Not Found")
-    return Response(report_of(state_of(request)).model_dump_json(), media_type="application/json")
-
-
-def report_of(state: ServerState) -> Report:
-    """How the server is."""
-    engine = state.engine
-    parts = engine.engine.parts
-    given: dict[str, Any] = {
-        "fingerprint": tuple(state.fingerprint),
-        "queued": parts.scheduler.num_waiting,
-        "running": parts.scheduler.num_running,
-        "kv_use": parts.scheduler.kv_usage,
-        "backlog": state.pace.backlog,
-        "paces": state.pace.paces,
-    }
-    return Report(
-        **given,
+    state, engine = state_of(request), state_of(request).engine
+    report = Report(
+        fingerprint=(*state.fingerprint,),
+        backlog=state.pace.backlog,
+        paces=state.pace.paces,
         draining=state.draining(),
         alive=engine.alive,
         stalled_s=engine.stalled_s,
-        kv_tokens=parts.config.num_kv_tokens,
-        model=state.model_names[0],
         speculation=state.speculation,
     )
+    return Response(report.model_dump_json(), media_type="application/json")

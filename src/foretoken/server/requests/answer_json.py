@@ -32,9 +32,8 @@ class TokenTexts:
         """The token alone as text, special tokens included."""
         text = self._known.get(token_id)
         if text is None:
-            if self._tokenizer is None:
-                text = f"token_id:{token_id}"
-            else:
+            text = f"token_id:{token_id}"
+            if self._tokenizer is not None:
                 text = self._tokenizer.decode([token_id], skip_special_tokens=False)
             self._known[token_id] = text
         return text
@@ -50,7 +49,6 @@ class Tally:
     """Counts over all choices of one request, for its usage and its metrics."""
 
     def __init__(self, generation: Generation) -> None:
-        """Nothing generated yet."""
         self._generation = generation
         self._num_resumed = sum(len(one.output_ids) for one in generation.order.resume or ())
         self.num_completion = 0
@@ -59,7 +57,6 @@ class Tally:
         self.ends: list[RequestMetrics] = []
 
     def add(self, event: Event) -> None:
-        """Count one event."""
         self.num_completion += event.token_id is not None
         if event.metrics is not None:
             self.ends.append(event.metrics)

@@ -20,14 +20,7 @@ from foretoken.server.requests.generation import Event, Generation, GenerationRe
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.sampling import about_body, structure_field
 from foretoken.server.schemas import CompletionBody, GenerationBody, StreamOptions
-from foretoken.server.state import (
-    is_internal,
-    origin_of,
-    priority_of,
-    request_id_of,
-    salt_of,
-    state_of,
-)
+from foretoken.server.state import priority_of, request_id_of, salt_from, state_of
 from foretoken.server.transport.events import EventStream, LateList, as_event, unless_gone
 from foretoken.server.transport.slices import JsonAnswer, gathered, in_slices, pieces
 from foretoken.types import Resume, SamplingParams
@@ -91,10 +84,11 @@ def within_bounds(
         field = "echo" if echo else "return_token_ids"
         raise ParameterError(field, given, f"at most {MOST_REPEATED:,} tokens of prompts repeated")
     own = 0 if params.logprobs is None else params.logprobs + 1
+    of_prompt = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
     size = _Size(
         outputs=params.n * len(prompts),
         prompt_tokens=repeated,
-        per_prompt_token=_per_prompt_token(body, own if echo else 0),
+        per_prompt_token=of_prompt + (own if echo else 0),
         # What a stream has sent, it does not hold.
         per_new_token=0 if body.stream else own + body.token_sources,
     )
@@ -110,11 +104,6 @@ def within_bounds(
     if body.most_tokens is not None or not size.most_new:
         raise size.refused("token_sources" if not own else "logprobs", new_tokens)
     return replace(params, max_tokens=size.most_new)
-
-
-def _per_prompt_token(body: GenerationBody, echoed: int) -> int:
-    asked = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
-    return asked + echoed
 
 
 def resume_of(
@@ -135,7 +124,7 @@ def resume_of(
     if state_of(request).config.internal_key is None:
         allowed = "nothing: the server was started without --internal-key"
         raise ParameterError("resume", given, allowed)
-    if not is_internal(request):
+    if not request.scope["foretoken.internal"]:
         needed = "nothing without the internal key, in the header x-foretoken-internal-key"
         raise Problem(403, f"resume: got {given!r}; allowed: {needed}", "resume")
     if not body.stream:
@@ -194,9 +183,9 @@ async def respond(
         prompts=prompts,
         params=params,
         priority=priority_of(request, body.priority),
-        cache_salt=salt_of(request, body.cache_salt),
+        cache_salt=salt_from(request.scope["foretoken.tenant"], body.cache_salt),
         resume=resume_of(request, body, len(prompts) * params.n),
-        origin=origin_of(request),
+        origin=request.scope["foretoken.origin"],
         traceparent=request.headers.get("traceparent"),
         without_effect=body.without_effect,
         structure_field=structure_field(body),

@@ -122,7 +122,6 @@ class Generation:
             raise Problem(504, "the client read too slowly; the request was ended")
 
     def close(self) -> None:
-        """End what has not ended."""
         self.state.engine.close(self.stream)
 
     def _check(self, output: Output) -> None:
@@ -191,10 +190,9 @@ async def accept(state: ServerState, kind: str, order: GenerationRequest) -> Gen
     if state.auditor is not None:  # an audit may have begun while the request was made
         state.auditor.give_way()
     stream = state.engine.open(requests)
-    state.metrics.opened(requests)
-    state.pace.opened(requests)
-    if state.auditor is not None:
-        state.auditor.opened(requests)
+    for told in (state.metrics, state.pace, state.auditor):
+        if told is not None:
+            told.opened(requests)
     if state.spans is not None:
         state.spans.opened(requests, order.request_id, order.traceparent)
     facts: dict[str, object] = {
@@ -252,8 +250,5 @@ def _check_admission(state: ServerState, num_choices: int) -> None:
         raise Problem(503, "the engine has stopped")
     running = state.engine.engine.parts.config.max_num_seqs
     if state.engine.num_open + num_choices > running + limits.max_queue:
-        raise Problem(
-            429,
-            f"{state.engine.num_open} requests are running or waiting already",
-            headers={"retry-after": "1"},
-        )
+        message = f"{state.engine.num_open} requests are running or waiting already"
+        raise Problem(429, message, headers={"retry-after": "1"})

@@ -67,7 +67,11 @@ async def completion_prompts(state: ServerState, body: CompletionBody) -> list[P
         if on_loop > _ENCODED_AT_ONCE:
             on_loop = 0
             await asyncio.sleep(0)
-        prompts.append(await _prompt(state, one, body.add_special_tokens))
+        prompt = PromptIds(one)
+        if isinstance(one, str):
+            check_fits(state, "prompt", one, _most_tokens(state))
+            prompt = PromptIds(await encode(state, one, body.add_special_tokens), one)
+        prompts.append(_within(state, prompt))
     return prompts
 
 
@@ -77,13 +81,6 @@ async def with_text(state: ServerState, prompt: PromptIds) -> PromptIds:
         return prompt
     text = await asyncio.to_thread(state.tokenizer.decode, prompt.ids)
     return PromptIds(prompt.ids, text)
-
-
-async def _prompt(state: ServerState, given: str | list[int], special: bool) -> PromptIds:
-    if not isinstance(given, str):
-        return _within(state, PromptIds(given))
-    check_fits(state, "prompt", given, _most_tokens(state))
-    return _within(state, PromptIds(await encode(state, given, special), given))
 
 
 async def encode(state: ServerState, text: str, special: bool = True) -> list[int]:

@@ -91,16 +91,11 @@ def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
         ParameterError: a value out of its range or over a limit.
     """
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    prompt_logprobs = body.prompt_logprobs
-    if body.echo and body.logprobs is not None and prompt_logprobs is None:
-        prompt_logprobs = body.logprobs
-    return _params(
-        body,
-        limits,
-        max_tokens=max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    of_prompt, logprobs = body.prompt_logprobs, body.logprobs
+    if body.echo and of_prompt is None:
+        of_prompt = logprobs
+    given = {"logprobs": logprobs, "prompt_logprobs": of_prompt}
+    return _params(body, limits, max_tokens=max_tokens, **given)
 
 
 def chat_params(
@@ -122,30 +117,22 @@ def chat_params(
     if body.max_tokens is not None and body.max_tokens != max_tokens:
         raise ParameterError("max_tokens", body.max_tokens, "the same as max_completion_tokens")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    if structure is None:
-        return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
-    if structure_of(body) is not None:
+    others: dict[str, Any] = {} if structure is None else {"structured_outputs": structure}
+    if others and structure_of(body) is not None:
         allowed = "none or auto, beside response_format and structured_outputs"
         choice = body.tool_choice
         shown = choice.model_dump() if isinstance(choice, NamedTool) else choice
         raise ParameterError("tool_choice", shown, allowed)
-    return _params(
-        body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
-    )
-
-
-def _policy(body: GenerationBody) -> dict[str, Any] | None:
-    """What the request says of its drafts, with what its service tier says of its haste."""
-    guard = _TIER_GUARDS.get(body.service_tier or "")
-    if guard is None:
-        return body.speculation
-    return {"guard": guard, **(body.speculation or {})}
+    return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs, **others)
 
 
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
     given["structured_outputs"] = structure_of(body)
-    given["speculation"] = _policy(body)
+    given["speculation"] = body.speculation
+    guard = _TIER_GUARDS.get(body.service_tier or "")
+    if guard is not None:
+        given["speculation"] = {"guard": guard, **(body.speculation or {})}
     given["prediction"] = body.prediction.text if body.prediction is not None else None
     given.update(others)
     if body.token_sources and given["logprobs"] is None:

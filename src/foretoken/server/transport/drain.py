@@ -24,5 +24,4 @@ class Drain:
 
     @property
     def is_over(self) -> bool:
-        """Whether what was accepted should have ended."""
         return self._until_s is not None and time.monotonic() >= self._until_s

@@ -15,12 +15,13 @@ import asyncio
 import errno
 import functools
 import logging
+import os
+import resource
 import socket
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from types import FrameType
 from typing import Any, Protocol, cast, final
@@ -30,11 +31,15 @@ from starlette.types import ASGIApp
 
 from foretoken.listening.http1 import Http1Protocol
 from foretoken.server.problems import Problem, draining
-from foretoken.server.settings import Limits
-from foretoken.server.transport.connection_limit import ACCEPTED_AT_ONCE, most_connections
+from foretoken.server.settings import MOST_CONNECTIONS, Limits
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.events import to_json
 
+ACCEPTED_AT_ONCE = 16
+"""Connections that are taken before those taken earlier are looked at."""
+_KEPT = 2 * ACCEPTED_AT_ONCE
+"""Descriptors for what is being accepted and for files that are opened meanwhile."""
+_FEWEST = 4
 MOST_HEAD_BYTES = 1 << 16
 MOST_HEADERS = 128
 _FED_AT_ONCE = 1 << 14
@@ -60,47 +65,27 @@ class _Writer:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether nothing more is written."""
         return self._ending() or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Write, unless it is closing."""
         if not self.is_closing():
             self._transport.write(data)
 
 
-@final
-class Taker:
-    """Watches whether a client takes what waits for it, while nothing is added."""
+def most_connections(wanted: int | None, descriptors: int = 1) -> int:
+    """Connections that may be open at once, at the moment of asking.
 
-    def __init__(
-        self, transport: asyncio.Transport, timeout_s: float, drop: Callable[[], None]
-    ) -> None:
-        """`drop` is called when nothing was taken for `timeout_s`."""
-        self._transport = transport
-        self._timeout_s = timeout_s
-        self._drop = drop
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self) -> None:
-        """Begin, or go on."""
-        if self._timer is None:
-            self._check(None)
-
-    def unwatch(self) -> None:
-        """It takes enough."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _check(self, before: int | None) -> None:
-        self._timer = None
-        waiting = self._transport.get_write_buffer_size()
-        if waiting and before is not None and waiting >= before:
-            self._drop()
-        elif waiting:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout_s, self._check, waiting)
+    Args:
+        wanted: as was set; None: as many as there are descriptors for.
+        descriptors: that each may take, with what is opened to answer it.
+    """
+    if wanted is not None:
+        return wanted
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    return max(_FEWEST, min(MOST_CONNECTIONS, (limit - used - _KEPT) // descriptors))
 
 
 def answer_of(problem: Problem) -> bytes:
@@ -119,28 +104,27 @@ def answer_of(problem: Problem) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What all connections share."""
-
-    client_timeout_s: float
-    """Most seconds for a request to come whole, and for a client to take any data."""
-    most_connections: int
-
-
 @final
 class Connection(Http1Protocol):
     """Reads requests and writes answers, within limits."""
 
-    def __init__(self, limits: ConnectionLimits, **given: Any) -> None:
-        """`given` is what uvicorn gives its protocols."""
+    def __init__(self, client_timeout_s: float, most_connections: int, **given: Any) -> None:
+        """Within these limits.
+
+        Args:
+            client_timeout_s: most seconds for a request to come whole, and for a client to take any
+                data.
+            most_connections: of all clients together.
+            given: what uvicorn gives its protocols.
+        """
         super().__init__(**given)
         self.ending = False
         """Whether nothing more is written."""
-        self._limits = limits
+        self._timeout_s, self._most_connections = client_timeout_s, most_connections
         self._socket: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
-        self._taker: Taker
+        self._taking: asyncio.TimerHandle | None = None
+        """Until it is looked whether the client takes what waits for it."""
         self._whole = True
         """Whether every request that was begun has been read to its end."""
         self._in_head = False
@@ -160,12 +144,11 @@ class Connection(Http1Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room for it, and wait for its first request."""
         self._socket = transport
-        self._taker = Taker(transport, self._limits.client_timeout_s, self.drop)
         super().connection_made(
             cast(asyncio.Transport, _Writer(transport, self.hang_up, lambda: self.ending))
         )
         self._wait()
-        if len(self.connections) > self._limits.most_connections:
+        if len(self.connections) > self._most_connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -178,7 +161,8 @@ class Connection(Http1Protocol):
             self._head_bytes += len(piece) if in_head and self._in_head else 0
             if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
                 self.refuse(_head_too_large())
-        if self._timer is None and not self.ending and (self._idle or not self._whole):
+        idle = self._whole and not self.busy and self.timeout_keep_alive_task is None
+        if self._timer is None and not self.ending and (idle or not self._whole):
             self._wait()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -191,39 +175,33 @@ class Connection(Http1Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
         self.ending = True
         self._stop_waiting()
-        self._taker.unwatch()
+        self._stop_watching()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     # Callbacks of the parser; what they raise makes it stop.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._whole, self._in_head = False, True
         self._head_bytes = self._named_bytes = 0
         self._waiting_since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """More of its URL."""
         super().on_url(url)
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         super().on_header(name, value)
         self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Its body begins."""
         super().on_headers_complete()
         self._in_head = self._offers_upgrade
 
     def on_message_complete(self) -> None:
-        """A request has been read."""
         super().on_message_complete()
         if not self._offers_upgrade:
             self._whole = True
@@ -277,7 +255,6 @@ class Connection(Http1Protocol):
         self.hang_up()
 
     def refuse_head(self, why: str) -> None:
-        """Called where the parser stopped."""
         self.refuse(self._problem or Problem(400, why))
 
     def hang_up(self) -> None:
@@ -297,7 +274,6 @@ class Connection(Http1Protocol):
         self._timer = self.loop.call_later(_LINGER_S, self._close)
 
     def drop(self) -> None:
-        """Close at once."""
         self._dropped = True
         self._socket.abort()
 
@@ -310,17 +286,13 @@ class Connection(Http1Protocol):
 
     def _close(self) -> None:
         self._socket.close()
-        self._taker.watch()
+        self._watch()
 
     # Waiting for the client.
 
-    @property
-    def _idle(self) -> bool:
-        return self._whole and not self.busy and self.timeout_keep_alive_task is None
-
     def _wait(self) -> None:
         self._stop_waiting()
-        self._timer = self.loop.call_later(self._limits.client_timeout_s, self._too_slow)
+        self._timer = self.loop.call_later(self._timeout_s, self._too_slow)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -334,19 +306,35 @@ class Connection(Http1Protocol):
         elif self._whole:
             self.hang_up()
         else:
-            limit = self._limits.client_timeout_s
-            self.refuse(Problem(408, f"the request did not come whole within {limit:g} s"))
+            why = f"the request did not come whole within {self._timeout_s:g} s"
+            self.refuse(Problem(408, why))
 
     def pause_writing(self) -> None:
-        """Much waits to be taken."""
         super().pause_writing()
-        self._taker.watch()
+        self._watch()
 
     def resume_writing(self) -> None:
-        """Most of it was taken."""
         super().resume_writing()
         if not self._socket.is_closing():
-            self._taker.unwatch()
+            self._stop_watching()
+
+    def _watch(self) -> None:
+        if self._taking is None:
+            self._look_at_taking(None)
+
+    def _stop_watching(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def _look_at_taking(self, before: int | None) -> None:
+        """Drop a client that has taken nothing since `before`, while nothing was added."""
+        self._taking = None
+        waiting = self._socket.get_write_buffer_size()
+        if waiting and before is not None and waiting >= before:
+            self.drop()
+        elif waiting:
+            self._taking = self.loop.call_later(self._timeout_s, self._look_at_taking, waiting)
 
     def _make_room(self) -> None:
         found = [c for c in self.connections if isinstance(c, Connection)]
@@ -416,11 +404,8 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         """Serve `app`, which has accepted `work`, until `drain` has begun and is over; a connection
         takes so many descriptors."""
-        allowed = ConnectionLimits(
-            client_timeout_s=limits.client_timeout_s,
-            most_connections=most_connections(limits.max_connections, descriptors),
-        )
-        protocol: Any = functools.partial(Connection, allowed)
+        most = most_connections(limits.max_connections, descriptors)
+        protocol: Any = functools.partial(Connection, limits.client_timeout_s, most)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -105,7 +105,6 @@ class BodyRoom:
         self._large[body] = None
 
     def leave(self, body: "IncomingBody") -> None:
-        """`body` holds nothing more."""
         if body in self._large:
             del self._large[body]
             self.held_bytes -= len(body.raw)
@@ -116,14 +115,12 @@ class IncomingBody:
     """One body while it comes; `BodyRoom.body` gives it."""
 
     def __init__(self, room: BodyRoom) -> None:
-        """Nothing has come."""
         self.raw = bytearray()
         self._room = room
         self._waiting: asyncio.Timeout | None = None
         self._dropped = False
 
     def add(self, chunk: bytes) -> None:
-        """More has come."""
         size, more = len(self.raw), len(chunk)
         if size + more > SMALL:
             self._room.take(self, more if size > SMALL else size + more)

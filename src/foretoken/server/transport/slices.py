@@ -104,11 +104,9 @@ class JsonAnswer:
     """An ASGI response of JSON that was written in pieces; no faster than the client takes it."""
 
     def __init__(self, written: list[bytes]) -> None:
-        """Send `written`, as one body."""
         self._written = written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it."""
         length = sum(map(len, self._written))
         headers = [
             (b"content-length", str(length).encode()),
