@@ -23,12 +23,12 @@ from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.faults import leave_out_masked, say_failure, verify_apart
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler
-from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import (

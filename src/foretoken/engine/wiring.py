@@ -52,7 +52,7 @@ from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rank0_driver import Leader, LoadShare
 from foretoken.runtime.rank_worker import follow
@@ -60,7 +60,7 @@ from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.rules.base import INVALID, LOSSY
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_dr
 from foretoken.errors import CapacityError, ConfigError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.faults import say_failure
 from foretoken.runtime.scheduling import commit as commits
 from foretoken.runtime.scheduling.pages import SequencePages
@@ -408,13 +408,7 @@ class Scheduler:
                 allowance -= budget
             start = sequence.num_computed
             spans.append(
-                Span(
-                    sequence=sequence,
-                    start=start,
-                    length=1,
-                    draft_budget=budget,
-                    samples=True,
-                )
+                Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
             )
         return spans
 
@@ -450,7 +444,7 @@ class Scheduler:
             spans.append(span)
         return tokens_left - max(length, 0)
 
-    def commit(self, batch: Batch, verification: commits.StepResult, now: float) -> list[Output]:
+    def commit(self, batch: Batch, verification: Verification, now: float) -> list[Output]:
         """Take over the results of the last scheduled batch, with its drafts, at time `now`.
 
         Returns an output for each span that sampled or whose output could not be made, in order
@@ -470,7 +464,7 @@ class Scheduler:
         return outputs
 
     def _commit_span(
-        self, span: Span, result: commits.SpanResult | None, now: float
+        self, span: Span, result: SpanVerification | None, now: float
     ) -> Output | None:
         """One span's part; an error in making its output ends its request alone."""
         sequence = span.sequence
@@ -488,7 +482,7 @@ class Scheduler:
             self._pages.trim(sequence)
         return output
 
-    def _advance(self, span: Span, result: commits.SpanResult | None, now: float) -> Output | None:
+    def _advance(self, span: Span, result: SpanVerification | None, now: float) -> Output | None:
         """Change the sequence alone; pages and queues stay as they are."""
         commits.advance(span, result)
         if not span.samples:
