@@ -27,9 +27,9 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.keeping import CostKeeper
+from foretoken.control.learned.cost_file import CostKeeper
+from foretoken.control.report.explain import by_plan, by_settings, with_floors
 from foretoken.control.report.journal import ControlJournal
-from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine.engine import Engine, EngineParts, SpeculationController, StepObserver
