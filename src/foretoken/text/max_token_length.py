@@ -38,10 +38,7 @@ def max_token_length(
         return None
     if any(added.get("lstrip") or added.get("rstrip") for added in description["added_tokens"]):
         return None  # such a token takes any number of spaces with it
-    in_bytes = any(part["type"] == "ByteLevel" for part in cutters) or any(
-        part["type"] == "ByteLevel"
-        for part in parts_of(description.get("normalizer"), "normalizers")
-    )
+    in_bytes = any(part["type"] == "ByteLevel" for part in (*cutters, *changed))
     if not longest or not _spells_everything(description["model"], known, in_bytes):
         return None
     return factor * longest
