@@ -31,13 +31,7 @@ from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.runtime.verifier import Verifier
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import (
-    FinishReason,
-    Output,
-    Request,
-    Speculation,
-    StepStats,
-)
+from foretoken.types import FinishReason, Output, Request, Speculation, StepStats
 from foretoken.types.accepted import histogram_of, reached
 
 StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
@@ -282,11 +276,7 @@ class Engine:
         self.metrics.record_finished()
 
     def _stats(
-        self,
-        batch: Batch,
-        verification: Verification,
-        outputs: list[Output],
-        times: _StepTimes,
+        self, batch: Batch, verification: Verification, outputs: list[Output], times: _StepTimes
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
         deepest = max((span.draft_depth for span in batch.spans), default=0)

@@ -184,11 +184,7 @@ class _Assembly:
         drafters = given or self._drafters(verifier, runner, shared)
         threads = self._threads()
         timed = Timed(
-            config=config,
-            runner=runner,
-            members=drafters.members,
-            pool=self.pool,
-            threads=threads,
+            config=config, runner=runner, members=drafters.members, pool=self.pool, threads=threads
         )
         controller = build_controller(timed, drafters, self.found)
         scheduler = Scheduler(

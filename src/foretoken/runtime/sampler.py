@@ -136,10 +136,7 @@ class Sampler:
     """Processes rows of logits and chooses tokens with keyed noise."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        device: torch.device | str = "cpu",
-        grammars: Grammars | None = None,
+        self, vocab_size: int, device: torch.device | str = "cpu", grammars: Grammars | None = None
     ) -> None:
         """Serve rows of `vocab_size` logits on `device`; without `grammars` none is obeyed."""
         self.vocab_size = vocab_size

@@ -22,13 +22,7 @@ from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules import (
-    Check,
-    RuleSettings,
-    TreeCheck,
-    create_rules,
-    create_tree_rules,
-)
+from foretoken.runtime.rules import Check, RuleSettings, TreeCheck, create_rules, create_tree_rules
 from foretoken.runtime.rules.base import INVALID, rule_of
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import Logprob, TokenSource

@@ -173,9 +173,7 @@ _TABLE: Final[Mapping[str, WordRule]] = {
             r"|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "seed-coder": WordRule(
-        (rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
-    ),
+    "seed-coder": WordRule((rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
     "exaone-moe": WordRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
@@ -444,10 +442,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, found: _Vocabulary) -> None:
 
 
 def _frame(
-    tokenizer: tokenizers.Tokenizer,
-    found: _Vocabulary,
-    before: Sequence[str],
-    after: Sequence[str],
+    tokenizer: tokenizers.Tokenizer, found: _Vocabulary, before: Sequence[str], after: Sequence[str]
 ) -> None:
     """Put tokens around every text that is encoded with special tokens."""
     used = {}

@@ -230,10 +230,7 @@ class Tokenizer:
             PromptError: the model has no chat template, or it rejects the messages.
         """
         text = self.chat_text(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables=variables,
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 

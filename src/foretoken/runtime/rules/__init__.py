@@ -9,12 +9,7 @@ from foretoken.runtime.rules.block import BlockRule
 from foretoken.runtime.rules.matching import MatchingRule
 from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.rules.synthetic import SyntheticRule
-from foretoken.runtime.rules.trees import (
-    TreeMatching,
-    TreeRejection,
-    TreeSynthetic,
-    TreeTypical,
-)
+from foretoken.runtime.rules.trees import TreeMatching, TreeRejection, TreeSynthetic, TreeTypical
 from foretoken.runtime.rules.typical import TypicalRule
 from foretoken.runtime.sampler import Sampler
 
