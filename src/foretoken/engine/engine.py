@@ -100,7 +100,6 @@ class Engine:
     """Lossless speculative decoding of many requests at once."""
 
     def __init__(self, parts: EngineParts) -> None:
-        """Take over `parts`."""
         self.parts = parts
         self.make_requests = parts.intake.requests
         """Checks a prompt and its parameters; what it gives can be queued."""

@@ -105,7 +105,6 @@ class Window:
     """Sums of the last minute, in buckets of a second."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._buckets: deque[tuple[int, _Totals]] = deque(maxlen=_WINDOW_S)
 
     def add(self, stats: StepStats, now: float) -> None:

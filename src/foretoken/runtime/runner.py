@@ -179,7 +179,6 @@ class Runner:
         return self._writers[without]
 
     def _lose_features(self, pages: Collection[int]) -> None:
-        """The memory of these pages was given back."""
         self._record_of(frozenset(self._readers)).lose(pages)
 
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:

@@ -192,7 +192,6 @@ def _logprobs(batch: Batch, logits_RV: Tensor, found: _Found) -> list[dict[int, 
 
 
 def _after_prompt_rows(span: Span) -> list[int]:
-    """The token that stands after each prompt row."""
     return span.sequence.token_ids[span.start + 1 : span.start + span.prompt_rows + 1]
 
 

@@ -26,16 +26,16 @@ _KEEPS = 0.99
 
 
 @final
-@dataclass(slots=True, eq=False)
 class Spread:
     """The variance of chances between requests, by moments: what their shares of accepted first
     drafts vary more than trials of one chance would (the empirical Bayes estimate of a beta prior,
     Kleinman 1973). Where requests are alike, what one shows in its first trials is luck, and its
     class says more; where they differ, its own trials do."""
 
-    _requests: float = 0.0
-    _single: float = 0.0
-    _beyond: float = 0.0
+    __slots__ = ("_beyond", "_requests", "_single")
+
+    def __init__(self) -> None:
+        self._requests = self._single = self._beyond = 0.0
 
     @property
     def weight(self) -> float:
@@ -71,34 +71,33 @@ class Spread:
         self._beyond = _KEEPS * self._beyond + seen
 
 
-def _none_yet() -> list[float]:
-    return [0.0] * BUCKETS
-
-
 @final
-@dataclass(slots=True, eq=False)
 class AcceptanceClass:
     """What the requests of a class showed together."""
 
-    row: int
-    prior: list[float]
-    accepted: list[float] = field(default_factory=_none_yet)
-    trials: list[float] = field(default_factory=_none_yet)
-    new: float = inf
-    """Trials since the chances in its row were worked out."""
-    spread: Spread = field(default_factory=Spread)
-    members: int = 0
-    """Running requests."""
-    num_seen: int = 0
-    """Drafts since the class was new or changed."""
-    rise: float = 0.0
-    """How much better trials are explained by chances that rose, in nats."""
-    rise_trials: list[tuple[BucketTrials, ...]] = field(default_factory=list)
-    """The trials since that was 0."""
+    __slots__ = (
+        "accepted", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
+        "spread", "trials",
+    )  # fmt: skip
+
+    def __init__(self, row: int, prior: list[float]) -> None:
+        self.row, self.prior = row, prior
+        self.accepted, self.trials = [0.0] * BUCKETS, [0.0] * BUCKETS
+        self.new = inf
+        """Trials since the chances in its row were worked out."""
+        self.spread = Spread()
+        self.members = 0
+        """Running requests."""
+        self.num_seen = 0
+        """Drafts since the class was new or changed."""
+        self.rise = 0.0
+        """How much better trials are explained by chances that rose, in nats."""
+        self.rise_trials: list[tuple[BucketTrials, ...]] = []
+        """The trials since that was 0."""
 
 
 @final
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestTrack:
     """What one request showed of one drafter, beside its row of numbers."""
 
@@ -107,7 +106,7 @@ class RequestTrack:
 
 
 @final
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class DrafterAcceptance:
     """One drafter's classes and requests."""
 

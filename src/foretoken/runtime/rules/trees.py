@@ -107,7 +107,6 @@ class TreeRejection(TreeRule):
         ]
 
     def _tested(self, check: TreeCheck, nodes: Nodes) -> BranchTest:
-        """Run the tests of one tree to their end."""
         test = RecursiveWalk(nodes) if self.name == "standard" else Traversal(nodes)
         start = check.rows.position
         key = self._sampler.profile(check.rows.sequence.request).key

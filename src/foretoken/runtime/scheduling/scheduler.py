@@ -46,7 +46,6 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence and step if all of them need logits."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         limits = (
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -69,7 +68,6 @@ class WaitingQueue:
     """A heap of waiting sequences. Removal is lazy: a sequence no longer WAITING is skipped."""
 
     def __init__(self) -> None:
-        """Start with nobody."""
         self._heap: list[tuple[int, bool, float, int, Sequence]] = []
         self._size = 0
 
@@ -120,7 +118,6 @@ class RequestQueues:
     """
 
     def __init__(self, pages: SequencePages, max_num_seqs: int) -> None:
-        """Start with nobody."""
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """Read only."""
