@@ -61,6 +61,9 @@ class LinearSpec:
     is_head: bool = False
     """Whether it makes logits: results are float32 where that costs nothing, and weights are never
     rounded below 8 bits."""
+    keeps_sums: bool = False
+    """Whether results are float32 where that costs nothing, as those of a head: they are added to
+    others before they are rounded."""
     quantization: str | None = None
     """A name of `config.quantization`: how floats are rounded; None: they stay."""
     packed: Packed | None = None
@@ -75,7 +78,7 @@ class LinearSpec:
     @property
     def out_dtype(self) -> torch.dtype | None:
         """Type of the results; None: that of the rows."""
-        return torch.float32 if self.is_head else None
+        return torch.float32 if self.is_head or self.keeps_sums else None
 
     @property
     def scheme(self) -> Scheme | None:

@@ -10,7 +10,7 @@ import pytest
 from foretoken import LLM
 from foretoken.testing import TreeProposer
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
-from tests.golden.families import BY_TRANSFORMERS, OWN, write_checkpoint
+from tests.golden.families import BY_TRANSFORMERS, MIXTURES, OWN, write_checkpoint
 
 CASES = (
     "mistral window",
@@ -26,6 +26,8 @@ CASES = (
         pytest.param(case, marks=pytest.mark.slow)
         for case in ("llama biases", "llama yarn rope", "gemma", "gpt_neox", "olmo3", "cohere")
     ),
+    "qwen3_moe",
+    *(pytest.param(case, marks=pytest.mark.slow) for case in ("gpt_oss", "glm4_moe", "afmoe")),
 )
 PARAMETERS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "logprobs": 2})
 TOKENS = 16
@@ -34,7 +36,7 @@ TOKENS = 16
 @pytest.mark.parametrize("case", CASES)
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     """n-grams, junk and trees, in calm and in chunks, against plain decoding one at a time."""
-    kind, changes = {**OWN, **BY_TRANSFORMERS}[case]
+    kind, changes = {**OWN, **BY_TRANSFORMERS, **MIXTURES}[case]
     write_checkpoint(tmp_path, kind, {**changes, "vocab_size": VOCAB})
     prompts = make_prompts(6, 3)
     with open_llm(tmp_path, None, "plain", **PRESSURES["one at a time"]) as llm:

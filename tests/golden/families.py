@@ -150,6 +150,112 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3 usual layers": ("Gemma3Text", {**GEMMA, "num_hidden_layers": 7}),
 }  # fmt: skip
 
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
+GROUPED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7, "num_hidden_layers": 3, "head_dim": 16,
+}  # fmt: skip
+GPT_OSS_ROPE = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+GRANITE = {
+    **LOCAL, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+}  # fmt: skip
+GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 24, "sliding_window": 9, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention"] * 1 + ["full_attention"],
+    "final_logit_softcapping": 12.0,
+}  # fmt: skip
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3Moe", {**MOE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_moe some plain layers": (
+        "Qwen3Moe",
+        {
+            **MOE, "head_dim": 12, "num_hidden_layers": 5, "decoder_sparse_step": 2,
+            "mlp_only_layers": [3], "attention_bias": True, "use_sliding_window": True,
+            "sliding_window": 9, "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral": ("Mixtral", LOCAL),
+    "mixtral window": ("Mixtral", {**LOCAL, "sliding_window": 9, "head_dim": 8}),
+    "qwen2_moe": ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 40}),
+    "qwen2_moe window": (
+        "Qwen2Moe",
+        {
+            **MOE, "shared_expert_intermediate_size": 40, "use_sliding_window": True,
+            "sliding_window": 9, "max_window_layers": 3, "num_hidden_layers": 4,
+            "norm_topk_prob": True, "decoder_sparse_step": 2,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 2}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **LOCAL, "head_dim": 16, "sliding_window": 9, "num_hidden_layers": 3,
+            "rope_parameters": GPT_OSS_ROPE, "intermediate_size": 40, "swiglu_limit": 1.5,
+        },
+    ),
+    "granitemoe": ("GraniteMoe", GRANITE),
+    "granitemoeshared": ("GraniteMoeShared", {**GRANITE, "shared_intermediate_size": 40}),
+    "glm4_moe": ("Glm4Moe", {**GROUPED, "attention_bias": True}),
+    "glm4_moe norms, no groups": (
+        "Glm4Moe",
+        {
+            **GROUPED, "use_qk_norm": True, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+        },
+    ),
+    "dots1": ("Dots1", {**GROUPED, "norm_topk_prob": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 2, "num_hidden_layers": 4, "moe_layer_interval": 2,
+        },
+    ),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"num_experts": 8, "moe_topk": 3, "head_dim": 16}),
+    "hunyuan_v1_moe stretched": (
+        "HunYuanMoEV1",
+        {
+            "num_experts": 8, "moe_topk": 3, "head_dim": 16, "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 1.0,
+            },
+        },
+    ),
+    "minimax_m2": ("MiniMaxM2", {**LOCAL, "head_dim": 16, "rotary_dim": 8}),
+    "hy_v3": (
+        "HYV3",
+        {**MOE, "head_dim": 16, "num_hidden_layers": 3, "num_shared_experts": 1},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {
+            **MOE, "head_dim": 16, "num_hidden_layers": 5, "num_dense_layers": 2,
+            "sliding_window": 9, "route_scale": 1.3, "mup_enabled": True,
+        },
+    ),
+    "gemma4": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4 experts, keys as values": (
+        "Gemma4Text",
+        {
+            **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 8,
+            "top_k_experts": 3, "moe_intermediate_size": 24, "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4 layers that share": (
+        "Gemma4Text",
+        {
+            **GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+    ),
+}  # fmt: skip
+"""Every parameter and buffer is random: sinks, biases and scales too."""
+
 MULTI_HEAD = {"num_key_value_heads": 4}
 BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**MULTI_HEAD, "n_inner": 72}),
@@ -196,12 +302,17 @@ def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: A
     model = make(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if "bias" in name or "sinks" in name:
                 parameter.normal_(0, 0.3)
             elif parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0, 0.2)
+        for name, buffer in model.named_buffers():
+            if "bias" in name:
+                buffer.uniform_(-0.3, 0.3)
+            elif "scalar" in name:
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder, **save)
     return model
 

@@ -2,14 +2,17 @@
 rows of q and k reordered where it does so, 1 added to Gemma's norms. Floats stay float32."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file
+from torch import Tensor
 
 from foretoken.shape.gguf import forget_gguf
 
@@ -32,6 +35,35 @@ def ggml_rows(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Llama's heads as llama.cpp stores them: the halves of a head alternate."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+def joined_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices of all experts of a layer in one tensor, gate and up apart."""
+    found: dict[str, Tensor] = {}
+    each: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        fused = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?", name)
+        one = EXPERT.fullmatch(name)
+        if one is not None:
+            each.setdefault(f"{one[1]}.{one[3]}", []).append((int(one[2]), tensor))
+        elif fused is not None and f"{fused[1]}.down_proj_bias" not in tensors:
+            found[f"{name}.weight"] = tensor
+        elif fused is not None:  # gpt-oss: inputs first, gate and up alternate
+            ending = "bias" if fused[3] else "weight"
+            rows = tensor if fused[3] else tensor.transpose(1, 2)
+            parts = {"down": rows} if fused[2] == "down" else {
+                "gate": rows[:, ::2], "up": rows[:, 1::2],
+            }  # fmt: skip
+            for part, one_part in parts.items():
+                found[f"{fused[1]}.{part}_proj.{ending}"] = one_part.contiguous()
+        else:
+            found[name] = tensor
+    for name, pairs in each.items():
+        found[name] = torch.stack([tensor for _, tensor in sorted(pairs, key=lambda p: p[0])])
+    return found
 
 
 def write_gguf(
@@ -62,18 +94,26 @@ def write_gguf(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_block_count(layers)
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if not config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(size)
-    writer.add_value_length(size)
+    if arch != "gemma4":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(size)
+        writer.add_value_length(size)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     more(writer, config)
     names = gguf.get_tensor_name_map(ARCHES[arch], layers)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in joined_experts(load_file(folder / "model.safetensors")).items():
         plain = name.replace("model.language_model.", "model.")
+        plain = plain.replace("e_score_correction_bias", "e_score_correction.bias")
+        plain = f"{plain}.weight" if plain.endswith((".sinks", ".layer_scalar")) else plain
         stem, part_kind = plain.rsplit(".", 1)
         stored = names.get_name(stem)
+        if "router." in stem + "." and part_kind in ("scale", "per_expert_scale"):
+            block = stem.split(".")[2]
+            ours = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}[part_kind]
+            stored, part_kind = f"blk.{block}.{ours}", "scale"
         if stored is None:
             assert "visual" in name, name
             continue
@@ -84,7 +124,8 @@ def write_gguf(
             if arch in TURNED and part in stem:
                 rows = ggml_rows(rows, config[key])
         wanted = table if table is not None and "embed_tokens" in stem else kind
-        if wanted is not None and rows.ndim == 2:
+        is_router = stored.endswith("ffn_gate_inp")
+        if wanted is not None and rows.ndim > 1 and part_kind == "weight" and not is_router:
             packed = quantize(rows, wanted)
             writer.add_tensor(f"{stored}.{part_kind}", packed, raw_dtype=wanted)
         else:

@@ -11,6 +11,7 @@ from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.quantize_kv import quantize_kv
 from foretoken.runtime.runner import Runner
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 PAGE = 4
 NUM_PAGES = 128
@@ -37,9 +38,9 @@ def open_runner(
 
 def leave_garbage(runner: Runner) -> None:
     generator = torch.Generator().manual_seed(7)
-    size = runner.model.shape.head_dim
     for layer in runner.store.layers:
         used = layer[: NUM_PAGES * PAGE]
+        size = layer.shape[2] - (KV_SCALE_BYTES if layer.dtype == torch.int8 else 0)
         numbers = torch.randn((*used.shape[:2], size), generator=generator) * 50
         used.copy_(quantize_kv(numbers, layer.dtype))
 

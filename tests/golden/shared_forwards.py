@@ -2,7 +2,8 @@
 
 import pickle
 import random
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -37,12 +38,19 @@ class Forwards:
     """Whether parts are gathered as between GPUs, by gloo."""
 
 
-def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
-    """Logits of two sequences in pieces of all sizes, and the keys and values of this rank."""
+@contextmanager
+def without_kernels(is_so: bool = True) -> Iterator[None]:
+    """Within, if `is_so`, PyTorch's operations compute a model, as where there are no kernels."""
     with ExitStack() as stack:
-        if what.on_torch:
+        if is_so:
             for module in (load, attention, mlp, norm):
                 stack.enter_context(patch.object(module, "backend_for", PlainTorch))
+        yield
+
+
+def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
+    """Logits of two sequences in pieces of all sizes, and the keys and values of this rank."""
+    with without_kernels(what.on_torch):
         if what.on_device and group is not None:
             # The group of the host stays for the next forward.
             group = working.on_device(group)

@@ -14,7 +14,7 @@ from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load
 from foretoken.runtime.runner import Runner
 from tests.golden import quantized as q
-from tests.golden.families import OWN, write_checkpoint
+from tests.golden.families import MIXTURES, OWN, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward
 from tests.golden.test_ready_made import CASES
 from tests.marks import slow_but
@@ -62,6 +62,14 @@ def test_families(case: str, kept: Path, tmp_path: Path, monkeypatch: pytest.Mon
     write_checkpoint(tmp_path / "model", *OWN[case])
     dtype = (torch.float32, torch.bfloat16)[len(case) % 2]
     check(tmp_path / "model", kept, monkeypatch, dtype)
+
+
+@pytest.mark.parametrize("case", slow_but(MIXTURES, "glm4_moe", "gpt_oss"))
+def test_mixtures(case: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers of float32 beside bfloat16, biases for a choice, sinks; experts in int8."""
+    write_checkpoint(tmp_path / "model", *MIXTURES[case])
+    rounded = None if case == "gpt_oss" else "int8"
+    check(tmp_path / "model", kept, monkeypatch, torch.bfloat16, rounded)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

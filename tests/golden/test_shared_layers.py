@@ -17,7 +17,7 @@ from foretoken.kv.features import FINAL
 from foretoken.kv.store import KVStore
 from foretoken.models.decoder import Decoder
 from foretoken.runtime.runner import Runner
-from tests.golden.families import BASE, OWN, VOCAB, write_checkpoint
+from tests.golden.families import BASE, MIXTURES, OWN, VOCAB, write_checkpoint
 from tests.golden.scenario import PAGE, cut, forward, leave_garbage, open_runner, tables
 from tests.golden.shared_forwards import Forwards, compute, compute_on_all, follow
 
@@ -36,6 +36,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {**WIDE, "num_key_value_heads": 2, "attention_bias": True},
     ),
+    **{case: MIXTURES[case] for case in ("qwen2_moe", "gpt_oss", "glm4_moe", "afmoe")},
 }
 SIZES = (2, 3)
 COPIED = [

@@ -13,6 +13,8 @@ import torch
 
 from foretoken.config.memory import ModelMemory
 from foretoken.kernels.library import find_library
+from foretoken.layers.attention import AttentionBlock
+from foretoken.layers.mlp import GatedMLP
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear, Linear
@@ -63,6 +65,7 @@ def held_bytes(path: Path, quantization: str | None) -> int:
     assert isinstance(model, Decoder)
     linears: list[Linear | None] = [model.top]
     for layer in model.layers:
+        assert isinstance(layer.mlp, GatedMLP) and isinstance(layer.attention, AttentionBlock)
         linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
     kernels = [one for one in linears if isinstance(one, KernelLinear)]
     assert len(kernels) == len(linears), linears

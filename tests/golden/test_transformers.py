@@ -25,6 +25,7 @@ from foretoken.text.tokenizer import Tokenizer
 from tests.golden.families import (
     BASE,
     BY_TRANSFORMERS,
+    GEMMA4,
     LONGROPE,
     MINISTRAL3,
     OWN,
@@ -234,6 +235,30 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         IDS,
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **GEMMA4, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0,
+            "pad_token_id": 0,
+        },
+        {
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+            "num_attention_heads": 2, "num_key_value_heads": 2,
+        },
+        {"audio_config": None},
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            "rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 12,
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        },
+        {
+            **QWEN_TOWER, "hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 48,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+        },
+        IDS,
+    ),
 }  # fmt: skip
 
 
@@ -274,7 +299,7 @@ def plain(name: str) -> str:
 def published(name: str) -> str:
     """As before transformers 5."""
     name = plain(name)
-    if name.startswith(("model.layers", "model.embed", "model.norm", "lm_head")):
+    if name.startswith(("model.layers", "model.embed_tokens", "model.norm", "lm_head")):
         return f"language_model.{name}"
     return name.removeprefix("model.")
 
@@ -282,7 +307,7 @@ def published(name: str) -> str:
 def newer(name: str) -> str:
     """As transformers 5 names its modules."""
     name = plain(name)
-    if name.startswith(("model.layers", "model.embed", "model.norm")):
+    if name.startswith(("model.layers", "model.embed_tokens", "model.norm")):
         return "model.language_model." + name.removeprefix("model.")
     return name if name.startswith(("lm_head", "model.")) else f"model.{name}"
 

@@ -95,7 +95,7 @@ def test_positions_that_are_not_recognized(tmp_path: Path) -> None:
     ("change", "error", "said"),
     [
         (lambda w: w.add_uint16("split.count", 2), CheckpointError, "NAME-00001-of-00002.gguf"),
-        (lambda w: w.add_expert_count(8), UnsupportedModelError, "no mixture of experts"),
+        (lambda w: w.add_expert_count(8), CheckpointError, "expert_count: got 8; allowed: none"),
         (lambda w: w.add_logit_scale(0.5), UnsupportedModelError, "llama.logit_scale: got 0.5"),
         (lambda w: w.add_causal_attention(False), UnsupportedModelError, "attention.causal"),
         (lambda w: w.add_value_length(16), UnsupportedModelError, "value_length: got 16"),
@@ -113,7 +113,7 @@ def test_projectors_and_unknown_architectures(tmp_path: Path) -> None:
     projector = write(tmp_path / "mmproj.gguf", arch="clip", embeddings="v.patch_embd.weight")
     with pytest.raises(UnsupportedModelError, match="the file of the language model"):
         gguf_config(projector)
-    with pytest.raises(UnsupportedModelError, match="got 'mamba'; allowed: llama, mistral3"):
+    with pytest.raises(UnsupportedModelError, match="got 'mamba'; allowed: llama, qwen3moe"):
         gguf_config(write(tmp_path / "other.gguf", arch="mamba"))
     other = write(tmp_path / "words.gguf", embeddings="v.patch_embd.weight")
     with pytest.raises(CheckpointError, match="a language model's tensors"):

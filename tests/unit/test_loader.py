@@ -247,7 +247,7 @@ def test_config_number_is_wrong(folder: Path, value: object) -> None:
     [
         ({"model_type": "no such type"}, "model_type"),
         ({"model_type": None}, "model_type"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "experts"),
+        ({"model_type": "phimoe", "num_local_experts": 8}, "experts"),
         ({"model_type": "gemma3", "vision_config": {}}, "text_config"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "bamba", "layer_types": ["mamba"]}, "layer_types"),
@@ -359,7 +359,7 @@ def write(foreign: Path, config: Any) -> None:
         ),
         (transformers.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2), "attention"),
         (
-            transformers.MixtralConfig(
+            transformers.PhimoeConfig(
                 **SIZES, intermediate_size=48, num_key_value_heads=2, num_local_experts=4
             ),
             "experts",

@@ -28,6 +28,8 @@ from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.plan.sizes import find_quantization, load_plan_model
+from foretoken.layers.attention import AttentionBlock
+from foretoken.layers.mlp import GatedMLP
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
@@ -85,6 +87,7 @@ def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None
     linears = [model.top]
     for layer in model.layers:
         block, mlp = layer.attention, layer.mlp
+        assert isinstance(mlp, GatedMLP) and isinstance(block, AttentionBlock)
         linears += [block.qkv, block.out, mlp.gate_up, mlp.down]
     packed = sum(one.packed.num_bytes for one in linears if isinstance(one, KernelLinear))
     table = 0 if model.embedding.is_packed else model.embedding.num_bytes

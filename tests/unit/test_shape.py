@@ -28,6 +28,7 @@ from foretoken.lab.plan.sizes import load_plan_model, read_config
 from foretoken.proposers.heads.folder import read_head
 from foretoken.shape import ModelShape
 from foretoken.shape.families import families
+from foretoken.shape.mixtures.families import MIXTURES
 from foretoken.shape.multimodal import _TEXTS, find_multimodal
 from foretoken.shape.transformers_config import _takes_attention
 from foretoken.text.tokenizer import Tokenizer
@@ -259,10 +260,10 @@ DENSE = {
     [
         ({"model_type": "gemma3n_text", "altup_num_inputs": 4, "intermediate_size": [80] * 2},
          "gemma3n_text, with several residual streams"),
-        ({"model_type": "gemma4_text", "hidden_size_per_layer_input": 8},
-         "gemma4_text, with embeddings per layer"),
-        ({"model_type": "gemma4_text", "num_kv_shared_layers": 1},
-         "gemma4_text, with layers that share keys"),
+        ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 8},
+         "gemma3n_text, with embeddings per layer|several residual streams"),
+        ({"model_type": "gemma3n_text", "num_kv_shared_layers": 1},
+         "gemma3n_text, with layers that share keys|several residual streams"),
         ({"model_type": "lfm2", "full_attn_idxs": [1], "conv_L_cache": 3}, "lfm2, with convol"),
         ({"model_type": "gemma3n", "text_config": {}}, "gemma3n with text_config"),
     ],
@@ -314,8 +315,21 @@ STORED: list[dict[str, Any]] = [
 ACT = "gelu_pytorch_tanh"
 GELU = {"hidden_activation": ACT, "hidden_act": ACT, "sliding_window": 9}
 NAMES = [family.model_type for family in families()]
+MIXED = {
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8,
+    "num_experts_per_tok": 2, "moe_k": 2, "moe_topk": 2, "moe_intermediate_size": 24,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "decoder_sparse_step": 2,
+    "mlp_only_layers": [1], "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+OF_MIXTURES = [family.model_type for family in MIXTURES]
 CONFIGS: list[dict[str, Any]] = [
-    *(WHOLE | (GELU if "gemma" in name else {}) | {"model_type": name} for name in NAMES),
+    *(
+        WHOLE
+        | (GELU if "gemma" in name else {})
+        | (MIXED if name in OF_MIXTURES else {})
+        | {"model_type": name}
+        for name in NAMES
+    ),
     *(WHOLE | {"model_type": "llama", "rope_parameters": rope} for rope in (YARN, LLAMA3, LONG)),
     *(WHOLE | {"model_type": "qwen2", "quantization_config": stored} for stored in STORED),
     WHOLE | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0]},
@@ -454,7 +468,6 @@ def test_experts_as_a_list_are_a_mixture_of_experts(tmp_path: Path) -> None:
 REFUSED = {
     "gemma3n_text": "several residual streams",
     "lfm2": "convolutions",
-    "gemma4_text": "embeddings per layer",
     "bloom": "no other attention than their own",
     "falcon": "no other attention than their own",
     "mpt": "no other attention than their own",
@@ -463,7 +476,7 @@ REFUSED = {
     "mamba": "Mamba layers",
     "t5": "an encoder-decoder",
 }
-ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "gemma4", "clip", "mamba", "no-such")
+ARCHITECTURES = ("bloom", "falcon", "gemma3n", "lfm2", "llama4", "clip", "mamba", "no-such")
 
 
 def config_of(kind: str, folder: Path) -> Path:

@@ -29,12 +29,17 @@ from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
 from foretoken.shape.gguf import gguf_parts, open_gguf
 from foretoken.shape.gguf_ends import ends_of_text
+from foretoken.shape.multimodal import DRAFT_HEADS
+from foretoken.shape.safetensors_header import stored_names
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from foretoken.control.learned.drafter_cost import DrafterCost
     from foretoken.engine.timing import EngineCosts
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 2, 4, 6, 8, 16)
 _DRAFTS = (0, 1, 2, 3, 5, 7)
 _CONTEXT = 256
 """Tokens of each sequence for which costs are shown."""
@@ -106,7 +111,10 @@ def info(
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
-    facts: dict[str, Any] = {"ends_of_text": None}
+    facts: dict[str, Any] = {"ends_of_text": None, "drafting_tensors": None}
+    if path.is_dir():
+        skipped = sum(name.startswith(DRAFT_HEADS) for name in stored_names(path))
+        facts["drafting_tensors"] = f"{skipped}, not read" if skipped else None
     if path.suffix == ".gguf":
         from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
 
@@ -139,6 +147,8 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "context": shape.max_position_embeddings,
         "dtype": dtype,
+        **_experts(kept, size),
+        "draft_layers": f"{shape.draft_layers}, not read" if shape.draft_layers else None,
         "weight_bytes": shape.weight_bytes(size),
         "weights_in_memory_bytes": weights,
         "processes": ranks if ranks > 1 else None,
@@ -151,6 +161,33 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     }
 
 
+def _experts(kept: ModelMemory, size: int) -> dict[str, Any]:
+    """Of a mixture: what a token passes through, and what steps of more rows read and have to give.
+
+    A step of n rows takes V(n) = bytes(n) / bytes(1) of the time of a step of one row where reading
+    is what takes time, and has to give more than V(n) tokens for drafts to gain anything.
+    """
+    shape, experts = kept.shape, kept.shape.experts
+    if experts is None:
+        return {}
+    read = {rows: kept.step_bytes(size, rows) for rows in _ROWS}
+    return {
+        "experts": experts.count,
+        "experts_a_token": experts.used,
+        "layers_with_experts": experts.num_layers,
+        "active_parameters": shape.step_bytes(1, rows=1),
+        "steps": [
+            {
+                "rows": rows,
+                "experts_read": round(experts.touched(rows), 1),
+                "bytes": count,
+                "break_even_tokens": round(count / read[1], 2),
+            }
+            for rows, count in read.items()
+        ],
+    }
+
+
 def _print(model: str, facts: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -159,7 +196,7 @@ def _print(model: str, facts: dict[str, Any]) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     for name, value in facts.items():
-        if value is None:
+        if value is None or name == "steps":
             continue
         if "bytes" in name:
             shown = show_bytes(value)
@@ -168,7 +205,28 @@ def _print(model: str, facts: dict[str, Any]) -> None:
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             label = name.replace("_", " ")
         table.add_row("weights" if label == "weight" else label, shown)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if "steps" in facts:
+        _print_steps(console, facts["steps"])
+
+
+def _print_steps(console: "Console", steps: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    title = "Experts that a step reads, if its rows choose evenly and apart from each other"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("rows", "experts of a layer", "weights read", "tokens to break even"):
+        table.add_column(column, justify="right")
+    for step in steps:
+        cells = (step["experts_read"], show_bytes(step["bytes"]), step["break_even_tokens"])
+        table.add_row(str(step["rows"]), *map(str, cells))
+    console.print(table)
+    console.print(
+        "Drafts gain nothing in a step of so many rows that gives fewer tokens. Rows of one text "
+        "share experts, rows of many requests share the step: measure with --costs."
+    )
 
 
 def show_bytes(count: int) -> str:

@@ -69,6 +69,23 @@ class ModelMemory:
         """
         return int(weight_bytes(self._counts(packs), self._storage(dtype_bytes, packs)))
 
+    def expert_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
+        """Of the experts that routers choose from, all of them."""
+        stored, storage = self.shape.stored, self._storage(dtype_bytes, packs)
+        if stored is not None and stored.of_experts and packs is not Packs.NONE:
+            storage = held_storage(
+                stored.of_experts, stored.head, self._table(packs), dtype_bytes, self._asked
+            )
+        return int(weight_bytes(self.shape.expert_counts(), storage))
+
+    def step_bytes(self, dtype_bytes: int, rows: float, *, packs: Packs = Packs.ALL) -> int:
+        """Of the weights that a step of so many rows reads, as they are kept: all but the embedding
+        table, and but the experts that none of its rows chooses."""
+        counts = self.shape.weight_counts()._replace(table=0)
+        everything = weight_bytes(counts, self._storage(dtype_bytes, packs))
+        untouched = 1.0 - self.shape.expert_share(rows)
+        return int(everything - untouched * self.expert_bytes(dtype_bytes, packs=packs))
+
     def head_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of the output head, if rank 0 has all of it beside its part, for drafters."""
         counts = self._counts(packs)

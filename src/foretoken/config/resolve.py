@@ -226,6 +226,7 @@ def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> 
             shape.num_attention_heads,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
+            width_of_experts=0 if shape.experts is None else shape.experts.width,
             vocabulary=shape.vocab_size,
         )
         allowed = f"on cuda a number that divides the model's {' and '.join(uneven)}"
@@ -233,6 +234,8 @@ def _check_ranks(target: ModelMemory, gpus: Gpus | None, *, can_watch: bool) -> 
     where, most = "pipeline_parallel_size", shape.num_hidden_layers
     if stages > 1:
         require(where, stages, stages <= most, f"1 to {most}, the layers of the model")
+        together = shape.kv_sharing_layers or shape.layer_inputs
+        require(where, stages, not together, "1: layers of this model share what they read")
         if gpus is not None:
             raise NotYetError(where, stages, "1 on cuda; device cpu, or tensor_parallel_size")
 
@@ -242,6 +245,8 @@ def check_heads(where: str, ranks: int, shape: ModelShape) -> None:
     keys, queries = shape.num_key_value_heads, shape.num_attention_heads
     alone = "1: norms of this model reach over all heads"
     require(where, ranks, ranks == 1 or not shape.whole_norms, alone)
+    alone = "1: layers of this model have heads of two sizes"
+    require(where, ranks, ranks == 1 or shape.wide is None, alone)
     allowed = f"1 to {keys}, the key heads of the model"
     if more := range(2 * keys, queries + 1, keys):
         allowed += f", or a multiple of them up to {more[-1]}"

@@ -223,7 +223,9 @@ def _usual_machine(config: ResolvedConfig, runner: Runner) -> RooflineCost:
     )
     threads = torch.get_num_threads()
     return RooflineCost(
-        weight_bytes=float(kept.weight_bytes(size)),
+        weight_bytes=float(kept.weight_bytes(size) - kept.expert_bytes(size)),
+        expert_bytes=float(kept.expert_bytes(size)),
+        expert_share=shape.expert_share(1),
         kv_bytes=lambda _: float(kept.kv_per_token(size)),
         flops=lambda context: float(shape.flops_per_token(round(context))),
         bandwidth=_GPU_BANDWIDTH if gpu else threads * _CPU_BANDWIDTH,

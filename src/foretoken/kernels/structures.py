@@ -125,7 +125,7 @@ class FtAttentionCall(ctypes.Structure):
     """Attention of all spans of a step over one layer's store (attention.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "shape spans pages paths q kv out"),
+        *_fields(_PTR, "shape spans pages paths q kv out sinks"),
         *_fields(_I64, "q_stride kv_stride out_stride"),
         ("num_spans", _I32),
     ]
@@ -141,11 +141,30 @@ class FtRejectCall(ctypes.Structure):
     ]
 
 
+class FtExperts(ctypes.Structure):
+    """A mixture of experts and its router (experts.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "router router_bias choice_bias expert_scale"),
+        *_fields(_PTR, "gate_up down shared_gate_up shared_down"),
+        *_fields(_I64, "hidden inner shared_inner"),
+        *_fields(_I32, "experts chosen score weights groups open_groups group_best shared_gated"),
+        *_fields(_I32, "activation shared_activation type rounds_router"),
+        *_fields(_F32, "floor added scale softcap limit alpha"),
+    ]
+
+
+class FtExpertsRows(ctypes.Structure):
+    """The rows that go through a mixture of experts (experts.h)."""
+
+    _fields_ = [*_fields(_PTR, "x y residual"), ("rows", _I64), *_fields(_PTR, "choices distinct")]
+
+
 class FtLayer(ctypes.Structure):
     """The matrices and norms of a decoder layer (decoder.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "qkv out gate_up down"),
+        *_fields(_PTR, "qkv out gate_up down experts sinks"),
         *_fields(_PTR, "attention_norm mlp_norm after_attention after_mlp"),
         *_fields(_PTR, "query_norm key_norm beside_norm"),
         *_fields(_I64, "from_norm whole_norms kind"),
@@ -159,7 +178,7 @@ class FtDecoder(ctypes.Structure):
         ("layers", _PTR),
         *_fields(_I64, "hidden inner"),
         *_fields(_I32, "num_heads num_kv_heads head_dim type norm_type activation"),
-        ("eps", _F32),
+        *_fields(_F32, "eps branch_scale"),
     ]
 
 
@@ -185,6 +204,7 @@ class FtStep(ctypes.Structure):
         ("kv_stride", _I64),
         *_fields(_PTR, "kinds beside kept"),
         ("kept_stride", _I64),
+        ("distinct", _PTR),
     ]
 
 
@@ -378,6 +398,8 @@ STRUCTURES: Final = (
     FtAttentionShape,
     FtAttentionCall,
     FtRejectCall,
+    FtExperts,
+    FtExpertsRows,
     FtLayer,
     FtDecoder,
     FtStepKind,

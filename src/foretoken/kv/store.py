@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.kv.free_runs import Run
 from foretoken.kv.lazy_zeros import give_back, lazy_zeros
+from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 SLACK = 1024
@@ -58,16 +59,22 @@ class KVStore:
             device: the model's.
             kv_heads: key heads of the model whose keys and values are kept here; None: all.
         """
+        sizes = [(shape.num_key_value_heads, shape.head_dim)] * shape.num_hidden_layers
+        if isinstance(shape, ModelShape):
+            sizes = [(one.heads, one.size) for one in shape.kv_sizes]
         self.kv_heads = kv_heads or range(shape.num_key_value_heads)
         inside = 0 <= self.kv_heads.start and self.kv_heads.stop <= shape.num_key_value_heads
         assert inside, f"{self.kv_heads} of {shape.num_key_value_heads} key heads"
         self.page_size = page_size
         self.num_pages = num_pages
         self.num_slots = num_pages * page_size + SLACK
-        width = shape.head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
-        size = (self.num_slots, 2 * len(self.kv_heads), width)
+        scale = KV_SCALE_BYTES if dtype == torch.int8 else 0
+        left_out = shape.num_key_value_heads - len(self.kv_heads)
         self.layers = [
-            lazy_zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
+            lazy_zeros(
+                (self.num_slots, 2 * (heads - left_out), width + scale), dtype=dtype, device=device
+            )
+            for heads, width in sizes
         ]
         """Per layer [slots, 2 * KV, hd], hd + 4 in int8: key heads, then value heads."""
 

@@ -8,6 +8,7 @@ from foretoken.backend import backend_for
 from foretoken.kv.store import write
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
+from foretoken.ops.activation import sigmoid
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
@@ -23,6 +24,15 @@ class HeadNorms:
     key: RMSNorm
     whole: bool = False
     """Whether a norm reaches over all query heads, and one over all key heads (OLMo 2)."""
+    after_turning: bool = False
+    """Whether heads are turned first (Hunyuan)."""
+    value: RMSNorm | None = None
+    """Over each value head (Gemma 4)."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether kernels norm heads as they turn them."""
+        return not self.after_turning and self.value is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,10 @@ class AttentionBlock:
     out: Linear
     geometry: Geometry
     norms: HeadNorms | None = None
+    sinks_H: Tensor | None = None
+    """float32, heads as attention has them (gpt-oss); None: it has none."""
+    gate: Linear | None = None
+    """[T, D] -> [T, H * h]: its sigmoid multiplies what attention gives (AFMoE)."""
 
     def __call__(
         self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
@@ -53,25 +67,49 @@ class AttentionBlock:
             self._norm_whole(qkv_TA, self.norms)
         qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         kernels = backend_for(qkv_TA.device).rows(qkv_TA)
-        if kernels is not None:
+        if kernels is not None and (self.norms is None or self.norms.is_usual):
             kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
             if step.rotation.query_scale is not None:
                 qkv_TAh[:, :heads] *= step.rotation.query_scale
-            return self.out(step.attend(qkv_TAh[:, :heads], layer_SKh), residual_TD)
+            return self._attended(qkv_TAh[:, :heads], layer_SKh, step, x_TD, residual_TD)
         turned = qkv_TAh[:, : heads + kv]
-        if self.norms is not None and not self.norms.whole:
-            turned = self._normed(turned, self.norms)
+        each = self.norms if self.norms is not None and not self.norms.whole else None
+        if each is not None and not each.after_turning:
+            turned = self._normed(turned, each)
         rotated = rotate(turned, step.rotation)
+        if each is not None and each.after_turning:
+            rotated = self._normed(rotated, each)
+        if each is not None and each.value is not None:
+            qkv_TAh[:, heads + kv :] = _by_head(each.value, qkv_TAh[:, heads + kv :])
         if step.rotation.query_scale is not None:
             rotated[:, :heads] *= step.rotation.query_scale
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
         write(layer_SKh, step.slots_T, quantize_kv(qkv_TAh[:, heads:], layer_SKh.dtype))
-        return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
+        return self._attended(rotated[:, :heads], layer_SKh, step, x_TD, residual_TD)
+
+    @property
+    def kernels_know(self) -> bool:
+        """Whether compiled layers compute all of it."""
+        usual = self.norms is None or self.norms.is_usual
+        return usual and self.gate is None
+
+    def _attended(
+        self,
+        q_THh: Tensor,
+        layer_SKh: Tensor,
+        step: StepState,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+    ) -> Tensor:
+        heads_TA = step.attend(q_THh, layer_SKh, self.sinks_H)
+        if self.gate is not None:
+            heads_TA = (heads_TA.float() * sigmoid(self.gate(x_TD).float())).to(heads_TA.dtype)
+        return self.out(heads_TA, residual_TD)
 
     def turn(self, step: StepState) -> Turn:
         """The step's rotation and slots as the compiled kernel takes them."""
         norms = None
-        if self.norms is not None and not self.norms.whole:
+        if self.norms is not None and not self.norms.whole and self.norms.is_usual:
             query, key = self.norms.query, self.norms.key
             norms = query.weight_D, key.weight_D, query.eps
         return Turn(
@@ -96,6 +134,32 @@ class AttentionBlock:
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
         heads = self.geometry.num_heads
         result = qk_TAh.clone()
-        result[:, :heads] = norms.query.reference(qk_TAh[:, :heads])
-        result[:, heads:] = norms.key.reference(qk_TAh[:, heads:])
+        result[:, :heads] = _by_head(norms.query, qk_TAh[:, :heads])
+        result[:, heads:] = _by_head(norms.key, qk_TAh[:, heads:])
         return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingAttention:
+    """x [T, D] -> [T, D], over the keys and values of a layer before (Gemma 4)."""
+
+    query: Linear
+    out: Linear
+    geometry: Geometry
+    norm: RMSNorm | None
+
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
+    ) -> Tensor:
+        """attention(x), plus the residual if there is one, over that layer's part of the store."""
+        heads, size = self.geometry.num_heads, self.geometry.head_dim
+        q_THh = self.query(x_TD).view(-1, heads, size)
+        if self.norm is not None:
+            q_THh = _by_head(self.norm, q_THh)
+        return self.out(step.attend(rotate(q_THh, step.rotation), layer_SKh), residual_TD)
+
+
+def _by_head(norm: RMSNorm, x_THh: Tensor) -> Tensor:
+    """The norm of each head."""
+    heads: Tensor = norm(x_THh.reshape(-1, x_THh.shape[-1])).view(x_THh.shape)
+    return heads

@@ -77,6 +77,8 @@ def _exponents(rope: RopeShape) -> Tensor:
 def _frequencies(rope: RopeShape, max_positions: int) -> Tensor:
     """Radians per position of each pair of dimensions, float32 [rotary_dim / 2]."""
     plain = 1.0 / rope.theta ** _exponents(rope)
+    if rope.turned_pairs is not None:
+        plain[rope.turned_pairs :] = 0.0
     if rope.rope_type == "none":
         return torch.zeros_like(plain)  # turned by nothing, cos is 1 and sin 0
     if rope.rope_type == "linear":

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from foretoken.backend import Backend, LinearSpec
 from foretoken.kernels.linear import TYPES, Packed
-from foretoken.layers.attention import AttentionBlock, HeadNorms
-from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.attention import AttentionBlock, HeadNorms, ReadingAttention
+from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.gathered import GatheredLinear
+from foretoken.layers.layer_inputs import LayerInput, LayerInputs
+from foretoken.layers.mixture import Expert, Mixture, MixtureBeside, Router, inner_activation
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
@@ -31,10 +33,18 @@ from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
+from foretoken.ops.mixture_kernel import find_kernel
 from foretoken.quant import Weights, join
-from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
+from foretoken.quant.arrange import (
+    change_columns,
+    change_rows,
+    halve_heads,
+    join_rows,
+    split_rows,
+)
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
 from foretoken.shape.memory_formula import copies_of
+from foretoken.shape.mixtures.experts import Experts
 
 logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
@@ -67,6 +77,41 @@ class Part(NamedTuple):
         bias = None if self.bias is None else self.bias[kept]
         return Part(change_rows(self.weight, lambda rows: rows[kept]), bias)
 
+    def halved(self, heads: int) -> "Part":
+        """Its outputs, of so many heads whose turned dimensions alternate, half by half."""
+        if self.bias is None:
+            return Part(halve_heads(self.weight, heads), None)
+        bias = halve_heads(self.bias, heads)
+        assert isinstance(bias, Tensor), type(bias)
+        return Part(halve_heads(self.weight, heads), bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHeads:
+    """The heads of a layer, and which of them a process computes."""
+
+    total_keys: int
+    size: int
+    queries: int
+    """Query heads of a key head."""
+    own_keys: range
+    own_queries: range
+    """Which query heads of each of those."""
+
+    def rows(self, size: int) -> range:
+        """Of a matrix with so many for each query head."""
+        first = self.own_keys.start * self.queries + self.own_queries.start
+        return range(first * size, (first + len(self.own_keys) * len(self.own_queries)) * size)
+
+    @property
+    def key_rows(self) -> range:
+        """Of the matrix of keys, or of values."""
+        return range(self.own_keys.start * self.size, self.own_keys.stop * self.size)
+
+    def reordered(self, rows: Tensor) -> Tensor:
+        """Those of its query heads as attention wants them."""
+        return group_major(rows, len(self.own_keys), len(self.own_queries))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
@@ -92,6 +137,7 @@ class Builder:
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
+        keeps_sums: bool = False,
         is_head: bool = False,
         is_table: bool = False,
     ) -> Linear:
@@ -109,6 +155,7 @@ class Builder:
                     dtype=self.options.dtype,
                     bias_N=None if bias_N is None else bias_N[at : at + rows],
                     adds_residual=adds_residual and len(joined) == 1,
+                    keeps_sums=keeps_sums,
                     packed=packed,
                     is_head=is_head,
                     quantization=self.options.quantization,
@@ -131,6 +178,26 @@ class Builder:
         if ready is None:
             return [(weights, None) for weights in join_rows(parts)]
         return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
+
+    def choosing(self, name: str, outputs: int, *, wide: bool, bias: bool = False) -> Linear:
+        """A small matrix that decides or weighs: it is never rounded.
+
+        Args:
+            name: of its module.
+            outputs: it has.
+            wide: whether it is float32, whatever the model's type.
+            bias: whether it has one.
+        """
+        source, dtype = self.checkpoint, torch.float32 if wide else self.options.dtype
+        weight = source.keep(f"{name}.weight", (outputs, self.shape.hidden_size), dtype)
+        bias_N = source.keep(f"{name}.bias", (outputs,), dtype) if bias else None
+        [(weights, packed)] = self._joined([weight])
+        made = self.backend.linear(
+            LinearSpec(weights=weights, dtype=dtype, bias_N=bias_N, packed=packed, probe=self.probe)
+        )
+        if self.packed is not None:
+            self.packed.made([made])
+        return made
 
     def norm(
         self, name: str, width: int, arrange: Callable[[Tensor], Tensor] = lambda rows: rows
@@ -164,80 +231,113 @@ class Builder:
         both = source.take(f"{name}.bias", (sum(sizes),)).split(sizes)
         return [Part(*pair) for pair in zip(weights, both, strict=True)]
 
-    def attention(self, prefix: str, layer: int) -> AttentionBlock:
+    def attention(self, prefix: str, layer: int) -> AttentionBlock | ReadingAttention:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
-        shape, keys, queries = self.shape, self._key_heads, self._own_queries
-        sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
+        shape, heads = self.shape, self._heads_of(self.shape.window(layer))
+        size, kv_size = heads.size, heads.total_keys * heads.size
+        query_size = shape.num_attention_heads * size
+        if shape.kv_layer(layer) != layer:
+            return self._reading(prefix, self.geometry(shape.window(layer)))
+        one = shape.keys_are_values and shape.window(layer) is None
+        sizes = {"q": query_size, "k": kv_size} | ({} if one else {"v": kv_size})
         whole = self.parts(prefix, sizes, bias=shape.qkv_bias)
-        size, first = shape.head_dim, keys.start * self._queries + queries.start
-        q = whole[0].cut(range(first * size, (first + len(keys) * len(queries)) * size))
-        k, v = (part.cut(range(keys.start * size, keys.stop * size)) for part in whole[1:])
-
-        def reordered(rows: Tensor) -> Tensor:
-            return group_major(rows, len(keys), len(queries))
-
+        whole = [*whole, *whole[1:]][:3]
+        if self.family.pairs_on_disk:
+            counts = (shape.num_attention_heads, heads.total_keys)
+            turned = [part.halved(count) for part, count in zip(whole, counts, strict=False)]
+            whole = [*turned, whole[2]]
+        q = whole[0].cut(heads.rows(size))
+        k, v = (part.cut(heads.key_rows) for part in whole[1:])
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
-            bias_N = torch.cat([reordered(q.bias), k.bias, v.bias])
-        out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
+            bias_N = torch.cat([heads.reordered(q.bias), k.bias, v.bias])
+        sinks_H, gate = None, None
+        if shape.sinks:
+            name, count = f"{prefix}.sinks", shape.num_attention_heads
+            every = self.checkpoint.keep(name, (count,), torch.float32)
+            own = heads.rows(1)
+            sinks_H = heads.reordered(every[own.start : own.stop]).contiguous()
+        if shape.output_gate:
+            stored = self.checkpoint.matrix(f"{prefix}.gate_proj", (query_size, shape.hidden_size))
+            mine = Part(stored, None).cut(heads.rows(size))
+            gate = self.linear([change_rows(mine.weight, heads.reordered)])
         return AttentionBlock(
-            qkv=self.linear([change_rows(q.weight, reordered), k.weight, v.weight], bias_N),
-            # A rank has some key heads, so of each block of as many queries it has some.
-            out=self._back(
-                Part(self._columns_by_group(out.weight), out.bias),
-                len(queries),
-                copies_of(shape.num_key_value_heads, self.options.share.size),
-            ),
-            geometry=self.geometry(self.shape.window(layer)),
-            norms=self._head_norms(prefix),
+            qkv=self.linear([change_rows(q.weight, heads.reordered), k.weight, v.weight], bias_N),
+            out=self._out(prefix, heads),
+            geometry=self.geometry(shape.window(layer)),
+            norms=self._head_norms(prefix, heads),
+            sinks_H=sinks_H,
+            gate=gate,
         )
 
-    def _head_norms(self, prefix: str) -> HeadNorms | None:
+    def _out(self, prefix: str, heads: OwnHeads) -> Linear:
+        """From the heads back to the stream."""
+        shape = self.shape
+        width = shape.num_attention_heads * heads.size
+        out = self._down(f"{prefix}.o_proj", width, bias=shape.out_bias)
+        return self._back(
+            # A rank has some key heads, so of each block of as many queries it has some.
+            Part(self._columns_by_group(out.weight, heads), out.bias),
+            len(heads.own_queries),
+            copies_of(heads.total_keys, self.options.share.size),
+        )
+
+    def _reading(self, prefix: str, geometry: Geometry) -> ReadingAttention:
+        """That of a layer that reads the keys and values of another one."""
+        shape, heads = self.shape, self._heads_of(geometry.window)
+        for unused in ("k_proj", "v_proj", "k_norm", "v_norm"):
+            self.checkpoint.ignore(f"{prefix}.{unused}")
+        sizes = {"q": shape.num_attention_heads * heads.size}
+        [q] = self.parts(prefix, sizes, bias=shape.qkv_bias)
+        bias_N = None if q.bias is None else heads.reordered(q.bias)
+        return ReadingAttention(
+            query=self.linear([change_rows(q.weight, heads.reordered)], bias_N),
+            out=self._out(prefix, heads),
+            geometry=geometry,
+            norm=self.norm(f"{prefix}.q_norm", heads.size) if shape.head_norms else None,
+        )
+
+    def _head_norms(self, prefix: str, heads: OwnHeads) -> HeadNorms | None:
         """Norms of queries and keys, if there are any."""
         shape, names = self.shape, (f"{prefix}.q_norm", f"{prefix}.k_norm")
         if shape.head_norms:
-            query, key = (self.norm(name, shape.head_dim) for name in names)
-            return HeadNorms(query, key)
+            query, key = (self.norm(name, heads.size) for name in names)
+            value = None
+            if shape.value_norms:
+                value = RMSNorm(torch.ones_like(key.weight_D), shape.rms_norm_eps)
+            return HeadNorms(query, key, after_turning=shape.norms_after_turning, value=value)
         if not shape.whole_norms:
             return None
         assert self.options.share.size == 1, "these norms reach over all heads"
-
-        def reordered(rows: Tensor) -> Tensor:
-            return group_major(rows, shape.num_key_value_heads, self._queries)
-
-        query = self.norm(names[0], shape.query_size, reordered)
+        query = self.norm(names[0], shape.query_size, heads.reordered)
         key = self.norm(names[1], shape.kv_size)
         return HeadNorms(query, key, whole=True)
 
-    @property
-    def _key_heads(self) -> range:
-        """Numbers of the key heads that are computed here."""
-        return self.options.share.key_heads(self.shape.num_key_value_heads)
+    def _heads_of(self, window: int | None) -> OwnHeads:
+        """Heads of the layers with this window that are computed here."""
+        keys, share = self.shape.heads(window), self.options.share
+        queries = self.shape.num_attention_heads // keys.heads
+        return OwnHeads(
+            total_keys=keys.heads,
+            size=keys.size,
+            queries=queries,
+            own_keys=share.key_heads(keys.heads),
+            own_queries=share.queries(keys.heads, queries),
+        )
 
-    @property
-    def _own_queries(self) -> range:
-        """Which query heads of each of them are."""
-        return self.options.share.queries(self.shape.num_key_value_heads, self._queries)
-
-    @property
-    def _queries(self) -> int:
-        """Query heads of a key head."""
-        return self.shape.num_attention_heads // self.shape.num_key_value_heads
-
-    def _columns_by_group(self, weights: Weights) -> Weights:
+    def _columns_by_group(self, weights: Weights, heads: OwnHeads) -> Weights:
         """The output projection for heads in attention's order, those of all ranks."""
-        shape = self.shape
-        if self._queries == 1:
+        if heads.queries == 1:
             return weights
 
         def reordered(rows: Tensor) -> Tensor:
-            return group_major(rows, shape.num_key_value_heads, self._queries)
+            return group_major(rows, heads.total_keys, heads.queries)
 
-        changed = change_columns(weights, reordered, shape.head_dim)
+        changed = change_columns(weights, reordered, heads.size)
         if changed is None:
             assert not isinstance(weights, Tensor), "floats have no groups"
             floats = weights.dequantized(self.options.dtype)
-            changed = change_columns(floats, reordered, shape.head_dim)
+            changed = change_columns(floats, reordered, heads.size)
         assert changed is not None, "floats have no groups"
         return changed
 
@@ -248,11 +348,15 @@ class Builder:
         whole = Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
         return whole.cut(self.options.share.of(hidden))
 
-    def _back(self, part: Part, blocks: int, copies: int = 1) -> Linear:
-        """The layer of such a projection; `blocks` and `copies` as for `GatheredLinear`."""
-        adds_residual = not self.shape.sandwich_norms
-        own = self.linear([part.weight], part.bias, adds_residual=adds_residual)
-        return self._gathered(own, self.shape.hidden_size, blocks, copies)
+    def _back(
+        self, part: Part, blocks: int, copies: int = 1, *, keeps_sums: bool = False
+    ) -> Linear:
+        """The layer of such a projection; `blocks` and `copies` as for `GatheredLinear`,
+        `keeps_sums` for those whose results are added to others before the stream."""
+        shape = self.shape
+        alone = shape.sandwich_norms or shape.branch_scale != 1.0 or keeps_sums
+        own = self.linear([part.weight], part.bias, adds_residual=not alone, keeps_sums=keeps_sums)
+        return self._gathered(own, shape.hidden_size, blocks, copies)
 
     def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
         """A layer with so many outputs, of which `own` makes this rank's."""
@@ -261,49 +365,170 @@ class Builder:
             return own
         return GatheredLinear(group, own, self.options.share.of(outputs), blocks, copies)
 
-    def mlp(self, prefix: str) -> GatedMLP:
+    def mlp(self, prefix: str, inner: int) -> GatedMLP:
         """gate and up as one matrix, and down."""
-        inner, bias = self.shape.intermediate_size, self.shape.mlp_bias
-        whole = self.parts(prefix, {"gate": inner, "up": inner}, bias=bias)
-        gate, up = (part.cut(self.options.share.of(inner)) for part in whole)
-        bias_N = None
-        if gate.bias is not None and up.bias is not None:
-            bias_N = torch.cat([gate.bias, up.bias])
-        return GatedMLP(
-            gate_up=self.linear([gate.weight, up.weight], bias_N),
-            down=self._back(self._down(f"{prefix}.down_proj", inner, bias=bias), 1),
-            activate=ACTIVATIONS[self.shape.hidden_act],
+        bias = self.shape.mlp_bias
+        gate_up, down = self._up_and_down(prefix, inner, bias=bias)
+        return GatedMLP(gate_up=gate_up, down=down, activate=ACTIVATIONS[self.shape.hidden_act])
+
+    def _up_and_down(
+        self, prefix: str, inner: int, *, bias: bool, gated: bool = True, keeps_sums: bool = False
+    ) -> tuple[Linear, Linear]:
+        """The matrices of an MLP, each of which this rank has its share of."""
+        sizes = {"gate": inner, "up": inner} if gated else {"up": inner}
+        whole = self.parts(prefix, sizes, bias=bias)
+        mine = [part.cut(self.options.share.of(inner)) for part in whole]
+        biases = [part.bias for part in mine if part.bias is not None]
+        gate_up = self.linear([part.weight for part in mine], torch.cat(biases) if biases else None)
+        down = self._down(f"{prefix}.down_proj", inner, bias=bias)
+        return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
+
+    def mixture(self, prefix: str, experts: Experts) -> Mixture:
+        """Router, experts, and what is beside them."""
+        routing, name = experts.routing, f"{prefix}.gate"
+        bias_E = None
+        if routing.choice_bias:
+            stored = f"{name}.e_score_correction_bias"
+            bias_E = self.checkpoint.keep(stored, (experts.count,), torch.float32)
+        scale_E = None
+        if routing.expert_scales:
+            stored = f"{name}.per_expert_scale"
+            scale_E = self.checkpoint.keep(stored, (experts.count,), torch.float32)
+        router = Router(
+            linear=self.choosing(name, experts.count, wide=routing.wide, bias=routing.bias),
+            used=experts.used,
+            routing=routing,
+            choice_bias_E=bias_E,
+            norm=self._router_norm(name) if routing.normed else None,
+            scale_E=scale_E,
+        )
+        shared, shared_gate = None, None
+        if experts.shared_width:
+            beside, width = f"{prefix}.shared_expert", experts.shared_width
+            gate_up, down = self._up_and_down(beside, width, bias=False, keeps_sums=True)
+            activate = ACTIVATIONS[self.shape.hidden_act]
+            shared = GatedMLP(gate_up=gate_up, down=down, activate=activate)
+        if experts.shared == "gated":
+            shared_gate = self.choosing(f"{prefix}.shared_expert_gate", 1, wide=False)
+        pairs = [
+            self._up_and_down(
+                f"{prefix}.experts.{number}",
+                experts.width,
+                bias=experts.biases,
+                gated=experts.is_gated,
+                keeps_sums=True,
+            )
+            for number in range(experts.count)
+        ]
+        return Mixture(
+            router=router,
+            experts=tuple(Expert(*pair) for pair in pairs),
+            activate=inner_activation(experts),
+            shared=shared,
+            shared_gate=shared_gate,
+            kernel=find_kernel(
+                experts,
+                router=router.linear,
+                choice_bias_E=bias_E,
+                pairs=pairs,
+                shared=None if shared is None else (shared.gate_up, shared.down),
+                shared_gate=shared_gate,
+            ),
         )
 
     def layer(self, index: int, kind: int) -> Layer:
         """One decoder layer."""
         prefix, width = f"model.layers.{index}", self.shape.hidden_size
         before, between = f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"
-        mlp_norm, after_attention, after_mlp = between, None, None
-        norms_before = self.shape.norms_before
+        mlp_norm, norms_before = between, self.shape.norms_before
+        after_attention: RMSNorm | Scaled | None = None
+        after_mlp: RMSNorm | Scaled | None = None
+        if self.shape.branch_scale != 1.0:
+            after_attention = after_mlp = Scaled(self.shape.branch_scale)
         if self.shape.sandwich_norms:
             mlp_norm = f"{prefix}.pre_feedforward_layernorm"
             after_attention = self.norm(between, width)
             after_mlp = self.norm(f"{prefix}.post_feedforward_layernorm", width)
+        experts = self.shape.experts
+        mlp: GatedMLP | Mixture | MixtureBeside
+        if experts is None or not experts.layers[index]:
+            mlp = self.mlp(f"{prefix}.mlp", self.shape.inner(index))
+        elif experts.shared == "beside":
+            mlp, norms_before = self._beside(prefix, index, experts), False
+        else:
+            mlp = self.mixture(f"{prefix}.mlp", experts)
         return Layer(
             kind=kind,
-            attention_norm=self.norm(before, width) if norms_before else None,
+            attention_norm=self.norm(before, width) if self.shape.norms_before else None,
             attention=self.attention(f"{prefix}.self_attn", index),
             mlp_norm=self.norm(mlp_norm, width) if norms_before else None,
-            mlp=self.mlp(f"{prefix}.mlp"),
+            mlp=mlp,
             after_attention=after_attention,
             after_mlp=after_mlp,
+            input=self._layer_input(prefix) if self.shape.layer_inputs else None,
+            scale=self._one(f"{prefix}.layer_scalar") if self.shape.layer_scalars else None,
+        )
+
+    def _one(self, name: str) -> Tensor:
+        return self.checkpoint.keep(name, (1,))
+
+    def _router_norm(self, name: str) -> RMSNorm:
+        """Of the rows that a router reads: their norm times a scale and hidden_size ** -0.5."""
+        hidden = self.shape.hidden_size
+        scale_D = self.checkpoint.keep(f"{name}.scale", (hidden,))
+        return RMSNorm(scale_D * hidden**-0.5, self.shape.rms_norm_eps)
+
+    def _beside(self, prefix: str, index: int, experts: Experts) -> MixtureBeside:
+        """A plain MLP and experts, each between norms."""
+        width, feedforward = self.shape.hidden_size, f"{prefix}.{{}}_feedforward_layernorm"
+        pre, post = feedforward.format("pre"), feedforward.format("post")
+        return MixtureBeside(
+            mlp=self.mlp(f"{prefix}.mlp", self.shape.inner(index)),
+            mlp_norm=self.norm(pre, width),
+            after_mlp=self.norm(f"{post}_1", width),
+            mixture=self.mixture(f"{prefix}.mlp", experts),
+            mixture_norm=self.norm(f"{pre}_2", width),
+            after_mixture=self.norm(f"{post}_2", width),
+        )
+
+    def _layer_input(self, prefix: str) -> LayerInput:
+        hidden, width = self.shape.hidden_size, self.shape.layer_inputs
+        source = self.checkpoint
+        gate = source.matrix(f"{prefix}.per_layer_input_gate", (width, hidden))
+        back = source.matrix(f"{prefix}.per_layer_projection", (hidden, width))
+        return LayerInput(
+            gate=self.linear([gate]),
+            activate=ACTIVATIONS[self.shape.hidden_act],
+            projection=self.linear([back]),
+            norm=self.norm(f"{prefix}.post_per_layer_input_norm", hidden),
+        )
+
+    def _layer_inputs(self) -> LayerInputs | None:
+        """What makes the inputs of all layers."""
+        shape, source = self.shape, self.checkpoint
+        if not shape.layer_inputs:
+            return None
+        everything = shape.num_hidden_layers * shape.layer_inputs
+        name = "model.embed_tokens_per_layer.weight"
+        # Few rows are read of it: it stays where the file is mapped.
+        table_VI = source.take(name, (shape.vocab_size, everything))
+        matrix = source.matrix("model.per_layer_model_projection", (everything, shape.hidden_size))
+        return LayerInputs(
+            table=Embedding(table_VI),
+            table_scale=table_VI.new_tensor(shape.layer_inputs**0.5),
+            projection=self.linear([matrix]),
+            norm=self.norm("model.per_layer_projection_norm", shape.layer_inputs),
+            layers=shape.num_hidden_layers,
         )
 
     def geometry(self, window: int | None) -> Geometry:
         """Heads, types and kind of the attention of layers with this window."""
-        shape, options = self.shape, self.options
-        keys, queries = self._key_heads, self._own_queries
+        shape, options, heads = self.shape, self.options, self._heads_of(window)
         return Geometry(
-            num_heads=len(keys) * len(queries),
-            num_kv_heads=len(keys),
-            first_kv_head=keys.start,
-            head_dim=shape.head_dim,
+            num_heads=len(heads.own_keys) * len(heads.own_queries),
+            num_kv_heads=len(heads.own_keys),
+            first_kv_head=heads.own_keys.start,
+            head_dim=heads.size,
             page_size=options.page_size,
             dtype=options.dtype,
             device=options.device,
@@ -311,6 +536,7 @@ class Builder:
             softcap=shape.attention_softcap,
             scale=shape.attention_scale,
             kv_store_dtype=options.kv_store_dtype,
+            has_sinks=shape.sinks,
         )
 
     def kind(self, view: tuple[int | None, RopeShape], like: Tensor) -> LayerKind:
@@ -337,8 +563,10 @@ class Builder:
         own = self.options.layers(len(everywhere))
         for other in set(everywhere).difference(own):
             self.checkpoint.ignore(f"model.layers.{other}")
+        for drafting in range(shape.draft_layers):
+            self.checkpoint.ignore(f"model.layers.{len(everywhere) + drafting}")
         layers = [self.layer(i, different.index(shape.view(i))) for i in own]
-        norm = self.norm("model.norm", shape.hidden_size)
+        norm, inputs = self.norm("model.norm", shape.hidden_size), self._layer_inputs()
         self.checkpoint.finish()
         like = torch.empty(0, dtype=embedding.dtype, device=embedding.device)
         kinds = tuple(self.kind(view, like) for view in different)
@@ -363,6 +591,7 @@ class Builder:
             head=whole,
             compiled=compiled,
             rollout=rollout,
+            layer_inputs=inputs,
             stages=stages,
         )
 

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,9 +21,10 @@ from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format, GgufFile
+from foretoken.shape.families import PLAIN_NAMES, StoredNames, StoredView
 from foretoken.shape.fields import read_json
 from foretoken.shape.gguf import gguf_parts
-from foretoken.shape.multimodal import find_multimodal
+from foretoken.shape.multimodal import DRAFT_HEADS, find_multimodal
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -38,6 +39,9 @@ class WeightFile(Protocol):
 
     def get_tensor(self, name: str) -> Tensor:
         """One of them."""
+
+    def get_slice(self, name: str) -> Any:
+        """One of them, of which indexing reads a part."""
 
 
 class _Pickled:
@@ -59,6 +63,9 @@ class _Pickled:
         return self._tensors.keys()
 
     def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> Tensor:
         return self._tensors[name]
 
 
@@ -138,6 +145,7 @@ class Checkpoint:
         device: torch.device,
         stored: Format | None = None,
         around: str | None = None,
+        names: StoredNames = PLAIN_NAMES,
     ) -> None:
         """Open the files; tensors are converted to `dtype` on `device` as they are taken.
 
@@ -147,6 +155,7 @@ class Checkpoint:
             device: of all.
             stored: how matrices are quantized; None: they are floats.
             around: model type of a checkpoint that holds more than the model; None: it is alone.
+            names: how tensors are called that the model knows by other names.
 
         Raises:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
@@ -163,8 +172,23 @@ class Checkpoint:
         self._stored_as = {} if outer is None else outer.names(self._files)
         if outer is not None:
             self._files = {name: self._files[old] for name, old in self._stored_as.items()}
-        self._unused = set(self._files)
+        self._views: dict[str, StoredView] = {}
+        self._names = names
+        if folder.suffix != ".gguf":
+            self._take_apart()
+        self._unused = {name for name in self._files if not name.startswith(DRAFT_HEADS)}
         self._folder = folder
+
+    def _take_apart(self) -> None:
+        """Know tensors by our names, those of each expert alone, however they are stored."""
+        files, stored_as = {}, {}
+        for name, path in self._files.items():
+            views = self._names.views(name)
+            self._views |= views
+            for part in views or (self._names.plain(name),):
+                files[part] = path
+                stored_as[part] = self._stored_as.get(name, name)
+        self._files, self._stored_as = files, stored_as
 
     def __enter__(self) -> Self:
         """The checkpoint itself."""
@@ -250,12 +274,43 @@ class Checkpoint:
         if path is None:
             allowed = f"a checkpoint with this tensor; {self._folder} has {len(self._files)}"
             raise CheckpointError("missing tensor", name, allowed)
+        stored, view = self._stored_as.get(name, name), self._views.get(name)
         try:
-            return self._open[path].get_tensor(self._stored_as.get(name, name))
+            if view is not None:
+                return self._part(self._open[path], stored, view)
+            return self._open[path].get_tensor(stored)
         except SafetensorError as error:
             raise CheckpointError(path.name, name, f"a readable tensor ({error})") from error
 
-    def _checked(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    def _part(self, file: WeightFile, stored: str, view: StoredView) -> Tensor:
+        """What a fused tensor holds there, as if it were stored alone."""
+        if view.expert is None:
+            whole = file.get_tensor(stored)
+        else:
+            fused = file.get_slice(stored)
+            sizes = list(fused.shape if isinstance(fused, Tensor) else fused.get_shape())
+            if len(sizes) < 2 or sizes[0] != self._names.num_experts:
+                allowed = f"[{self._names.num_experts}, ...], one for each expert of config.json"
+                raise CheckpointError("tensor shape", f"{stored} {sizes}", allowed)
+            whole = fused[view.expert]
+        parts, turned = len(view.fused.parts), view.fused.inputs_first
+        if turned is None and whole.ndim == 2:
+            # The model's width is that of the outputs of down, and of the inputs of gate and up.
+            turned = whole.shape[0 if parts == 1 else 1] != self._names.hidden
+        if turned and whole.ndim > 1:
+            whole = whole.transpose(0, 1)
+        if whole.ndim == 0 or whole.shape[0] % parts:
+            allowed = f"a multiple of {parts} outputs"
+            raise CheckpointError("tensor shape", f"{stored} {list(whole.shape)}", allowed)
+        whole = whole.flatten() if view.fused.flat else whole
+        found = (
+            whole[view.part :: parts] if view.fused.alternating else whole.chunk(parts)[view.part]
+        )
+        return found.contiguous()
+
+    def _checked(
+        self, name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> Tensor:
         if tuple(tensor.shape) != tuple(shape):
             given = f"{name} {list(tensor.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
@@ -263,18 +318,19 @@ class Checkpoint:
             given = f"{name} {tensor.dtype}"
             allowed = "a floating type, or a quantization_config that says what it is"
             raise CheckpointError("tensor type", given, allowed)
-        converted = tensor.to(self._dtype)
+        converted = tensor.to(dtype or self._dtype)
         check_finite(name, converted)
         return converted
 
-    def keep(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor `name` in memory of its own, for those that stay as they are.
+    def keep(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name` in memory of its own, for those that stay as they are, in `dtype` if it
+        is given.
 
         What `take` gives may lie in the mapped file, all of which would stay mapped with it.
         """
         stored = self._read(name)
         self._unused.discard(name)
-        tensor = self._checked(name, stored.to(self.device), shape)
+        tensor = self._checked(name, stored.to(self.device), shape, dtype)
         return tensor.clone() if tensor.data_ptr() == stored.data_ptr() else tensor
 
     def names(self) -> list[str]:

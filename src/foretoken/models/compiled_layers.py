@@ -15,7 +15,10 @@ from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.attention import AttentionBlock
+from foretoken.layers.decoder_layer import Layer, LayerKind, Scaled
+from foretoken.layers.mixture import Mixture, MixtureBeside
+from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
@@ -35,22 +38,23 @@ class CompiledLayers:
         self.library = _attention(kinds[0]).library
         self._run = self.library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
-        first = layers[0]
+        first, plain = layers[0], _plain(layers)
         geometry, norm = first.attention.geometry, next(_norms(first))
         self.kv_heads = geometry.kv_heads
-        gate_up, down = first.mlp.gate_up, first.mlp.down
-        assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
+        out = _usual(first).out
+        assert isinstance(out, KernelLinear)
         self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
-            hidden=gate_up.packed.inputs,
-            inner=down.packed.inputs,
+            hidden=out.columns,
+            inner=_inner(plain[0]) if plain else 0,
             num_heads=geometry.num_heads,
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
             type=TYPES[geometry.dtype],
             norm_type=TYPES[norm.weight_D.dtype],
-            activation=COMPILED[first.mlp.activate],
+            activation=COMPILED[plain[0].activate] if plain else 0,
             eps=norm.eps,
+            branch_scale=_branch_scale(first),
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
@@ -177,13 +181,37 @@ def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> Compi
     norms = [norm for layer in layers for norm in _norms(layer)]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
+    alike = (set(map(_branch_scale, layers)), set(map(_inner, _plain(layers))))
+    if any(len(found) > 1 for found in alike):
+        return None
     return CompiledLayers(layers, kinds)
+
+
+def _plain(layers: Sequence[Layer]) -> list[GatedMLP]:
+    return [layer.mlp for layer in layers if isinstance(layer.mlp, GatedMLP)]
+
+
+def _inner(mlp: GatedMLP) -> int:
+    assert isinstance(mlp.down, KernelLinear), type(mlp.down).__name__
+    return mlp.down.packed.inputs
+
+
+def _branch_scale(layer: Layer) -> float:
+    """What both of its parts give is multiplied with."""
+    after = layer.after_mlp
+    return after.factor if isinstance(after, Scaled) else 1.0
 
 
 def _has_kernels(layer: Layer) -> bool:
     """Whether each part of the layer is one that ft_decoder_run knows."""
-    dtype = layer.attention.geometry.dtype
-    return layer.mlp.activate in COMPILED and all(
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(mlp, MixtureBeside) or not isinstance(attention, AttentionBlock):
+        return False
+    dtype = attention.geometry.dtype
+    if not attention.kernels_know or layer.input is not None or layer.scale is not None:
+        return False
+    known = mlp.kernel is not None if isinstance(mlp, Mixture) else mlp.activate in COMPILED
+    return known and all(
         isinstance(linear, KernelLinear)
         and (linear.dtype, linear.out_dtype) == (dtype, dtype)
         and not linear.packed.gated
@@ -192,24 +220,36 @@ def _has_kernels(layer: Layer) -> bool:
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+    """Its matrices, but those of experts."""
+    attention, mlp = _usual(layer), layer.mlp
+    both = (attention.qkv, attention.out)
+    return (*both, mlp.gate_up, mlp.down) if isinstance(mlp, GatedMLP) else both
+
+
+def _usual(layer: Layer) -> AttentionBlock:
+    assert isinstance(layer.attention, AttentionBlock), "that of other layers is not compiled"
+    return layer.attention
 
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-    yield from (norm for norm in (*own, layer.beside_norm) if norm is not None)
-    if layer.attention.norms is not None:
-        yield from (layer.attention.norms.query, layer.attention.norms.key)
+    yield from (norm for norm in (*own, layer.beside_norm) if isinstance(norm, RMSNorm))
+    if (heads := _usual(layer).norms) is not None:
+        yield from (heads.query, heads.key)
 
 
 def _bind(layer: Layer) -> FtLayer:
-    def address(norm: RMSNorm | None) -> int | None:
-        return None if norm is None else norm.weight_D.data_ptr()
+    def address(norm: RMSNorm | Scaled | None) -> int | None:
+        return norm.weight_D.data_ptr() if isinstance(norm, RMSNorm) else None
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
-    heads = layer.attention.norms
+    attention, mlp = _usual(layer), layer.mlp
+    heads = attention.norms
+    kernel = mlp.kernel if isinstance(mlp, Mixture) else None
     return FtLayer(
         *linears,
+        experts=None if kernel is None else kernel.address,
+        sinks=None if attention.sinks_H is None else attention.sinks_H.data_ptr(),
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),
         after_attention=address(layer.after_attention),

@@ -12,6 +12,7 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.embedding import Embedding
+from foretoken.layers.layer_inputs import LayerInputs
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled_layers import CompiledLayers
@@ -42,6 +43,8 @@ class Decoder(Model):
     """Runs all layers in one call into C, with the same bits; None: some part has no kernel."""
     rollout: CompiledRollout | None
     """Drafts several tokens in one call into C; None: some part has no kernel."""
+    layer_inputs: LayerInputs | None = None
+    """Makes what layers get beside the stream; None: nothing."""
     stages: Stages | None = None
     """Runs the layers where others have some of them; None: all are here."""
 
@@ -98,12 +101,18 @@ class Decoder(Model):
             )
             for kind in self.kinds
         ]
+        beside = None
+        if self.layer_inputs is not None:
+            assert layers.start == 0, "made of what the first layer is given"
+            beside = self.layer_inputs(inputs.tokens_T, x_TD).unbind(1)
         for index in layers:
             # Point k is what layer k is given, which is what heads are trained on.
             if features is not None:
                 features.write(index, inputs.slots_T, x_TD)
             layer = self.layers[index]
-            x_TD = layer(x_TD, store.layers[index], steps[layer.kind])
+            keys_SKh = store.layers[self.shape.kv_layer(index)]
+            own_TP = None if beside is None else beside[index]
+            x_TD = layer(x_TD, keys_SKh, steps[layer.kind], own_TP)
         return x_TD
 
     def roll_out(
@@ -141,5 +150,7 @@ class Decoder(Model):
 
     def _capped(self, raw_RV: Tensor) -> Tensor:
         logits_RV = raw_RV.float()
+        if self.shape.logit_scale != 1.0:
+            logits_RV = logits_RV * self.shape.logit_scale
         cap = self.shape.logit_softcap
         return logits_RV if cap is None else logits_RV.div_(cap).tanh_().mul_(cap)

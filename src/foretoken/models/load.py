@@ -83,12 +83,16 @@ def _load(
     """Load from the checkpoint, and write what it becomes."""
     with writing or nullcontext():
         stored = None if shape.stored is None else format_of(shape.stored, folder)
+        family = find_family(shape.model_type)
+        assert family is not None, f"{shape.model_type} has no record"
+        count = 0 if shape.experts is None else shape.experts.count
         with Checkpoint(
             folder,
             dtype=options.dtype,
             device=options.device,
             stored=stored,
             around=shape.inside,
+            names=replace(family.names, num_experts=count, hidden=shape.hidden_size),
         ) as checkpoint:
             forget_gguf()
             if writing is None:

@@ -56,7 +56,7 @@ VARIABLE: Final = "FORETOKEN_PACKED_WEIGHTS_GIB"
 DEFAULT_GIB: Final = 50.0
 BESIDE: Final = "packed"
 """The folder beside a checkpoint's files where `foretoken quantize --packed` writes."""
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _SUFFIX: Final = ".packed"
 _TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20
@@ -83,8 +83,8 @@ class WeightSource(Protocol):
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of this shape."""
 
-    def keep(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The same, in memory of its own."""
+    def keep(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The same, in memory of its own, and in another type if one is given."""
 
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """The weights of a linear layer."""
@@ -125,9 +125,9 @@ class RecordingWeightSource(WeightSource, PackedLayers):
         """The checkpoint's, written."""
         return self._noted(name, self._checkpoint.take(name, shape))
 
-    def keep(self, name: str, shape: Sequence[int]) -> Tensor:
+    def keep(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """The checkpoint's, written."""
-        return self._noted(name, self._checkpoint.keep(name, shape))
+        return self._noted(name, self._checkpoint.keep(name, shape, dtype))
 
     def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
         """The checkpoint's; what is made of it is what will be written."""
@@ -196,7 +196,7 @@ class CachedWeightSource(WeightSource, PackedLayers):
         assert tuple(tensor.shape) == tuple(shape), (name, tensor.shape, shape)
         return tensor
 
-    def keep(self, name: str, shape: Sequence[int]) -> Tensor:
+    def keep(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """As it was written; the file is memory of its own."""
         return self.take(name, shape)
 

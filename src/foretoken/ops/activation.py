@@ -1,4 +1,4 @@
-"""The gated activations of Llama-like MLPs (Shazeer 2020), the same bits for any rows.
+"""Activations of MLPs, most of them gated (Shazeer 2020), the same bits for any rows.
 
 PyTorch's float32 kernels compute the ends of each thread's share with other instructions than
 the middle, and where a share ends depends on the number of rows. exp, +, * and / do not differ.
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_ALPHA = 1.702
 Activation = Callable[[Tensor], Tensor]
 """x -> a new tensor of the same shape and type."""
 
@@ -30,6 +31,25 @@ def gelu_tanh(x_TF: Tensor) -> Tensor:
     wide = x_TF.float()
     inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(-2 * math.sqrt(2 / math.pi))
     return (wide / inner.exp_().add_(1.0)).to(x_TF.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return x.neg().exp_().add_(1.0).reciprocal_()
+
+
+def clamped_swish(x_TF: Tensor, limit: float) -> Tensor:
+    """(u + 1) g sigmoid(1.702 g) of rows that hold gate, then up, both clamped (OpenAI 2025, arXiv
+    2508.10925); computed in float32."""
+    gate_TF, up_TF = x_TF.float().chunk(2, dim=-1)
+    gate_TF = gate_TF.clamp(max=limit)
+    gated = gate_TF / (gate_TF * -_ALPHA).exp_().add_(1.0)
+    return ((up_TF.clamp(-limit, limit) + 1.0) * gated).to(x_TF.dtype)
+
+
+def squared_relu(x_TF: Tensor) -> Tensor:
+    """max(x, 0) squared (So et al. 2021, arXiv 2109.08668)."""
+    return x_TF.clamp(min=0).square()
 
 
 COMPILED: dict[Activation, int] = {silu: 0, gelu_tanh: 1}

@@ -85,6 +85,16 @@ def regrouped(weights: IntWeights, group: int) -> IntWeights:
     )
 
 
+def halve_heads(weights: Weights, heads: int) -> Weights:
+    """Rows of so many heads half by half, from the order of interleaved rotary positions."""
+
+    def turn(rows: Tensor) -> Tensor:
+        pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
+        return pairs.flatten(0, 2)
+
+    return change_rows(weights, turn)
+
+
 def split_rows(weights: Weights, sizes: Sequence[int]) -> list[Weights]:
     """Consecutive rows, so many in each part."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]

@@ -6,26 +6,38 @@ record, by `model_type`. `register_family` adds one, for families that live outs
 A reader refuses by name what would be run wrongly; defaults are those of Hugging Face's classes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
-from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.shape.fields import (
+    FULL,
+    SLIDING,
     Config,
+    check_layer_types,
+    everywhere,
     layer_count,
     positive,
     positive_or_none,
     refuse_unless,
     size,
+    window_of,
+    windows_by_type,
 )
-from foretoken.shape.rope_config import RopeShape
+from foretoken.shape.rope_config import (
+    RopeShape,
+    check_whole_heads,
+    one_rope,
+    rope_of,
+    theta_of,
+    two_ropes,
+)
 
 ENTRY_POINTS = "foretoken.families"
 """Group of entry points in which packages name the records of their families."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _SILU = ("silu", "silu")
 _GELU = ("gelu_pytorch_tanh", "gelu_pytorch_tanh")
 _NO = (False, "False")
@@ -43,8 +55,76 @@ _MINISTRAL3_ROPE = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FusedTensor:
+    """A stored tensor that holds what the layers want one by one."""
+
+    stored: str
+    """What its name ends with, after `model.layers.N.`."""
+    parts: tuple[str, ...]
+    """Names of what it holds, above one another; `{}` is the number of the expert, which its first
+    dimension counts. Without it there is no such dimension."""
+    alternating: bool = False
+    """Whether rows of the parts alternate."""
+    inputs_first: bool | None = False
+    """Whether inputs come before outputs; None: as the sizes say."""
+    flat: bool = False
+    """Whether it has dimensions too many."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredView:
+    """Where one of those lies."""
+
+    stored: str
+    expert: int | None
+    part: int
+    fused: FusedTensor
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNames:
+    """How a family's files name their tensors, where not as Llama's and Qwen's do."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Pieces of stored names -> what stands there in ours, one after the other."""
+    fused: tuple[FusedTensor, ...] = ()
+    num_experts: int = 0
+    """Of a layer of the model that is read."""
+    hidden: int = 0
+    """Its width."""
+
+    def plain(self, name: str) -> str:
+        """Our name of a tensor that is stored alone."""
+        for old, new in self.renamed.items():
+            name = name.replace(old, new)
+        return name
+
+    def views(self, name: str) -> dict[str, StoredView]:
+        """Our names of what a fused tensor holds; empty: it is none."""
+        for one in self.fused:
+            if not name.endswith(f".{one.stored}"):
+                continue
+            prefix = name.removesuffix(one.stored)
+            has_experts = "{}" in one.parts[0]
+            return {
+                prefix + part.format(expert): StoredView(
+                    stored=name, expert=expert if has_experts else None, part=at, fused=one
+                )
+                for expert in range(self.num_experts if has_experts else 1)
+                for at, part in enumerate(one.parts)
+            }
+        return {}
+
+
+PLAIN_NAMES: Final = StoredNames()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A family of dense decoders: Llama's layers, but for what is said here."""
+    """A family of decoders: Llama's layers, but for what is said here."""
 
     model_type: str
     """Name of the family in config.json."""
@@ -67,6 +147,10 @@ class ModelFamily:
     """What has to be added to the stored weights of norms."""
     fused_on_disk: bool = False
     """Whether q, k and v are stored as one matrix, and gate and up too."""
+    pairs_on_disk: bool = False
+    """Whether the rows of q and k are stored in the order of interleaved rotary positions."""
+    names: StoredNames = PLAIN_NAMES
+    """What its tensors are called."""
     ties_head: bool = False
     """Whether the output head is the embedding table where config.json does not say."""
     gguf: str | None = None
@@ -84,8 +168,10 @@ class ModelFamily:
             UnsupportedModelError: a feature that is not run.
             CheckpointError: a field is missing or wrong.
         """
-        refuse_unless(config, {"num_experts": (0, "0")})
         head_dim = self.head_dim_of(config)
+        own = self.read({**config, "head_dim": head_dim})
+        if "experts" not in own:
+            refuse_unless(config, {"num_experts": (0, "0")})
         out_bias = self.attention_biases == "config" and bool(config.get("attention_bias"))
         return {
             "head_dim": head_dim,
@@ -96,7 +182,7 @@ class ModelFamily:
             "whole_norms": self.whole_norms,
             "norms_before": self.norms_before,
             "sandwich_norms": self.sandwich_norms,
-            **self.read({**config, "head_dim": head_dim}),
+            **own,
         }
 
     def head_dim_of(self, config: Config) -> int:
@@ -160,29 +246,29 @@ def _plugins() -> EntryPoints:
 
 def _llama(config: Config) -> dict[str, Any]:
     refuse_unless(config, {"hidden_act": _SILU, "sliding_window": (None, "none")})
-    _check_layer_types(config, {_FULL})
-    return {"mlp_bias": bool(config.get("mlp_bias")), "rope": _one_rope(config)}
+    check_layer_types(config, {FULL})
+    return {"mlp_bias": bool(config.get("mlp_bias")), "rope": one_rope(config)}
 
 
 def _mistral(config: Config) -> dict[str, Any]:
     refuse_unless(config, {"hidden_act": _SILU})
-    window = _window(config)
-    _check_layer_types(config, {_FULL if window is None else _SLIDING})
-    return {"windows": _everywhere(config, window), "rope": _one_rope(config)}
+    window = window_of(config)
+    check_layer_types(config, {FULL if window is None else SLIDING})
+    return {"windows": everywhere(config, window), "rope": one_rope(config)}
 
 
 def _ministral3(config: Config) -> dict[str, Any]:
     """Queries grow with their position, beyond the context that the model was made for first."""
     refuse_unless(config, {"hidden_act": _SILU})
-    given = _rope_of(config) or _MINISTRAL3_ROPE
-    _check_whole_heads(config, given)
-    rope = RopeShape.read(config, given, head_dim=config["head_dim"], theta=_theta(config))
+    given = rope_of(config) or _MINISTRAL3_ROPE
+    check_whole_heads(config, given)
+    rope = RopeShape.read(config, given, head_dim=config["head_dim"], theta=theta_of(config))
     beta = positive_or_none(given, "llama_4_scaling_beta")
     if beta is not None:
         original = size(given, "original_max_position_embeddings")
         rope = replace(rope, query_growth=beta, original_positions=original)
     return {
-        "windows": _everywhere(config, _window(config)),
+        "windows": everywhere(config, window_of(config)),
         "rope": rope,
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
     }
@@ -197,16 +283,16 @@ def _smollm3(config: Config) -> dict[str, Any]:
         turned = [(layer + 1) % interval for layer in range(layers)]
     if len(turned) != layers:
         raise CheckpointError("config.json no_rope_layers", turned, "one per layer")
-    window = _window(config) if config.get("use_sliding_window") else None
-    usual = [_FULL if one or window is None else _SLIDING for one in turned]
+    window = window_of(config) if config.get("use_sliding_window") else None
+    usual = [FULL if one or window is None else SLIDING for one in turned]
     given = config.get("layer_types") or usual
-    windows = _windows_by_type(config, usual if window is None else given, window)
+    windows = windows_by_type(config, usual if window is None else given, window)
     theta = positive(config, "rope_theta", 2e6)
     return {
         "mlp_bias": bool(config.get("mlp_bias")),
         "windows": windows,
         "turned": tuple(bool(one) for one in turned),
-        "rope": _one_rope({**config, "rope_theta": theta}),
+        "rope": one_rope({**config, "rope_theta": theta}),
     }
 
 
@@ -214,7 +300,7 @@ def _olmo2(config: Config) -> dict[str, Any]:
     refuse_unless(config, {"hidden_act": _SILU})
     theta = positive(config, "rope_theta", 5e5)
     return {
-        "rope": _one_rope({**config, "rope_theta": theta}),
+        "rope": one_rope({**config, "rope_theta": theta}),
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
     }
 
@@ -223,41 +309,41 @@ def _olmo3(config: Config) -> dict[str, Any]:
     """Scaled positions are those of the layers that see all."""
     refuse_unless(config, {"hidden_act": _SILU})
     window = size(config, "sliding_window", 4096)
-    usual = [_SLIDING if (i + 1) % 4 else _FULL for i in range(layer_count(config))]
+    usual = [SLIDING if (i + 1) % 4 else FULL for i in range(layer_count(config))]
     theta = positive(config, "rope_theta", 5e5)
     return {
-        "windows": _windows_by_type(config, config.get("layer_types") or usual, window),
+        "windows": windows_by_type(config, config.get("layer_types") or usual, window),
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-5),
-        **_two_ropes(config, theta, local_theta=theta),
+        **two_ropes(config, theta, local_theta=theta),
     }
 
 
 def _qwen(config: Config) -> dict[str, Any]:
     """Upper layers may have a window, if it is switched on."""
     refuse_unless(config, {"hidden_act": _SILU})
-    window = _window(config) if config.get("use_sliding_window") else None
+    window = window_of(config) if config.get("use_sliding_window") else None
     layers, first = layer_count(config), config.get("max_window_layers")
     first = 28 if first is None else first
-    usual = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
-    windows = _windows_by_type(config, config.get("layer_types") or usual, window)
-    return {"windows": windows, "rope": _one_rope(config)}
+    usual = [SLIDING if window is not None and i >= first else FULL for i in range(layers)]
+    windows = windows_by_type(config, config.get("layer_types") or usual, window)
+    return {"windows": windows, "rope": one_rope(config)}
 
 
 def _phi3(config: Config) -> dict[str, Any]:
     refuse_unless(config, {"hidden_act": _SILU})
-    rope = dict(_rope_of(config))
+    rope = dict(rope_of(config))
     if (rope.get("rope_type") or rope.get("type")) == "yarn":
         rope["rope_type"] = "longrope"  # What early Phi-3 configs called it.
     return {
-        "windows": _everywhere(config, _window(config)),
-        "rope": RopeShape.read(config, rope, head_dim=config["head_dim"], theta=_theta(config)),
+        "windows": everywhere(config, window_of(config)),
+        "rope": RopeShape.read(config, rope, head_dim=config["head_dim"], theta=theta_of(config)),
     }
 
 
 def _gemma2(config: Config) -> dict[str, Any]:
     return {
         **_gemma(config, period=2),
-        "rope": _one_rope(config),
+        "rope": one_rope(config),
         "attention_softcap": positive_or_none(config, "attn_logit_softcapping"),
     }
 
@@ -267,19 +353,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
     fields = _gemma(config, period=size(config, "sliding_window_pattern", 6))
     theta = positive(config, "rope_theta", 1e6)
     local_theta = positive(config, "rope_local_base_freq", 1e4)
-    return {**fields, **_two_ropes(config, theta, local_theta)}
-
-
-def _two_ropes(config: Config, theta: float, local_theta: float) -> dict[str, Any]:
-    """Positions of the layers that see all, and of those with a window."""
-    ropes, head_dim = config.get("rope_parameters") or {}, config["head_dim"]
-    wide = ropes.get(_FULL) or config.get("rope_scaling") or {}
-    local = ropes.get(_SLIDING) or {}
-    _check_whole_heads(config, wide, local)
-    return {
-        "rope": RopeShape.read(config, wide, head_dim=head_dim, theta=theta),
-        "local_rope": RopeShape.read(config, local, head_dim=head_dim, theta=local_theta),
-    }
+    return {**fields, **two_ropes(config, theta, local_theta)}
 
 
 def _gemma1(config: Config) -> dict[str, Any]:
@@ -292,7 +366,7 @@ def _gemma1(config: Config) -> dict[str, Any]:
     return {
         "hidden_act": _GELU[0],
         "embedding_scale": size(config, "hidden_size") ** 0.5,
-        "rope": _one_rope(config),
+        "rope": one_rope(config),
     }
 
 
@@ -301,65 +375,14 @@ def _gemma(config: Config, period: int) -> dict[str, Any]:
         config, {"hidden_activation": _GELU, "use_bidirectional_attention": _NO, "mlp_bias": _NO}
     )
     layers = layer_count(config)
-    usual = [_SLIDING if (i + 1) % period else _FULL for i in range(layers)]
+    usual = [SLIDING if (i + 1) % period else FULL for i in range(layers)]
     return {
         "hidden_act": _GELU[0],
         "embedding_scale": size(config, "hidden_size") ** 0.5,
         "attention_scale": positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
         "logit_softcap": positive_or_none(config, "final_logit_softcapping"),
-        "windows": _windows_by_type(config, config.get("layer_types") or usual, _window(config)),
+        "windows": windows_by_type(config, config.get("layer_types") or usual, window_of(config)),
     }
-
-
-def _windows_by_type(
-    config: Config, layer_types: list[str], window: int | None
-) -> tuple[int | None, ...]:
-    _check_layer_types({"layer_types": layer_types}, {_FULL, _SLIDING})
-    if len(layer_types) != layer_count(config):
-        raise CheckpointError("config.json layer_types", layer_types, "one per layer")
-    if window is None and _SLIDING in layer_types:
-        raise CheckpointError("config.json sliding_window", None, f"a number: some are {_SLIDING}")
-    return tuple(window if kind == _SLIDING else None for kind in layer_types)
-
-
-def _check_layer_types(config: Config, allowed: set[str]) -> None:
-    found = set(config.get("layer_types") or ())
-    if found - allowed:
-        raise UnsupportedModelError("layer_types", sorted(found), " and ".join(sorted(allowed)))
-
-
-def _everywhere(config: Config, window: int | None) -> tuple[int | None, ...]:
-    return (window,) * layer_count(config)
-
-
-def _window(config: Config) -> int | None:
-    given = config.get("sliding_window")
-    return None if given is None else size(config, "sliding_window")
-
-
-def _one_rope(config: Config) -> RopeShape:
-    """Positions that are the same in all layers."""
-    rope = _rope_of(config)
-    _check_whole_heads(config, rope)
-    return RopeShape.read(config, rope, head_dim=config["head_dim"], theta=_theta(config))
-
-
-def _check_whole_heads(*places: Config) -> None:
-    for fields in places:
-        refuse_unless(fields, {"partial_rotary_factor": (1.0, "1.0")})
-
-
-def _rope_of(config: Config) -> Config:
-    rope: Config = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    nested = [name for name, value in rope.items() if isinstance(value, dict)]
-    if nested or "mrope_section" in rope:
-        given = nested or "mrope_section"
-        raise UnsupportedModelError("rope_parameters", given, "one kind of positions for all")
-    return rope
-
-
-def _theta(config: Config) -> float:
-    return positive(config, "rope_theta", 10000.0)
 
 
 _FAMILIES = (
@@ -403,7 +426,6 @@ _FAMILIES = (
         model_type="qwen2",
         read=_qwen,
         attention_biases="qkv",
-        planned_alike=("qwen2_moe",),
     ),
     ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
         model_type="qwen3",
@@ -411,7 +433,6 @@ _FAMILIES = (
         head_dim=128,
         attention_biases="config",
         head_norms=True,
-        planned_alike=("qwen3_moe",),
     ),
     ModelFamily(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
         model_type="phi3",

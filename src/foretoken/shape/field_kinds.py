@@ -101,11 +101,19 @@ _DECODER = {
     **dict.fromkeys(
         ("model_type", "hidden_act", "hidden_activation", "dtype", "torch_dtype"), _TEXT
     ),
-    **dict.fromkeys(("architectures", "layer_types"), _TEXTS),
+    **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types"), _TEXTS),
+    "mlp_only_layers": _Kind("a list of layers", _all(_is_whole)),
     **dict.fromkeys(
         (
             "attention_bias",
+            "attention_k_eq_v",
+            "enable_moe_block",
             "is_encoder_decoder",
+            "use_double_wide_mlp",
+            "mup_enabled",
+            "norm_topk_prob",
+            "qkv_bias",
+            "use_qk_norm",
             "mlp_bias",
             "multi_query",
             "tie_word_embeddings",
@@ -115,7 +123,20 @@ _DECODER = {
     ),
     "no_rope_layers": _Kind("a list of 0 and 1", _all(lambda value: value in (0, 1))),
     **dict.fromkeys(
-        ("max_window_layers", "original_max_position_embeddings", "sliding_window"), _WHOLE
+        (
+            "first_k_dense_replace",
+            "hidden_size_per_layer_input",
+            "num_kv_shared_layers",
+            "max_window_layers",
+            "moe_layer_end_index",
+            "moe_layer_start_index",
+            "moe_num_shared_experts",
+            "num_dense_layers",
+            "original_max_position_embeddings",
+            "shared_intermediate_size",
+            "sliding_window",
+        ),
+        _WHOLE,
     ),
     **dict.fromkeys(
         (
@@ -129,6 +150,7 @@ _DECODER = {
     ),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), _ROPES),
     **dict.fromkeys(("quantization_config", "compression_config"), _QUANTIZATION),
+    "per_layer_config": _object(_object({})),
     "eos_token_id": _IDS,
 }
 _LAYER_IDS = {"eagle_aux_hidden_state_layer_ids": _Kind("a list of layers", _all(_is_whole))}

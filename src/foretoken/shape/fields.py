@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 
@@ -13,6 +13,8 @@ LARGEST_SIZE = 1 << 31
 """Above every size of a model; below what would be worked on for hours."""
 MOST_LAYERS = 10_000
 DTYPES = ("float32", "bfloat16", "float16")
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -102,3 +104,33 @@ def refuse_unless(config: Config, neutral: Mapping[str, tuple[object, str]]) -> 
         given = config.get(name)
         if given is not None and given != only:
             raise UnsupportedModelError(name, given, allowed)
+
+
+def windows_by_type(
+    config: Config, layer_types: list[str], window: int | None
+) -> tuple[int | None, ...]:
+    """The window of each layer, by what kind it is."""
+    check_layer_types({"layer_types": layer_types}, {FULL, SLIDING})
+    if len(layer_types) != layer_count(config):
+        raise CheckpointError("config.json layer_types", layer_types, "one per layer")
+    if window is None and SLIDING in layer_types:
+        raise CheckpointError("config.json sliding_window", None, f"a number: some are {SLIDING}")
+    return tuple(window if kind == SLIDING else None for kind in layer_types)
+
+
+def check_layer_types(config: Config, allowed: set[str]) -> None:
+    """Raise UnsupportedModelError for a kind of layers that is not among these."""
+    found = set(config.get("layer_types") or ())
+    if found - allowed:
+        raise UnsupportedModelError("layer_types", sorted(found), " and ".join(sorted(allowed)))
+
+
+def everywhere(config: Config, window: int | None) -> tuple[int | None, ...]:
+    """The same window in every layer."""
+    return (window,) * layer_count(config)
+
+
+def window_of(config: Config) -> int | None:
+    """`sliding_window`; None: there is none."""
+    given = config.get("sliding_window")
+    return None if given is None else size(config, "sliding_window")

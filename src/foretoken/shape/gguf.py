@@ -143,7 +143,9 @@ def _model_config(table: GgufTable) -> dict[str, Any]:
     if "token_embd.weight" not in tensors:
         raise CheckpointError("missing tensor", "token_embd.weight", "a language model's tensors")
     for name, tensor in tensors.items():
-        if len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
+        if len(tensor.shape) == 3 and is_of_experts(name):
+            check_experts(tensor, found.get("num_experts") or 0)
+        elif len(tensor.shape) > 2 or (len(tensor.shape) == 1 and name in _MATRICES):
             raise CheckpointError(name, f"shape {list(tensor.shape)}", "a matrix")
     return {
         **found,
@@ -154,6 +156,18 @@ def _model_config(table: GgufTable) -> dict[str, Any]:
         "eos_token_id": list(ends_of_text(table)),
         "torch_dtype": "bfloat16",
     }
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether a tensor holds the matrices of all experts of a layer, or their biases."""
+    return "_exps." in name and not name.endswith(".scale")
+
+
+def check_experts(tensor: GgufTensor, count: int) -> None:
+    """Raise CheckpointError unless a tensor is of so many experts."""
+    if tensor.shape[-1] != count:
+        given, allowed = f"shape {list(tensor.shape)}", f"[..., {count}], one for each expert"
+        raise CheckpointError(tensor.name, given, allowed)
 
 
 def gguf_head_marks(path: Path) -> dict[str, Any]:
@@ -203,16 +217,23 @@ def gguf_scheme(path: Path) -> CheckpointQuantization:
     """The types of the file's matrices, the most frequent first, and what kernels make of them."""
     tensors = [one for one in open_gguf(path).tensors.values() if len(one.shape) > 1]
     kinds = Counter(tensor.kind for tensor in tensors)
-    numbers, top = Counter[Held](), {tensor.name: tensor.kind for tensor in tensors}
-    for tensor in tensors:
-        if tensor.name.startswith("blk."):
-            numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
+    top = {tensor.name: tensor.kind for tensor in tensors}
+    in_layers = [tensor for tensor in tensors if tensor.name.startswith("blk.")]
     table = top.get("token_embd.weight", "")
     head = top.get("output.weight", table)
     return CheckpointQuantization(
         method="gguf",
         weights=", ".join(name for name, _ in kinds.most_common()),
-        held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),
+        held=_shares(in_layers),
+        of_experts=_shares([tensor for tensor in in_layers if is_of_experts(tensor.name)]),
         head=_HELD.get(head, FLOATS),
         table=_HELD.get(table, FLOATS),
     )
+
+
+def _shares(tensors: list[GgufTensor]) -> tuple[Held, ...]:
+    """What kernels make of these matrices, with the share of each kind."""
+    numbers = Counter[Held]()
+    for tensor in tensors:
+        numbers[_HELD.get(tensor.kind, FLOATS)] += tensor.num_elements
+    return tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items())

@@ -18,7 +18,7 @@ from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.families import ModelFamily, families, find_family
 from foretoken.shape.fields import MOST_LAYERS
 from foretoken.shape.gguf_file import GgufTable, Strings
-from foretoken.shape.gguf_positions import rope_scaling
+from foretoken.shape.gguf_positions import rope_scaling, share_turned
 
 Fields = dict[str, Any]
 _SIZES = {
@@ -32,6 +32,15 @@ _SIZES = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
+}
+_EXPERT_FIELDS = {
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
 }
 _REALS = ("rms_norm_eps", "rope_theta")
 _PER_LAYER = (
@@ -70,11 +79,42 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
+    **{
+        f"ffn_{part}_{ending}": f"mlp.{module}.{part}_proj"
+        for ending, module in (("exps", "experts.{}"), ("shexp", "shared_expert"))
+        for part in ("gate", "up", "down")
+    },
+}
+_ALONE = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+"""Tensors whose names end here and not there with what they are."""
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA4 = {
+    **_SANDWICH,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA4_TOPS = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_NORM_BETWEEN = {"post_attention_norm": "post_attention_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 
@@ -93,6 +133,12 @@ class GgufArchitecture:
     """Tensors of a layer that have other names than Llama's: here -> in Hugging Face's files."""
     tops: Mapping[str, str] = field(default_factory=dict)
     """The same of those outside of the layers."""
+    has_experts: bool = False
+    """Whether its files may hold experts."""
+    varies: tuple[str, ...] = ()
+    """Sizes that may differ between its layers; the first layer's are those of the model."""
+    has_positions: bool = False
+    """Whether `fields` says what its positions are."""
     needed: tuple[str, ...] = ()
     """Of a drafting head: tensors that a file must have, those of a layer without its number."""
     marks: Callable[[GgufTable], Fields] = lambda table: {}
@@ -109,8 +155,10 @@ class GgufArchitecture:
             UnsupportedModelError: a feature or positions that are not run.
             CheckpointError: metadata that differ between layers, or are of another kind.
         """
-        table = _same_everywhere(table, self.name)
+        whole, table = table, _same_everywhere(table, self.name, self.varies)
         _check_neutral(table, self.name, self.reads)
+        if not self.has_experts and table.get(f"{self.name}.expert_count", int, 0):
+            raise UnsupportedModelError("expert_count", self.name, "no mixture of experts")
         found = {
             name: table.get(f"{self.name}.{key}", float if name in _REALS else int)
             for name, key in _SIZES.items()
@@ -121,18 +169,26 @@ class GgufArchitecture:
         found |= _heads(table, self.name, found)
         found["sliding_window"] = found["sliding_window"] or None
         found["model_type"] = self.model_type
-        found["rope_scaling"] = rope_scaling(table, self.name, found["rope_theta"])
-        found |= self.fields(table, found)
+        if not self.has_positions:
+            found["rope_scaling"] = rope_scaling(table, self.name, found["rope_theta"])
+        found |= self.fields(whole, found)
         return {name: one for name, one in found.items() if one is not None}
 
+    def _own_name(self, name: str) -> str | None:
+        return self.names.get(name, _LAYER.get(name, _EXPERTS.get(name)))
+
     def tensor_name(self, name: str) -> str:
-        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+        """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay. In
+        those of all experts the number of one is left open, as `{}`."""
         stem, _, kind = name.rpartition(".")
+        alone = re.fullmatch(r"blk\.(\d+)\.(\w+\.\w+)", name)
+        if alone is not None and alone[2] in _ALONE:
+            return f"model.layers.{alone[1]}.{_ALONE[alone[2]]}"
         top = self.tops.get(stem, _TOP.get(stem))
         if top is not None:
             return f"{top}.{kind}"
         layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-        own = None if layer is None else self.names.get(layer[2], _LAYER.get(layer[2]))
+        own = None if layer is None else self._own_name(layer[2])
         return name if layer is None or own is None else f"model.layers.{layer[1]}.{own}.{kind}"
 
 
@@ -171,7 +227,7 @@ def head_names() -> str:
 
 def stored_field(name: str) -> str:
     """What the metadata call a field of config.json, after the architecture's name."""
-    return _SIZES.get(name, name)
+    return _SIZES.get(name, _EXPERT_FIELDS.get(name, name))
 
 
 def norm_offset(model_type: str) -> float:
@@ -191,14 +247,14 @@ def _others() -> dict[str, GgufArchitecture]:
     return {one.gguf: row(one, one.gguf) for one in families() if one.gguf is not None}
 
 
-def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
-    """The table with one number where a list has the same one for every layer."""
+def _same_everywhere(table: GgufTable, arch: str, varies: tuple[str, ...]) -> GgufTable:
+    """The table with one number where a list has the same one for every layer, or may vary."""
     changed, layers = {}, f"{arch}.block_count"
     for key in _PER_LAYER:
         name = f"{arch}.{key}"
         given = table.metadata.get(name)
         if isinstance(given, np.ndarray) and given.size == table.metadata.get(layers):
-            if (given != given[0]).any():
+            if (given != given[0]).any() and key not in varies:
                 shown = f"{', '.join(map(str, given[:6].tolist()))}, ..."
                 raise CheckpointError(name, shown, "the same in every layer")
             changed[name] = given[0].item()
@@ -206,8 +262,6 @@ def _same_everywhere(table: GgufTable, arch: str) -> GgufTable:
 
 
 def _check_neutral(table: GgufTable, arch: str, reads: tuple[str, ...]) -> None:
-    if table.get(f"{arch}.expert_count", int, 0):
-        raise UnsupportedModelError("expert_count", arch, "no mixture of experts")
     for key, neutral in _NEUTRAL.items():
         if key in reads:
             continue
@@ -257,8 +311,71 @@ def _layer_types(table: GgufTable, arch: str, sizes: Fields, period: int) -> lis
     return ["sliding_attention" if one else "full_attention" for one in windowed]
 
 
+def _experts(table: GgufTable, arch: str, sizes: Fields) -> Fields:
+    """Numbers of experts, under the names that most families have for them."""
+    width = table.get(f"{arch}.expert_feed_forward_length", int, sizes["intermediate_size"])
+    count, used = (table.get(f"{arch}.expert_{what}count", int, 0) for what in ("", "used_"))
+    if not any("_exps." in name for name in table.tensors):
+        allowed = "none, in a file without tensors of experts (blk.0.ffn_gate_exps.weight, ...)"
+        raise CheckpointError(f"{arch}.expert_count", count, allowed)
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": width,
+        "intermediate_size": sizes["intermediate_size"] or width,
+    }
+
+
 def _llama(table: GgufTable, sizes: Fields) -> Fields:
+    """With experts it is a Mixtral, with a window a Mistral."""
+    if table.get("llama.expert_count", int, 0):
+        return {"model_type": "mixtral", **_experts(table, "llama", sizes)}
     return {"model_type": "mistral"} if sizes["sliding_window"] else {}
+
+
+def _qwen3moe(table: GgufTable, sizes: Fields) -> Fields:
+    return {**_experts(table, "qwen3moe", sizes), "norm_topk_prob": True}
+
+
+def _olmoe(table: GgufTable, sizes: Fields) -> Fields:
+    found = _experts(table, "olmoe", sizes)
+    return {**found, "intermediate_size": found["moe_intermediate_size"]}
+
+
+def _gpt_oss(table: GgufTable, sizes: Fields) -> Fields:
+    """Every other layer has a window; correction bounds of its positions are not rounded."""
+    found, rope = _experts(table, "gpt-oss", sizes), sizes["rope_scaling"]
+    return {
+        **found,
+        "intermediate_size": found["moe_intermediate_size"],
+        "rope_scaling": None if rope is None else {**rope, "truncate": False},
+    }
+
+
+def _glm4moe(table: GgufTable, sizes: Fields) -> Fields:
+    """The last blocks may draft, and are counted with the others."""
+    found, drafting = _experts(table, "glm4moe", sizes), _number(table, "nextn_predict_layers", 0)
+    function = table.get("glm4moe.expert_gating_func", int, 2)
+    if function != 2:
+        raise UnsupportedModelError("glm4moe.expert_gating_func", function, "2, sigmoid")
+    return {
+        **found,
+        "num_hidden_layers": sizes["num_hidden_layers"] - drafting,
+        "num_nextn_predict_layers": drafting,
+        "n_routed_experts": found["num_experts"],
+        "n_shared_experts": _number(table, "expert_shared_count", 1),
+        "first_k_dense_replace": _number(table, "leading_dense_block_count", 1),
+        "n_group": _number(table, "expert_group_count", 1),
+        "topk_group": _number(table, "expert_group_used_count", 1),
+        "routed_scaling_factor": table.get("glm4moe.expert_weights_scale", float, 1.0),
+        "norm_topk_prob": table.get("glm4moe.expert_weights_norm", bool, True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in table.tensors,
+    }
+
+
+def _number(table: GgufTable, name: str, usual: int) -> int:
+    found: int = table.get(f"glm4moe.{name}", int, usual)
+    return found
 
 
 def _mistral3(table: GgufTable, sizes: Fields) -> Fields:
@@ -305,6 +422,72 @@ def _gemma3(table: GgufTable, sizes: Fields) -> Fields:
     }
 
 
+def _by_kind(table: GgufTable, name: str, second: list[bool]) -> tuple[int | None, int | None]:
+    """A size of the layers that are not of the second kind, and of those that are; None: there are
+    none of these."""
+    given = table.metadata.get(name)
+    if not isinstance(given, np.ndarray):
+        given = np.array([table.get(name, int, 0)] * len(second))
+    if given.size != len(second) or given.dtype.kind not in "iu":
+        raise CheckpointError(name, f"a list of {given.size}", f"{len(second)} integers")
+    found: list[int | None] = []
+    for kind in (False, True):
+        sizes = {
+            int(one) for one, is_second in zip(given, second, strict=True) if is_second == kind
+        }
+        if len(sizes) > 1:
+            raise CheckpointError(name, sorted(sizes), "one number for each kind of layers")
+        found.append(sizes.pop() if sizes else None)
+    return found[0], found[1]
+
+
+def _gemma4(table: GgufTable, sizes: Fields) -> Fields:
+    """Sizes of the layers that see all stand first, those of the others have names of their own;
+    turned pairs of the former are those whose frequencies are divided by 1."""
+    layers, types = sizes["num_hidden_layers"], _layer_types(table, "gemma4", sizes, period=6)
+    if types is None:
+        raise CheckpointError("gemma4.attention.sliding_window", None, "a number")
+    full = [kind == "full_attention" for kind in types]
+    sharing = table.get("gemma4.attention.shared_kv_layers", int, 0)
+    keys = _by_kind(table, "gemma4.attention.head_count_kv", full)
+    shares = [layer >= layers - sharing for layer in range(layers)]
+    inner = _by_kind(table, "gemma4.feed_forward_length", shares)
+    if inner[1] not in (None, inner[0], 2 * (inner[0] or 0)):
+        allowed = f"{inner[0]}, or twice that, in the layers that share keys"
+        raise CheckpointError("gemma4.feed_forward_length", inner[1], allowed)
+    experts = {}
+    if table.get("gemma4.expert_count", int, 0):
+        counts = _experts(table, "gemma4", sizes)
+        experts = {**counts, "top_k_experts": counts["num_experts_per_tok"]}
+    first = full.index(True) if True in full else 0
+    head_dim, theta = sizes["head_dim"], sizes["rope_theta"] or 1e6
+    own = {"num_key_value_heads": keys[1], "head_dim": head_dim}
+    return {
+        **experts,
+        "enable_moe_block": bool(experts),
+        "layer_types": types,
+        "head_dim": table.get("gemma4.attention.key_length_swa", int, head_dim),
+        "num_key_value_heads": keys[0] or keys[1],
+        "intermediate_size": inner[0] or inner[1],
+        "per_layer_config": {str(layer): own for layer, wide in enumerate(full) if wide},
+        "partial_rotary_factor": None,
+        "rope_theta": None,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": theta,
+                "partial_rotary_factor": share_turned(table, 0.25),
+            },
+            "sliding_attention": {"rope_theta": table.get("gemma4.rope.freq_base_swa", float, 1e4)},
+        },
+        "num_kv_shared_layers": sharing,
+        "use_double_wide_mlp": inner[0] is not None and inner[1] == 2 * inner[0],
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in table.tensors,
+        "hidden_size_per_layer_input": table.get("gemma4.embedding_length_per_layer_input", int, 0),
+        "final_logit_softcapping": table.get("gemma4.final_logit_softcapping", float),
+    }
+
+
 def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
     """What attention scores are divided by, squared: the models of 27 B have their own."""
     if sizes["num_hidden_layers"] == of_27b and sizes["num_attention_heads"]:
@@ -314,7 +497,25 @@ def _query_scalar(sizes: Fields, *, of_27b: int) -> int | None:
 
 
 _ROWS = (
-    GgufArchitecture(name="llama", model_type="llama", turns_heads=True, fields=_llama),
+    GgufArchitecture(
+        name="llama", model_type="llama", turns_heads=True, has_experts=True, fields=_llama
+    ),
+    GgufArchitecture(name="qwen3moe", model_type="qwen3_moe", has_experts=True, fields=_qwen3moe),
+    GgufArchitecture(name="olmoe", model_type="olmoe", has_experts=True, fields=_olmoe),
+    GgufArchitecture(
+        name="gpt-oss",
+        model_type="gpt_oss",
+        names=_NORM_BETWEEN,
+        has_experts=True,
+        fields=_gpt_oss,
+    ),
+    GgufArchitecture(
+        name="glm4moe",
+        model_type="glm4_moe",
+        names=_NORM_BETWEEN,
+        has_experts=True,
+        fields=_glm4moe,
+    ),
     GgufArchitecture(name="mistral3", model_type="mistral", turns_heads=True, fields=_mistral3),
     GgufArchitecture(name="smollm3", model_type="smollm3", turns_heads=True),
     GgufArchitecture(name="olmo2", model_type="olmo2", names=_SANDWICH, fields=_olmo2),
@@ -325,6 +526,16 @@ _ROWS = (
     GgufArchitecture(name="gemma", model_type="gemma"),
     GgufArchitecture(name="gemma2", model_type="gemma2", names=_SANDWICH, fields=_gemma2),
     GgufArchitecture(name="gemma3", model_type="gemma3_text", names=_SANDWICH, fields=_gemma3),
+    GgufArchitecture(
+        name="gemma4",
+        model_type="gemma4_text",
+        names=_GEMMA4,
+        tops=_GEMMA4_TOPS,
+        has_experts=True,
+        varies=("attention.head_count_kv", "feed_forward_length"),
+        has_positions=True,
+        fields=_gemma4,
+    ),
     GgufArchitecture(name="phi3", model_type="phi3", names=_FUSED),
 )
 _BY_NAME = {row.name: row for row in _ROWS}

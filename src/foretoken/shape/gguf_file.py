@@ -11,9 +11,9 @@ import math
 import mmap
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, final
+from typing import Any, Final, NamedTuple, NoReturn, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,18 @@ class GgufTensor:
     shape: tuple[int, ...]
     """As in the file: the numbers that lie side by side first."""
     raw: Bytes
+
+    def of_expert(self, number: int) -> Self:
+        """What it holds of one of the experts that its last dimension counts."""
+        size = self.raw.size // self.shape[-1]
+        part = self.raw[number * size : (number + 1) * size]
+        return replace(self, shape=self.shape[:-1], raw=part)
+
+    def half(self, number: int) -> Self:
+        """The first half of its rows, or the second."""
+        size, rows = self.raw.size // 2, self.shape[-1] // 2
+        part = self.raw[number * size : (number + 1) * size]
+        return replace(self, shape=(*self.shape[:-1], rows), raw=part)
 
     @property
     def num_elements(self) -> int:

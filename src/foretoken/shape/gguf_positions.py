@@ -88,6 +88,23 @@ def _positive(table: GgufTable, name: str) -> list[float]:
     return stored
 
 
+def share_turned(table: GgufTable, usual: float) -> float:
+    """Share of a head's pairs that are turned: those whose frequency is divided by 1, where all
+    others are divided by so much that they stay; `usual` where the file does not say.
+
+    Raises:
+        UnsupportedModelError: other divisors.
+    """
+    if _FREQS not in table.tensors:
+        return usual
+    stored = _positive(table, _FREQS)
+    turned = sum(one == 1.0 for one in stored)
+    if stored[:turned] != [1.0] * turned or any(one < 1e20 for one in stored[turned:]):
+        raise UnsupportedModelError(_FREQS, stored[-3:], "1, then numbers without an end")
+    # A little more, since readers multiply by the size and drop what is behind the point.
+    return (turned + 0.1) / len(stored)
+
+
 def _llama3(table: GgufTable, theta: float) -> dict[str, Any] | None:
     """Llama 3's numbers from what they make of each frequency; None: they change none."""
     stored = _positive(table, _FREQS)

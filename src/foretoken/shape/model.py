@@ -1,13 +1,14 @@
 """ModelShape: sizes and features of a decoder, and the bytes and operations that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape.families import family_names, find_family
 from foretoken.shape.field_kinds import check_kinds
 from foretoken.shape.fields import (
+    MOST_LAYERS,
     Config,
     dtype_name,
     eos_ids,
@@ -18,15 +19,24 @@ from foretoken.shape.fields import (
 )
 from foretoken.shape.gguf import about_gguf, gguf_config, gguf_scheme
 from foretoken.shape.memory_formula import WeightCounts, Widths, kv_element_bytes, kv_token_bytes
+from foretoken.shape.mixtures.experts import Experts
+from foretoken.shape.mixtures.families import refuse
 from foretoken.shape.multimodal import find_multimodal, placeholders, text_config
 from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import CheckpointQuantization, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
 
 
+class KeyHeads(NamedTuple):
+    """Key heads of a layer, and so many value heads."""
+
+    heads: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A dense decoder; field names as in Hugging Face configs where they have one."""
+    """A decoder; field names as in Hugging Face configs where they have one."""
 
     model_type: str
     vocab_size: int
@@ -69,6 +79,34 @@ class ModelShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
+    branch_scale: float = 1.0
+    """What attention and MLP are multiplied by before they are added to the stream."""
+    logit_scale: float = 1.0
+    sinks: bool = False
+    """Whether each head has a number that its scores share the softmax with, without a value."""
+    output_gate: bool = False
+    """Whether what attention gives is multiplied by the sigmoid of a projection of its input."""
+    norms_after_turning: bool = False
+    """Whether norms over heads come after their positions."""
+    wide: KeyHeads | None = None
+    """Of the layers that see all, where they have others than those with a window."""
+    value_norms: bool = False
+    """Whether values are normed too, without weights."""
+    keys_are_values: bool = False
+    """Whether the layers that see all have one projection for both."""
+    kv_sharing_layers: int = 0
+    """The last layers, which read the keys and values of the last one before them that sees as
+    much."""
+    wider_sharing: int = 1
+    """What the inner width of these is multiplied by."""
+    layer_inputs: int = 0
+    """Numbers that each layer gets of each token beside the stream, by a table; 0: none."""
+    layer_scalars: bool = False
+    """Whether each layer's result is multiplied by a number."""
+    experts: Experts | None = None
+    """None: every layer has a plain MLP."""
+    draft_layers: int = 0
+    """Layers behind the last one, which draft: they are not read."""
     stored_parameters: int | None = None
     """Counted in the weight files, for models that are run through transformers."""
     inside: str | None = None
@@ -109,6 +147,7 @@ class ModelShape:
             CheckpointError, UnsupportedModelError: as `from_config`.
         """
         kind = config.get("model_type")
+        refuse(config)
         if find_family(kind) is None and find_multimodal(kind) is None:
             raise UnsupportedModelError("model_type", kind, family_names())
         return cls._from_dict(Path(), config, stored=None)
@@ -118,10 +157,12 @@ class ModelShape:
         cls, folder: Path, config: Config, *, stored: CheckpointQuantization | None
     ) -> Self:
         check_kinds(config)
+        refuse(config)
         around = find_multimodal(config.get("model_type"))
         standing_for = () if around is None else placeholders(config)
         if around is not None:
             config = text_config(config, folder)
+        refuse(config)
         eos = sorted(eos_ids(config))
         family = find_family(config.get("model_type"))
         if family is not None:
@@ -129,21 +170,31 @@ class ModelShape:
             fields["stored"] = stored or stored_scheme(config)
             fields["inside"] = None if around is None else around.model_type
             fields["placeholders"] = standing_for
+            fields["draft_layers"] = _draft_layers(config)
+            if fields.get("wide") is not None:
+                fields["wide"] = KeyHeads(*fields["wide"])
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
             fields = transformers_fields(folder, config)
         shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
         shape._check()
+        if shape.stored is not None and shape.stored.method == "mxfp4":
+            return replace(shape, stored=shape.stored.experts_alone(shape._share_of_experts()))
         return shape
 
+    def _share_of_experts(self) -> float:
+        """Of the numbers in matrices."""
+        return self.expert_parameters() / self.weight_counts().matrices
+
     def _check(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            allowed = f"a divisor of num_attention_heads, {self.num_attention_heads}"
-            given = self.num_key_value_heads
-            raise CheckpointError("config.json num_key_value_heads", given, allowed)
-        if self.rope is not None and self.head_dim % 2:
-            raise UnsupportedModelError("head_dim", self.head_dim, "an even number")
+        for one in self._kinds_of_heads:
+            if self.num_attention_heads % one.heads:
+                allowed = f"a divisor of num_attention_heads, {self.num_attention_heads}"
+                raise CheckpointError("config.json num_key_value_heads", one.heads, allowed)
+        for one in self._kinds_of_heads if self.rope is not None else ():
+            if one.size % 2:
+                raise UnsupportedModelError("head_dim", one.size, "an even number")
 
     @property
     def is_own(self) -> bool:
@@ -161,13 +212,41 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads."""
-        return self.num_attention_heads * self.head_dim
+        """Width of all query heads, of the widest layers."""
+        return self.num_attention_heads * max(one.size for one in self._kinds_of_heads)
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return self.num_key_value_heads * self.head_dim
+        """Width of all key heads, and of all value heads, of the widest layers."""
+        return max(one.heads * one.size for one in self._kinds_of_heads)
+
+    @property
+    def _kinds_of_heads(self) -> tuple[KeyHeads, ...]:
+        own = KeyHeads(self.num_key_value_heads, self.head_dim)
+        return (own,) if self.wide is None else (own, self.wide)
+
+    def heads(self, window: int | None) -> KeyHeads:
+        """Key heads of the layers with this window."""
+        return self._kinds_of_heads[-1 if window is None else 0]
+
+    @property
+    def kv_sizes(self) -> tuple[KeyHeads, ...]:
+        """Of the layers that keep keys and values, which come first."""
+        keeping = range(self.num_hidden_layers - self.kv_sharing_layers)
+        return tuple(self.heads(self.window(layer)) for layer in keeping)
+
+    def kv_layer(self, layer: int) -> int:
+        """Whose keys and values a layer reads: its own, or those of one before."""
+        keeping = self.num_hidden_layers - self.kv_sharing_layers
+        if layer < keeping:
+            return layer
+        alike = (one for one in range(keeping) if self.window(one) == self.window(layer))
+        return max(alike)
+
+    def inner(self, layer: int) -> int:
+        """Inner width of the plain MLP of a layer."""
+        shares = layer >= self.num_hidden_layers - self.kv_sharing_layers
+        return self.intermediate_size * (self.wider_sharing if shares else 1)
 
     @property
     def widths(self) -> Widths:
@@ -176,9 +255,18 @@ class ModelShape:
             hidden=self.hidden_size,
             query=self.query_size,
             kv=self.kv_size,
-            inner=self.intermediate_size,
+            inner=self._inner,
             vocabulary=self.vocab_size,
         )
+
+    @property
+    def _inner(self) -> int:
+        """Of an MLP, or of what experts keep of a row until it is added up."""
+        plain = self.intermediate_size * self.wider_sharing
+        if self.experts is None:
+            return plain
+        mixed = self.experts.width + self.experts.shared_width
+        return max(plain, mixed + self.experts.used * self.hidden_size)
 
     def window(self, layer: int) -> int | None:
         """Positions that a token of this layer sees; None: all up to its own."""
@@ -195,32 +283,85 @@ class ModelShape:
         return window, (self.local_rope or self.rope) if has_own else self.rope
 
     def layer_parameters(self) -> int:
-        """Weights of one layer, biases and norms included."""
+        """Weights of the first layer, biases and norms included, without chosen experts."""
         if self.stored_parameters is not None:
             return (self.stored_parameters - self._table_parameters()) // self.num_hidden_layers
-        hidden, inner = self.hidden_size, self.intermediate_size
-        attention = hidden * (2 * self.query_size + 2 * self.kv_size)
-        attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
-        mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
-        norms = 2 * (self.norms_before + self.sandwich_norms) * hidden
-        norms += self.head_norms * 2 * self.head_dim
-        norms += self.whole_norms * (self.query_size + self.kv_size)
-        return attention + mlp + norms
+        counts = self._layer_counts(0)
+        return counts.matrices + counts.rest
+
+    def _layer_counts(self, layer: int) -> WeightCounts:
+        """Of one layer, without the experts that routers choose from."""
+        hidden, keys = self.hidden_size, self.heads(self.window(layer))
+        query, kv = self.num_attention_heads * keys.size, keys.heads * keys.size
+        kept = 0 if self.kv_layer(layer) != layer else 2
+        if kept and self.keys_are_values and self.window(layer) is None:
+            kept = 1
+        outputs = (1 + self.output_gate) * query + kept * kv + hidden
+        matrices = hidden * (outputs - hidden + query)
+        rest = self.qkv_bias * (query + kept * kv) + self.out_bias * hidden
+        rest += self.sinks * self.num_attention_heads + self.layer_scalars
+        rest += 2 * (self.norms_before + self.sandwich_norms) * hidden
+        rest += self.head_norms * (1 + (kept > 0)) * keys.size + self.whole_norms * (query + kv)
+        mixed = self.experts if self.experts is not None and self.experts.layers[layer] else None
+        inners = [] if mixed is None else [mixed.shared_width]
+        if mixed is None or mixed.shared == "beside":
+            inners.append(self.inner(layer))
+        for inner in filter(None, inners):
+            matrices += 3 * hidden * inner
+            outputs += 2 * inner + hidden
+            rest += self.mlp_bias * (2 * inner + hidden)
+        if mixed is not None:
+            rest += mixed.router_parameters(hidden)
+        if self.layer_inputs:
+            matrices += 2 * hidden * self.layer_inputs
+            outputs += self.layer_inputs + hidden
+            rest += hidden
+        return WeightCounts(0, 0, matrices, rest, outputs)
+
+    def expert_parameters(self) -> int:
+        """Weights of all experts that routers choose from."""
+        experts = self.experts
+        if experts is None:
+            return 0
+        each = experts.expert_parameters(self.hidden_size)
+        return experts.num_layers * experts.count * each
+
+    def _dense_counts(self) -> WeightCounts:
+        """Of all layers but for those experts, and of what makes their inputs."""
+        layers = [self._layer_counts(layer) for layer in range(self.num_hidden_layers)]
+        inputs = self.num_hidden_layers * self.layer_inputs
+        return WeightCounts(
+            table=self.vocab_size * inputs,
+            head=0,
+            matrices=sum(one.matrices for one in layers) + self.hidden_size * inputs,
+            rest=sum(one.rest for one in layers) + self.layer_inputs + self.hidden_size,
+            outputs=sum(one.outputs for one in layers) + inputs,
+        )
 
     def weight_counts(self) -> WeightCounts:
         """All weights by how they are stored; the head always has a copy of its own."""
         table = self.vocab_size * self.hidden_size
-        everything, layers = self.parameter_count(), self.num_hidden_layers
         if not self.is_own:
-            left = everything - self._table_parameters()
+            left = self.parameter_count() - self._table_parameters()
             return WeightCounts(table, table, left, 0, head_outputs=self.vocab_size)
-        hidden, inner = self.hidden_size, self.intermediate_size
-        matrices = hidden * (2 * self.query_size + 2 * self.kv_size) + 3 * hidden * inner
-        outputs = self.query_size + 2 * self.kv_size + 2 * inner + 2 * hidden
-        rest = everything - self._table_parameters() - layers * matrices
+        dense, experts = self._dense_counts(), self.expert_counts()
         return WeightCounts(
-            table, table, layers * matrices, rest, layers * outputs, head_outputs=self.vocab_size
+            table=table + dense.table,
+            head=table,
+            matrices=dense.matrices + experts.matrices,
+            rest=dense.rest + self.expert_parameters() - experts.matrices,
+            outputs=dense.outputs + experts.outputs,
+            head_outputs=self.vocab_size,
         )
+
+    def expert_counts(self) -> WeightCounts:
+        """Of those the experts that routers choose from, biases aside."""
+        experts, hidden = self.experts, self.hidden_size
+        if experts is None:
+            return WeightCounts(0, 0, 0, 0)
+        everywhere, up = experts.num_layers * experts.count, 1 + experts.is_gated
+        matrices = everywhere * (up + 1) * hidden * experts.width
+        return WeightCounts(0, 0, matrices, 0, everywhere * (up * experts.width + hidden))
 
     def _table_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
@@ -229,25 +370,40 @@ class ModelShape:
         """All weights; tied embeddings count once."""
         if self.stored_parameters is not None:
             return self.stored_parameters
-        layers = self.num_hidden_layers * self.layer_parameters()
-        return self._table_parameters() + layers + self.hidden_size
+        dense = self._dense_counts()
+        layers = dense.table + dense.matrices + dense.rest + self.expert_parameters()
+        return self._table_parameters() + layers
 
     def weight_bytes(self, dtype_bytes: int) -> int:
         """Bytes of the weights on disk."""
         return self.parameter_count() * dtype_bytes
 
-    def step_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of weights that one step reads, whatever the number of rows: all but the
-        embedding table, and the head."""
+    def expert_share(self, rows: float) -> float:
+        """Share of its experts that so many rows read, if they choose independently and evenly."""
+        return 0.0 if self.experts is None else self.experts.touched(rows) / self.experts.count
+
+    def step_bytes(self, dtype_bytes: int, rows: float = 1) -> int:
+        """Bytes of weights that a step of so many rows reads: all but the embedding table, the
+        head, and of a mixture the experts that some row chooses."""
         head = self.vocab_size * self.hidden_size
-        layers = self.num_hidden_layers * self.layer_parameters()
-        return (head + layers + self.hidden_size) * dtype_bytes
+        if self.stored_parameters is not None:
+            return (self.stored_parameters - self._table_parameters() + head) * dtype_bytes
+        experts, dense = self.expert_share(rows) * self.expert_parameters(), self._dense_counts()
+        return (head + dense.matrices + dense.rest + round(experts)) * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int, kv_cache_dtype: str = "auto") -> int:
         """Bytes of keys and values that are kept of one token, all layers. Layers with a window
         keep all tokens too: pages belong to sequences, not to layers."""
-        each = kv_element_bytes(dtype_bytes, kv_cache_dtype, self.head_dim)
-        return round(kv_token_bytes(2 * self.num_hidden_layers * self.kv_size, each))
+        sizes = self.kv_sizes
+        return round(
+            sum(
+                kv_token_bytes(
+                    2 * one.heads * one.size,
+                    kv_element_bytes(dtype_bytes, kv_cache_dtype, one.size),
+                )
+                for one in sizes
+            )
+        )
 
     def tokens_seen(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, summed over layers."""
@@ -256,11 +412,20 @@ class ModelShape:
 
     def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
         """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
-        return 2 * self.tokens_seen(context) * self.kv_size * dtype_bytes
+        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
+        heads = [(min(context, one or context), self.heads(one)) for one in windows]
+        return 2 * sum(seen * one.heads * one.size for seen, one in heads) * dtype_bytes
+
+    def attended(self, context: int) -> int:
+        """Keys that a token at the end of `context` positions attends to, times the width of all
+        query heads, summed over layers."""
+        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
+        each = (min(context, one or context) * self.heads(one).size for one in windows)
+        return self.num_attention_heads * sum(each)
 
     def flops_per_token(self, context: int) -> int:
         """Multiply-adds count two; attention over `context` tokens included."""
-        return round(token_flops(self.step_bytes(1), self.tokens_seen(context) * self.query_size))
+        return round(token_flops(self.step_bytes(1), self.attended(context)))
 
 
 def token_flops(weights: float, attended: float) -> float:
@@ -288,3 +453,12 @@ def _sizes(config: Config) -> dict[str, Any]:
         "max_position_embeddings": size(config, "max_position_embeddings"),
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-6),
     }
+
+
+def _draft_layers(config: Config) -> int:
+    """Layers behind the last that a checkpoint may have."""
+    for name in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"):
+        given = config.get(name)
+        if isinstance(given, int) and given > 0:
+            return size(config, name, most=MOST_LAYERS)
+    return 0

@@ -22,7 +22,8 @@ _PREFIXES = (
 )
 """Where decoders lie: as transformers 5 has them, as most are published, and re-saved alone."""
 _TABLE, _HEADS = "embed_tokens.weight", ("lm_head.", "language_model.lm_head.")
-_DRAFT_HEADS = ("mtp.",)
+DRAFT_HEADS = ("mtp.",)
+"""What the names of tensors begin with that draft, which are not read."""
 _LLAVA = ("vision_tower.", "multi_modal_projector.")
 _OUTSIDE = ("model_type", "architectures", "text_config", "tie_word_embeddings")
 _EITHER = ("quantization_config", "compression_config", "dtype", "torch_dtype")
@@ -54,6 +55,8 @@ class DecoderPart:
     """The family of ours that runs it."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What transformers' class has where config.json says nothing, readers' defaults aside."""
+    always: Mapping[str, Any] = field(default_factory=dict)
+    """What it does whatever config.json says."""
 
 
 @final
@@ -75,7 +78,7 @@ class MultimodalFamily:
         Tensors of the other networks are left out; those that belong to neither keep their names.
         """
         prefix = next((one for one in _PREFIXES if one + _TABLE in stored), _PREFIXES[0])
-        skipped = (*self.skipped, *(f"model.{one}" for one in self.skipped), *_DRAFT_HEADS)
+        skipped = (*self.skipped, *(f"model.{one}" for one in self.skipped), *DRAFT_HEADS)
         found: dict[str, str] = {}
         for name in sorted(stored):
             if not name.startswith(skipped):
@@ -121,7 +124,7 @@ def text_config(config: Config, folder: Path | None = None) -> dict[str, Any]:
     part = _TEXTS[kind]
     top = {name: value for name, value in config.items() if name not in _OUTSIDE}
     inner = {name: one for name, one in inner.items() if one is not None or name not in _EITHER}
-    found = {**part.defaults, **top, **inner, "model_type": part.family}
+    found = {**part.defaults, **top, **inner, **part.always, "model_type": part.family}
     tied = _tied(config, inner, folder)
     if tied is not None:
         found["tie_word_embeddings"] = tied
@@ -232,12 +235,47 @@ _TEXTS: dict[str, DecoderPart] = {
             "rope_theta": 500000.0,
         },
     ),
+    "gemma4_text": DecoderPart(
+        family="gemma4_text",
+        defaults={
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "hidden_size_per_layer_input": 256,
+        },
+    ),
+    "qwen3_vl_moe_text": DecoderPart(
+        family="qwen3_moe",
+        defaults={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 128000,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500000.0,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 4,
+        },
+        always={"norm_topk_prob": True},
+    ),
 }
 _BY_NAME: dict[str, MultimodalFamily] = {
     one.model_type: one
     for one in (
         MultimodalFamily(  # Gemma Team 2025, arXiv 2503.19786.
             model_type="gemma3", texts=("gemma3_text",), skipped=_LLAVA
+        ),
+        MultimodalFamily(
+            model_type="gemma4",
+            texts=("gemma4_text",),
+            skipped=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
         ),
         MultimodalFamily(model_type="mistral3", texts=("mistral", "ministral3"), skipped=_LLAVA),
         MultimodalFamily(  # Wang et al. 2024, arXiv 2409.12191.
@@ -250,5 +288,8 @@ _BY_NAME: dict[str, MultimodalFamily] = {
             may_be_flat=True,
         ),
         MultimodalFamily(model_type="qwen3_vl", texts=("qwen3_vl_text",), skipped=("visual.",)),
+        MultimodalFamily(
+            model_type="qwen3_vl_moe", texts=("qwen3_vl_moe_text",), skipped=("visual.",)
+        ),
     )
 }

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.fields import Config, numbers, positive, positive_or_none, size
+from foretoken.shape.fields import (
+    FULL,
+    SLIDING,
+    Config,
+    numbers,
+    positive,
+    positive_or_none,
+    refuse_unless,
+    size,
+)
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _NEEDS_FACTOR = ("linear", "dynamic", "yarn", "llama3")
@@ -36,6 +45,8 @@ class RopeShape:
     high_freq_factor: float = 4.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    turned_pairs: int | None = None
+    """Pairs that are turned, the first ones, with frequencies of the whole head; None: all."""
     query_growth: float = 0.0
     """How much queries grow with each `original_positions` before them: Llama 4's scale."""
 
@@ -146,3 +157,51 @@ def _longrope(config: Config, rope: Config, rotary_dim: int, original: int) -> d
         "short_factor": numbers(rope, "short_factor", rotary_dim // 2),
         "long_factor": numbers(rope, "long_factor", rotary_dim // 2),
     }
+
+
+def one_rope(config: Config, *, theta: float | None = None, partly: bool = False) -> RopeShape:
+    """Positions that are the same in all layers.
+
+    Args:
+        config: of the model; its `head_dim` is filled in.
+        theta: where it does not say; None: 10,000.
+        partly: whether part of a head may be turned alone.
+    """
+    rope = rope_of(config)
+    if not partly:
+        check_whole_heads(config, rope)
+    usual = theta_of(config) if theta is None else positive(config, "rope_theta", theta)
+    return RopeShape.read(config, rope, head_dim=config["head_dim"], theta=usual)
+
+
+def two_ropes(config: Config, theta: float, local_theta: float) -> dict[str, Any]:
+    """Positions of the layers that see all, and of those with a window."""
+    ropes, head_dim = config.get("rope_parameters") or {}, config["head_dim"]
+    wide = ropes.get(FULL) or config.get("rope_scaling") or {}
+    local = ropes.get(SLIDING) or {}
+    check_whole_heads(config, wide, local)
+    return {
+        "rope": RopeShape.read(config, wide, head_dim=head_dim, theta=theta),
+        "local_rope": RopeShape.read(config, local, head_dim=head_dim, theta=local_theta),
+    }
+
+
+def check_whole_heads(*places: Config) -> None:
+    """Raise UnsupportedModelError where only part of a head is turned."""
+    for fields in places:
+        refuse_unless(fields, {"partial_rotary_factor": (1.0, "1.0")})
+
+
+def rope_of(config: Config) -> Config:
+    """The fields of the positions, new names or old; empty: they are plain."""
+    rope: Config = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    nested = [name for name, value in rope.items() if isinstance(value, dict)]
+    if nested or "mrope_section" in rope:
+        given = nested or "mrope_section"
+        raise UnsupportedModelError("rope_parameters", given, "one kind of positions for all")
+    return rope
+
+
+def theta_of(config: Config) -> float:
+    """`rope_theta`, or the usual one."""
+    return positive(config, "rope_theta", 10000.0)

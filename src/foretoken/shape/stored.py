@@ -5,13 +5,15 @@ refused here by name; sizes of single matrices follow from their tensors (quant/
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.block_kinds import BLOCK_KINDS
 from foretoken.shape.fields import Config, refuse_unless
 from foretoken.shape.memory_formula import Held
 
-READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "gguf")
+READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "mxfp4", "gguf")
 GROUPS = (128, 64, 32)
 """Inputs that share a scale, as kernels have them."""
 FLOATS = Held(1.0, 0)
@@ -30,6 +32,8 @@ class CheckpointQuantization:
     """In words, such as `int4, groups of 128, asymmetric`."""
     held: tuple[Held, ...] = (FLOATS,)
     """What kernels make of the matrices of the layers, for the memory they take."""
+    of_experts: tuple[Held, ...] = ()
+    """The same of the experts of a mixture alone; empty: as of all."""
     head: Held = FLOATS
     """What kernels make of the output head, which most checkpoints leave alone."""
     table: Held = FLOATS
@@ -41,6 +45,12 @@ class CheckpointQuantization:
     """fp8 with a scale per block: its outputs and inputs."""
     rounds_activations: bool = False
     """Made for activations of 8 bits too; here they keep their type."""
+
+    def experts_alone(self, share: float) -> Self:
+        """The same where only experts are stored so, which are such a share of all numbers."""
+        return replace(
+            self, held=(self.held[0]._replace(share=share), FLOATS._replace(share=1 - share))
+        )
 
     def describe(self) -> str:
         """`gptq: int4, groups of 128`."""
@@ -149,11 +159,20 @@ def _fp8(given: Config) -> CheckpointQuantization:
     )
 
 
+def _mxfp4(given: Config) -> CheckpointQuantization:
+    """Experts alone; how much of the model they are follows from its shape."""
+    each = BLOCK_KINDS["MXFP4"].bytes_each
+    return CheckpointQuantization(
+        method="mxfp4", weights="experts in mxfp4", held=(Held(1.0, 4, bytes_each=each),)
+    )
+
+
 _READERS: dict[str, Callable[[Config], CheckpointQuantization]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -62,12 +62,17 @@ class Text:
         return SpanWindow(start, count, self.table[: -(-(start + count) // self.shape.page_size)])
 
 
-def run(attention: object, texts: Sequence[Text], spans: Sequence[SpanWindow]) -> Tensor:
+def run(
+    attention: object,
+    texts: Sequence[Text],
+    spans: Sequence[SpanWindow],
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """Spans of texts that share a store."""
     assert isinstance(attention, NativeAttention | ReferenceAttention)
     pairs = zip(texts, spans, strict=True)
     q_THh = torch.cat([text.q_THh[span.start : span.end] for text, span in pairs])
-    return attention.plan(spans)(q_THh, texts[0].store)
+    return attention.plan(spans)(q_THh, texts[0].store, sinks_H)
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), KINDS, ids=str)
@@ -87,10 +92,11 @@ def test_equals_the_definition(
         text = Text(shape)
         starts = [0, draw.choice([62, 63, 64, 65]), draw.choice([510, 511, 512, 700, 1100])]
         spans = [text.span(start, draw.choice([1, 2, 6, 7, 30])) for start in starts]
-        found = run(NativeAttention(shape, library), [text] * 3, spans)
+        sinks_H = draw.choice([None, 2 * torch.randn(shape.num_heads)])
+        found = run(NativeAttention(shape, library), [text] * 3, spans, sinks_H)
         reference = ReferenceAttention(replace(shape, dtype=torch.float32))
         text.q_THh, text.store = text.q_THh.float(), text.store.float()
-        expected = run(reference, [text] * 3, spans)
+        expected = run(reference, [text] * 3, spans, sinks_H)
         torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=atol)
 
 
@@ -101,20 +107,37 @@ def test_bits_do_not_depend_on_the_cut(
 ) -> None:
     shape = replace(geometry((6, 2, 32), dtype), window=window)
     attention, text, draw = NativeAttention(shape, library), Text(shape), random.Random(3)
-    decoded = torch.cat([run(attention, [text], [text.span(i, 1)]) for i in range(LENGTH)])
+    sinks_H = None if window is None else torch.randn(6)
+    alone = [run(attention, [text], [text.span(i, 1)], sinks_H) for i in range(LENGTH)]
+    decoded = torch.cat(alone)
     for choices in ([LENGTH], [500, 130, 65], [1, 5, 6, 9]):
         library.handle.ft_set_threads(draw.choice([1, 2, 5]))
         at = 0
         while at < LENGTH:
             count = min(LENGTH - at, draw.choice(choices))
-            found = run(attention, [text], [text.span(at, count)])
+            found = run(attention, [text], [text.span(at, count)], sinks_H)
             assert torch.equal(found, decoded[at : at + count]), (at, count)
             at += count
     for _ in range(10):
         spans = [text.span(draw.randrange(LENGTH - 9), draw.randint(1, 9)) for _ in range(12)]
         expected = torch.cat([decoded[s.start : s.end] for s in spans])
-        assert torch.equal(run(attention, [text] * 12, spans), expected)
+        assert torch.equal(run(attention, [text] * 12, spans, sinks_H), expected)
     library.use_threads(library.cores)
+
+
+def test_sinks(library: Library) -> None:
+    """One that is far below changes nothing, one that is far above takes everything."""
+    shape = geometry((8, 2, 64), torch.float32)
+    attention, text = NativeAttention(shape, library), Text(shape)
+    spans = [text.span(0, 70), text.span(1000, 6)]
+    plain = run(attention, [text] * 2, spans)
+    assert torch.equal(run(attention, [text] * 2, spans, torch.full((8,), -1e30)), plain)
+    assert run(attention, [text] * 2, spans, torch.full((8,), 1e4)).abs().max() < 1e-30
+    half = torch.full((8,), -1e30)
+    half[5] = 1.0
+    found = run(attention, [text] * 2, spans, half).view(-1, 8, 64)
+    assert torch.equal(found[:, :5], plain.view(-1, 8, 64)[:, :5])
+    assert not torch.equal(found[:, 5], plain.view(-1, 8, 64)[:, 5])
 
 
 def test_bits_do_not_depend_on_the_pages(library: Library) -> None:

@@ -89,6 +89,11 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 8192,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GROUPED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "n_shared_experts": 2, "n_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
 FAMILIES: list[dict[str, Any]] = [
     {"model_type": "llama"},
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
@@ -112,6 +117,38 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "gemma"},
     {"model_type": "gemma2", "sliding_window": 100},
     {"model_type": "gemma3_text", "sliding_window": 100, "head_dim": 8},
+    {"model_type": "mixtral"},
+    {"model_type": "qwen2_moe", **EXPERTS},
+    {"model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": 2},
+    {"model_type": "olmoe"},
+    {"model_type": "gpt_oss", "sliding_window": 100},
+    {"model_type": "granitemoe"},
+    {"model_type": "granitemoeshared", "shared_intermediate_size": 40},
+    {"model_type": "glm4_moe", **GROUPED, "attention_bias": True},
+    {"model_type": "dots1", **GROUPED, "sliding_window": 100},
+    {"model_type": "ernie4_5_moe"},
+    {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": 2},
+    {"model_type": "minimax_m2"},
+    {"model_type": "hy_v3"},
+    {"model_type": "afmoe", "sliding_window": 100},
+    {"model_type": "gemma4_text", "sliding_window": 100, "head_dim": 8, "global_head_dim": 24},
+    {
+        "model_type": "gemma4_text",
+        "sliding_window": 100,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
+    {
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "use_double_wide_mlp": True,
+    },
 ]
 
 

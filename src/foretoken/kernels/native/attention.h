@@ -8,7 +8,7 @@
 // taken in blocks of 16 and sections of 512 that begin at multiples of these numbers; softmax is
 // online over the blocks of a section from a fresh state: a row's peak moves, and what it summed is
 // scaled, where a block has a score more than 8 (in powers of two) above it. The sections are then
-// merged in order.
+// merged in order, and a head's sink last, as a section of one key whose value is 0.
 // A key that a row does not see takes part as an exact zero. Threads share work by rows and key
 // heads, so nothing above can depend on them either.
 //
@@ -56,6 +56,8 @@ typedef struct {
     const void *q;  // [T, H, h]; rows q_stride elements apart
     const void *kv;  // [slots, 2 * K heads]; slots kv_stride numbers of kv_type apart
     void *out;  // [T, H, h]; rows out_stride elements apart
+    const float *sinks;  // [H], as the queries: a score beside those of the keys, without a value, neither
+                         // scaled nor capped; or NULL
     int64_t q_stride, kv_stride, out_stride;
     int32_t num_spans;
 } ft_attention_call;

@@ -186,6 +186,25 @@ static void end_section(const work *w) {
     for (int64_t at = 0; at < all; at += W) merge_rows(w, at, all - at < W ? (int)(all - at) : W);
 }
 
+// One more section, of a score without a value: of up to W rows from `at` on, a lane each.
+static void merge_sinks(const work *w, int64_t at, int count) {
+    float sinks[W] = {0}, olds[W];
+    for (int i = 0; i < count; i++) {
+        const int m = (int)((at + i) % w->rows), h = (int)((at + i) / w->rows);
+        sinks[i] = w->call->sinks[m % w->group * w->shape->num_kv_heads + w->unit->first_head + h];
+    }
+    const vf sink = vf_mul(vf_load(sinks), vf_set1(LOG2_E)), before = vf_load_n(w->all_peak + at, count);
+    const vf best = vf_max(before, sink), all_sum = vf_load_n(w->all_sum + at, count);
+    const vf old = vf_exp2(vf_sub(before, best)), new = vf_exp2(vf_sub(sink, best));
+    vf_store_n(w->all_sum + at, vf_fma(all_sum, old, new), count);
+    vf_store(olds, old);
+    for (int i = 0; i < count; i++) {
+        float *acc = w->all_acc + (at + i) * w->width;
+        for (int d = 0; d < w->width; d += W)
+            vf_store(acc + d, vf_mul(vf_load(acc + d), vf_set1(olds[i])));
+    }
+}
+
 static void write_row(const work *w, int64_t at, const float *acc, float sum) {
     const ft_attention_shape *shape = w->shape;
     const int m = (int)(at % w->rows), h = (int)(at / w->rows), size = shape->head_dim;
@@ -317,7 +336,11 @@ static void run_unit(const ft_attention_call *call, const ft_attention_unit *uni
         run_section(&w, s, low, end, next);
         end_section(&w);
     }
-    for (int64_t at = 0; at < (int64_t)w.rows * w.heads; at++)
+    const int64_t all = (int64_t)w.rows * w.heads;
+    if (call->sinks)
+        for (int64_t at = 0; at < all; at += W)
+            merge_sinks(&w, at, all - at < W ? (int)(all - at) : W);
+    for (int64_t at = 0; at < all; at++)
         write_row(&w, at, w.all_acc + at * w.width, w.all_sum[at]);
 }
 

@@ -82,16 +82,28 @@ static void norm(const ft_decoder *d, const ft_step *step, const void *weight, c
     ft_norm(&call);
 }
 
+// x becomes x + scale y, each rounded.
+static void add_scaled(const ft_decoder *d, const ft_step *step, const void *y) {
+    for (int64_t i = 0; i < step->rows * d->hidden; i++) {
+        float scaled;
+        ft_put(&scaled, 0, ft_value(y, i, d->type) * d->branch_scale, d->type);
+        ft_put(step->x, i, ft_value(step->x, i, d->type) + ft_value(&scaled, 0, d->type), d->type);
+    }
+}
+
 // x becomes x + y, or x + norm(y), where y is what `linear` makes of `input`.
 static void add(const ft_decoder *d, const ft_step *step, const ft_linear *linear,
                 const void *after, const void *input, void *room) {
     // Without a norm in between, the sum is made before the matrix' results are rounded.
-    if (!after) {
+    if (!after && d->branch_scale == 1.0f) {
         ft_linear_dense(linear, input, step->x, step->x, step->rows);
         return;
     }
     ft_linear_dense(linear, input, room, NULL, step->rows);
-    norm(d, step, after, room, step->x, step->x);
+    if (!after)
+        add_scaled(d, step, room);
+    else
+        norm(d, step, after, room, step->x, step->x);
 }
 
 static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
@@ -131,6 +143,7 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
     call->q_stride = width;
     call->kv = kv;
     call->kv_stride = step->kv_stride;
+    call->sinks = layer->sinks;
     call->out = b->heads;
     call->out_stride = d->num_heads * size;
     ft_attention_run(call, kind->units, kind->num_units);
@@ -169,6 +182,24 @@ static const void *enter(const ft_decoder *d, const ft_step *step, const ft_laye
     return room;
 }
 
+// x becomes x + y, or x + norm(y), where y is what the experts make of the normed stream.
+static void mix(const ft_decoder *d, const ft_step *step, const ft_layer *layer, const void *input,
+                const buffers *b) {
+    const size_t bytes = (size_t)(step->rows * d->hidden) * (d->type == FT_BFLOAT16 ? 2 : 4);
+    char *const room = b->normed + bytes;
+    const int at_once = !layer->after_mlp && d->branch_scale == 1.0f;
+    const ft_experts_rows rows = {.x = input,
+                                  .y = at_once ? step->x : room,
+                                  .residual = at_once ? step->x : NULL,
+                                  .rows = step->rows,
+                                  .distinct = step->distinct};
+    ft_experts_run(layer->experts, &rows);
+    if (layer->after_mlp)
+        norm(d, step, layer->after_mlp, room, step->x, step->x);
+    else if (!at_once)
+        add_scaled(d, step, room);
+}
+
 static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
                       const buffers *b) {
     const void *input = enter(d, step, layer, b->normed);
@@ -177,6 +208,10 @@ static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *
     // From here on `normed` is free again: the layer's input has been used.
     add(d, step, layer->out, layer->after_attention, b->heads, b->normed);
     input = normed(d, step, layer->mlp_norm, b->normed);
+    if (layer->experts) {
+        mix(d, step, layer, input, b);
+        return;
+    }
     ft_linear_dense(layer->gate_up, input, b->both, NULL, step->rows);
     const ft_gate_call gate = {.x = b->both,
                                .y = b->gated,

@@ -1,5 +1,5 @@
 // Layers of a Llama-like decoder in one call: norm, q k v, rotary positions, attention, output and
-// residual, norm, gate and up, activation, down and residual.
+// residual, norm, gate and up, activation, down and residual; or experts in place of these.
 //
 // Exactly the calls that linear.h, rows.h and attention.h offer one by one, in the same order and
 // with the same roundings between them: the bits are those of a layer run call by call.
@@ -7,11 +7,14 @@
 #define FORETOKEN_DECODER_H
 
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "rows.h"
 
 typedef struct {
     const ft_linear *qkv, *out, *gate_up, *down;
+    const ft_experts *experts;  // in place of gate_up and down; or null
+    const float *sinks;         // of ft_attention_call, or null
     const void *attention_norm, *mlp_norm;         // weights [hidden]; or null: of nothing
     const void *after_attention, *after_mlp;       // of norms before a residual is added, or null
     const void *query_norm, *key_norm;             // [head_dim], or of all heads together; or null
@@ -30,6 +33,7 @@ typedef struct {
     int32_t norm_type;  // of all weights of norms
     int32_t activation;
     float eps;
+    float branch_scale;  // what a layer's two parts give is multiplied with, where no norm follows them
 } ft_decoder;
 
 // What layers of a kind share in a step.
@@ -53,6 +57,7 @@ typedef struct {
     void *beside;  // [rows, hidden], of layers with beside_norm; else null
     char *const *kept;    // where the input of each layer is kept, by slot, or null; or null: of none
     int64_t kept_stride;  // bytes from a slot to the next
+    int64_t *distinct;    // is increased by the experts that were read, of all layers; or null
 } ft_step;
 
 // Run layers [first, end).

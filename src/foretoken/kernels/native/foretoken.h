@@ -50,7 +50,7 @@ enum { FT_MOST_THREADS = 256 };
 // Memory of at least `bytes`, aligned to 64, private to the calling thread and kept for its next
 // call with the same `slot` (0 to FT_SCRATCH_SLOTS - 1): contents do not survive that call. Null if
 // there is none.
-enum { FT_SCRATCH_SLOTS = 4 };
+enum { FT_SCRATCH_SLOTS = 5 };
 void *ft_scratch(int slot, size_t bytes);
 
 // Ask for huge pages for the whole 2 MiB pages inside [start, start + bytes).

@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-static const ft_linear_kernels *kernels_of(int level) {
+const ft_linear_kernels *ft_linear_kernels_in_use(void) {
+    int level = ft_level();
 #if defined(__aarch64__)
     const ft_linear_kernels *const all[] = {&ft_linear_portable, &ft_linear_neon,
                                             &ft_linear_neondot, &ft_linear_neonbf16};
@@ -73,6 +74,7 @@ static void prepare(run_state *run) {
     const int whole = bf16_pairs ? taken : bf16 ? 2 : 1;
     const int fits = !integer && layer->inputs % whole == 0 && rows->rows < MANY_ROWS &&
                      layer->x_type == (bf16_pairs ? FT_BFLOAT16 : FT_FLOAT32);
+    x->rows = rows->rows;
     x->chunk_shift = run->kernels->chunk_shift(layer);
     if (fits && !layer->norm) {
         x->values = rows->x;
@@ -111,7 +113,7 @@ static int64_t columns_of(const ft_linear *layer) {
 
 static void run_one(const ft_linear *layer, const ft_linear_rows *rows) {
     static const int bits[] = {32, 16, 8, 4, 5};
-    run_state run = {.job = {.layer = layer, .rows = rows}, .kernels = kernels_of(ft_level())};
+    run_state run = {.job = {.layer = layer, .rows = rows}, .kernels = ft_linear_kernels_in_use()};
     run.panels = ft_panels(layer);
     run.tile = FT_TILE * tiles_at_once(run.panels, rows->rows);
     prepare(&run);

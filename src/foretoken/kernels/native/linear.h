@@ -73,6 +73,7 @@ typedef struct {
     const float *scales;   // fixed point: [rows][blocks]
     const int32_t *sums;   // fixed point: [rows][padded inputs / part], sums of 32 values, or of 16
     int64_t blocks, parts;
+    int64_t rows;  // how many together the layout was chosen for
 } ft_prepared;
 
 typedef struct {
@@ -97,6 +98,9 @@ typedef struct {
 
 extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avxvnni,
     ft_linear_avx512, ft_linear_avx512bf16, ft_linear_amx, ft_linear_neon, ft_linear_neondot, ft_linear_neonbf16;
+
+// Those of the level in use.
+const ft_linear_kernels *ft_linear_kernels_in_use(void);
 
 // Byte `byte` of a prepared row.
 static inline char *ft_prepared_at(const ft_prepared *x, int64_t row, int64_t byte) {

@@ -506,7 +506,7 @@ typedef struct {
 
 static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
-    plan p = {.job = job, .how = walk_of(layer, job->rows->rows)};
+    plan p = {.job = job, .how = walk_of(layer, job->x.rows)};
     const int blocks = layer->weight_type == FT_WEIGHT_BLOCKS;
     p.step_bytes = blocks ? ft_front_bytes(layer->front) : STEP_BYTES;
     p.fetch_steps = blocks ? BLOCK_FETCH : FETCH_STEPS;

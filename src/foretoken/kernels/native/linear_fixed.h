@@ -99,13 +99,13 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         return;
     }
 #if defined(TILES)
-    if (goes_through_tiles(job->layer, job->rows->rows)) {
+    if (goes_through_tiles(job->layer, job->x.rows)) {
         split_bytes(fixed, FT_BLOCK, at);
         return;
     }
 #endif
 #if BLOCK_QUADS
-    if (job->layer->weight_type == FT_WEIGHT_BLOCKS && x_kind_of(job->layer, job->rows->rows) == X_SPLIT) {
+    if (job->layer->weight_type == FT_WEIGHT_BLOCKS && x_kind_of(job->layer, job->x.rows) == X_SPLIT) {
         split_bytes(fixed, 4, at);
         return;
     }

@@ -4,6 +4,7 @@
 #include "block.h"
 #include "decoder.h"
 #include "embedding.h"
+#include "experts.h"
 #include "ggml.h"
 #include "group.h"
 #include "heads.h"
@@ -34,6 +35,8 @@ const ft_size ft_sizes[] = {
     SIZE(ft_draw_row),
     SIZE(ft_reject_span),
     SIZE(ft_reject_call),
+    SIZE(ft_experts),
+    SIZE(ft_experts_rows),
     SIZE(ft_layer),
     SIZE(ft_decoder),
     SIZE(ft_step_kind),

@@ -97,6 +97,30 @@ def what_fits(setup: Setup) -> Iterator[dict[str, Any]]:
             }
 
 
+_ROWS = (1, 2, 4, 6, 8, 16)
+
+
+def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
+    """Of a mixture: what a step of so many rows reads if they choose evenly and apart from each
+    other, and the tokens it has to give before drafts gain anything; of others nothing."""
+    model, stored = setup.target, setup.quantization
+    if not model.num_experts:
+        return
+    head = model.head_params * (stored.stored_bytes if stored.tables_too else 2.0)
+    dense, experts = (
+        count * stored.stored_bytes for count in (model.dense_params, model.expert_params)
+    )
+    share = [1.0 - (1.0 - model.expert_share) ** rows for rows in _ROWS]
+    read = [head + dense + one * experts for one in share]
+    for rows, one, count in zip(_ROWS, share, read, strict=True):
+        yield {
+            "rows": rows,
+            "experts": round(one * model.num_experts, 1),
+            "bytes": round(count),
+            "break_even_tokens": round(count / read[0], 2),
+        }
+
+
 def _most_context(plan: SpeculationPlan) -> dict[str, int]:
     """Tokens that each request may have when the usual number of them share the memory."""
     usual, memory = plan.setup.usual, plan.speculating
@@ -121,6 +145,7 @@ def plan_document(plan: SpeculationPlan) -> dict[str, Any]:
             "rows": list(what_fits(setup)),
             "most_context": _most_context(plan),
         },
+        "experts_of_a_step": list(expert_reads(setup)),
     }
 
 
@@ -144,6 +169,15 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"
 def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
     if plan.setup.method != "none":
         yield _speed_table(plan.prediction)
+    if reads := list(expert_reads(plan.setup)):
+        table = make_table(
+            f"Experts that a step reads, of {plan.setup.target.num_experts}",
+            "rows", "experts of a layer", "weights GB", "tokens to break even", left=0,
+        )  # fmt: skip
+        for one in reads:
+            cells = (one["rows"], one["experts"], one["bytes"] / 1e9, one["break_even_tokens"])
+            table.add_row(*(f"{cell:.4g}" for cell in cells))
+        yield table
     table = make_table("Checks", "level", "check", "what", left=3)
     for finding in plan.findings:
         text = Text(finding.message)

@@ -13,6 +13,7 @@ how wide follows from the target.
 import hashlib
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -67,6 +68,8 @@ class PlanModel:
     window_layers: int
     query_width: int
     """Width of all query heads of a layer; of latent attention the mean of queries and values."""
+    window_query_width: int
+    """The same of layers with a window."""
     matrix_outputs: int
     """Rows of all dense matrices but the head; 0 where they are not counted."""
     kv_is_shared: bool
@@ -78,8 +81,9 @@ class PlanModel:
 
     @property
     def table_params(self) -> int:
-        """The embedding, and the output head where it is not the same."""
-        return self.head_params * (1 if self.shape.tie_word_embeddings else 2)
+        """The embedding, the output head where it is not the same, and inputs of layers."""
+        inputs = self.shape.vocab_size * self.shape.num_hidden_layers * self.shape.layer_inputs
+        return self.head_params * (1 if self.shape.tie_word_embeddings else 2) + inputs
 
     @property
     def params(self) -> int:
@@ -103,8 +107,9 @@ class PlanModel:
 
     def flops_per_token(self, context: float) -> float:
         """Operations of one row that attends to `context` tokens; a multiply-add counts two."""
-        seen = self.full_layers * context + self.window_layers * min(context, self.window_size)
-        return token_flops(self.active_params, seen * self.query_width)
+        seen = self.full_layers * context * self.query_width
+        seen += self.window_layers * min(context, self.window_size) * self.window_query_width
+        return token_flops(self.active_params, seen)
 
 
 def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer: str) -> PlanModel:
@@ -113,13 +118,55 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     is_known = find_multimodal(config.get("model_type")) is not None
     config = text_config(config) if is_known else config.get("text_config") or config
     shape = _engine_shape(config) or _lenient_shape(config)
+    layers = shape.num_hidden_layers
+    latent = _first(config, "kv_lora_rank")
+    windowed = sum(window is not None for window in shape.windows)
+    full = layers - windowed - sum(kind in _LINEAR_LAYERS for kind in _layer_kinds(config, layers))
+    counts = _own_counts(shape) if shape.is_own else _guessed_counts(config, shape)
+    if not shape.is_own:
+        each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
+        counts |= {"kv_elements": full * each, "window_elements": windowed * each}
+    return PlanModel(
+        shape=shape,
+        name=name,
+        family=family or shape.model_type,
+        tokenizer=tokenizer,
+        context=_size(config, "max_position_embeddings", 4096),
+        window_size=max(filter(None, shape.windows), default=0),
+        full_layers=full,
+        window_layers=windowed,
+        kv_is_shared=latent > 0,
+        mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        quantization=_stored_as(config),
+        approximations=tuple(_notes(config)),
+        **counts,
+    )
+
+
+def _own_counts(shape: ModelShape) -> dict[str, int]:
+    """What is counted by the engine."""
+    experts, kept = shape.experts, Counter[bool]()
+    for layer, heads in enumerate(shape.kv_sizes):
+        kept[shape.window(layer) is not None] += 2 * heads.heads * heads.size
+    return {
+        "dense_params": shape.step_bytes(1, rows=0) - shape.vocab_size * shape.hidden_size,
+        "expert_params": shape.expert_parameters(),
+        "num_experts": 0 if experts is None else experts.count,
+        "experts_per_token": 0 if experts is None else experts.used,
+        "kv_elements": kept[False],
+        "window_elements": kept[True],
+        "query_width": shape.num_attention_heads * shape.heads(None).size,
+        "window_query_width": shape.num_attention_heads * shape.head_dim,
+        "matrix_outputs": shape.weight_counts().outputs,
+    }
+
+
+def _guessed_counts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, int]:
+    """The same of a model that the engine does not know."""
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     experts, latent = _first(config, *_EXPERTS), _first(config, "kv_lora_rank")
     width = _first(config, "moe_intermediate_size", "intermediate_size") if experts else 0
     dense_layers = min(_first(config, "first_k_dense_replace"), layers) if experts else layers
-    windowed = sum(window is not None for window in shape.windows)
-    full = layers - windowed - sum(kind in _LINEAR_LAYERS for kind in _layer_kinds(config, layers))
-    each = latent + _size(config, "qk_rope_head_dim") if latent else 2 * shape.kv_size
     # Of one layer, its MLP aside.
     attention = shape.layer_parameters() - 3 * hidden * shape.intermediate_size
     width_of_queries = shape.query_size
@@ -128,28 +175,15 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         attention += weights - hidden * 2 * (shape.query_size + shape.kv_size)
     router = hidden * experts + _first(config, "n_shared_experts") * 3 * hidden * width
     mlps = dense_layers * 3 * hidden * shape.intermediate_size + (layers - dense_layers) * router
-    return PlanModel(
-        shape=shape,
-        name=name,
-        family=family or shape.model_type,
-        tokenizer=tokenizer,
-        context=_size(config, "max_position_embeddings", 4096),
-        dense_params=layers * attention + mlps + hidden,
-        expert_params=(layers - dense_layers) * experts * 3 * hidden * width,
-        num_experts=experts,
-        experts_per_token=_first(config, *_EXPERTS_USED),
-        kv_elements=full * each,
-        window_elements=windowed * each,
-        window_size=int(config.get("sliding_window") or 0) if windowed else 0,
-        full_layers=full,
-        window_layers=windowed,
-        query_width=width_of_queries,
-        matrix_outputs=0 if experts or latent else shape.weight_counts().outputs,
-        kv_is_shared=latent > 0,
-        mtp_layers=_first(config, "num_nextn_predict_layers", "mtp_num_hidden_layers"),
-        quantization=_stored_as(config),
-        approximations=tuple(_notes(config)),
-    )
+    return {
+        "dense_params": layers * attention + mlps + hidden,
+        "expert_params": (layers - dense_layers) * experts * 3 * hidden * width,
+        "num_experts": experts,
+        "experts_per_token": _first(config, *_EXPERTS_USED),
+        "query_width": width_of_queries,
+        "window_query_width": width_of_queries,
+        "matrix_outputs": 0 if experts or latent else shape.weight_counts().outputs,
+    }
 
 
 def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -157,6 +191,8 @@ def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
     if find_family(config.get("model_type")) is None:
         return None
     stored_alike = {key: value for key, value in config.items() if key != "quantization_config"}
+    if config.get("layer_types") is not None:  # a pattern in the list of models
+        stored_alike["layer_types"] = _layer_kinds(config, _size(config, "num_hidden_layers"))
     try:
         return ModelShape.from_fields(stored_alike)
     except (CheckpointError, UnsupportedModelError):

@@ -9,14 +9,28 @@ scale too), S slots of the store.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Attend = Callable[[Tensor, Tensor], Tensor]
-"""(q_THh, layer_SKh) -> [T, H * h], for the step it was planned for."""
+
+class Attend(Protocol):
+    """A step's attention, for the spans it was planned for."""
+
+    def __call__(
+        self, q_THh: Tensor, layer_SKh: Tensor, sinks_H: Tensor | None = None, /
+    ) -> Tensor:
+        """[T, H * h].
+
+        Args:
+            q_THh: queries.
+            layer_SKh: the store of a layer.
+            sinks_H: float32, of a geometry that `has_sinks`: a score of each head that shares the
+                softmax with those of its keys, unscaled and uncapped, and has no value.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +53,8 @@ class Geometry:
     kv_store_dtype: torch.dtype | None = None
     """Type of stored keys and values: int8 (ops.quantize_kv), read as numbers of `dtype`.
     None: `dtype`."""
-
+    has_sinks: bool = False
+    """Whether each call is given sinks."""
     first_kv_head: int = 0
     """Number in the model of the first key head here, where a device has only some of them."""
 

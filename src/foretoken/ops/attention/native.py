@@ -67,7 +67,7 @@ class NativeAttention(Attention):
         """Cut the spans into units of work for the threads that PyTorch may use now."""
         plan, store_dtype = self.layout(spans), self._geometry.store_dtype
 
-        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+        def attend(q_THh: Tensor, layer_SKh: Tensor, sinks_H: Tensor | None = None, /) -> Tensor:
             heads, size = q_THh.shape[1:]
             if q_THh.stride()[1:] != (size, 1):
                 q_THh = q_THh.contiguous()
@@ -78,6 +78,7 @@ class NativeAttention(Attention):
             call.q, call.q_stride = q_THh.data_ptr(), q_THh.stride(0)
             call.kv, call.kv_stride = layer_SKh.data_ptr(), layer_SKh.stride(0)
             call.out, call.out_stride = out_TD.data_ptr(), heads * size
+            call.sinks = None if sinks_H is None else sinks_H.data_ptr()
             self._run(ctypes.addressof(call), plan.units, plan.num_units)
             return out_TD
 

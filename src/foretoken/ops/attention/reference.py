@@ -26,7 +26,7 @@ class ReferenceAttention(Attention):
         """Slots of every span's positions."""
         slots, geometry = [self._slots(span) for span in spans], self._geometry
 
-        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+        def attend(q_THh: Tensor, layer_SKh: Tensor, sinks_H: Tensor | None = None, /) -> Tensor:
             rows, at = [], 0
             for span, slots_L in zip(spans, slots, strict=True):
                 kv_LKh = dequantize(layer_SKh.index_select(0, slots_L), geometry.dtype)
@@ -37,7 +37,7 @@ class ReferenceAttention(Attention):
                         before = torch.cat([kv_LKh[: span.start], kv_LKh[span.start + path]])
                         end = before.shape[0]
                     seen = before[max(0, end - (geometry.window or end)) : end]
-                    rows.append(self._row(q_THh[at], seen))
+                    rows.append(self._row(q_THh[at], seen, sinks_H))
                     at += 1
             return torch.stack(rows)
 
@@ -49,7 +49,7 @@ class ReferenceAttention(Attention):
         slots = pages[:, None] * size + torch.arange(size, device=device)
         return slots.flatten()[: span.end]
 
-    def _row(self, q_Hh: Tensor, kv_LKh: Tensor) -> Tensor:
+    def _row(self, q_Hh: Tensor, kv_LKh: Tensor, sinks_H: Tensor | None) -> Tensor:
         """One token's output [H * h]."""
         geometry = self._geometry
         kv = geometry.num_kv_heads
@@ -59,7 +59,11 @@ class ReferenceAttention(Attention):
         scores_KGL = scores_KGL * geometry.score_scale
         if geometry.softcap is not None:
             scores_KGL = (scores_KGL / geometry.softcap).tanh() * geometry.softcap
-        weights_KGL = scores_KGL.softmax(dim=-1)
+        if sinks_H is None:
+            weights_KGL = scores_KGL.softmax(dim=-1)
+        else:
+            sinks_KG1 = sinks_H.view(geometry.group, kv).T[..., None]
+            weights_KGL = torch.cat([sinks_KG1, scores_KGL], -1).softmax(dim=-1)[..., 1:]
         out_KGh = (weights_KGL[..., None] * values_LKh.transpose(0, 1)[:, None]).sum(-2)
         out: Tensor = out_KGh.transpose(0, 1).flatten().to(q_Hh.dtype)
         return out

@@ -6,8 +6,8 @@ arithmetic for a token wherever it stands, as far as `choose` has measured. Span
 together in one call; longer ones run alone, a tile per batch entry over the same keys.
 
 Under a window the keys begin at a multiple of 512, the kernel's own block of keys, so that a
-position lies in the same block whatever else is computed. Soft-capped scores, which the kernel
-does not know, are computed tile by tile in float32.
+position lies in the same block whatever else is computed. Soft-capped scores and sinks, which the
+kernel does not know, are computed tile by tile in float32.
 """
 
 import math
@@ -79,7 +79,7 @@ class TiledAttention(Attention):
         cuts = [tiling.key_multiple] if tiling.by_position else []
         if geometry.window is not None:
             cuts.append(self._key_block)
-        if geometry.softcap is not None:
+        if geometry.softcap is not None or geometry.has_sinks:
             cuts.append(_CAPPED_TOKENS)
         self._cut = min(cuts, default=None)
         """Spans are cut at multiples of this position."""
@@ -89,14 +89,14 @@ class TiledAttention(Attention):
         assert all(span.paths is None for span in spans), "trees are not tiled"
         groups = self._groups(spans)
         geometry = self._geometry
-        if len(groups) == 1:
-            group = groups[0]
-            return lambda q_THh, layer_SKh: _attend(geometry, group, q_THh, layer_SKh)
 
-        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+        def attend(q_THh: Tensor, layer_SKh: Tensor, sinks_H: Tensor | None = None, /) -> Tensor:
+            if len(groups) == 1:
+                return _attend(geometry, groups[0], q_THh, (layer_SKh, sinks_H))
             out_TD = q_THh.new_empty(q_THh.shape[0], geometry.num_heads * geometry.head_dim)
             for group in groups:
-                out_TD[group.take] = _attend(geometry, group, q_THh[group.take], layer_SKh)
+                part = q_THh[group.take]
+                out_TD[group.take] = _attend(geometry, group, part, (layer_SKh, sinks_H))
             return out_TD
 
         return attend
@@ -229,8 +229,11 @@ class TiledAttention(Attention):
         return mask.view(sum(tiles), 1, rows * geometry.group, num_keys)
 
 
-def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
-    """Attention of one group's tokens, [T, H * h]."""
+def _attend(
+    geometry: Geometry, group: _Group, q_THh: Tensor, layer: tuple[Tensor, Tensor | None]
+) -> Tensor:
+    """Attention of one group's tokens, [T, H * h]; `layer`: its store and its sinks."""
+    layer_SKh, sinks_H = layer
     kv, heads, size = geometry.num_kv_heads, geometry.num_heads, geometry.head_dim
     tiles, rows = group.tiles, group.rows
     if q_THh.shape[0] != tiles * rows or isinstance(group.place, Tensor):
@@ -245,8 +248,8 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
         kv_BLKh = _gather(layer_SKh, group.pages, geometry)[:, : group.num_keys]
     kv_BLKh = dequantize(kv_BLKh, geometry.dtype)
     keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
-    if geometry.softcap is not None:
-        out = _capped(geometry, group, q, (keys, values))
+    if geometry.softcap is not None or sinks_H is not None:
+        out = _by_scores(geometry, group, (q, keys, values), sinks_H)
     else:
         if group.shared_keys:
             keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
@@ -257,27 +260,42 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
     return out_ND[group.place]
 
 
-def _capped(
-    geometry: Geometry, group: _Group, q: Tensor, keys_values: tuple[Tensor, Tensor]
+def _by_scores(
+    geometry: Geometry,
+    group: _Group,
+    q_keys_values: tuple[Tensor, Tensor, Tensor],
+    sinks_H: Tensor | None,
 ) -> Tensor:
-    """Attention with soft-capped scores, a tile at a time: every call has the same shape.
+    """Attention with soft-capped scores or sinks, a tile at a time: every call has the same shape.
 
     Args:
-        geometry: its softcap is set.
+        geometry: its softcap, and whether there is any.
         group: for the mask.
-        q: [tiles, K, rows * G, h].
-        keys_values: each [tiles, K, L, h], or [1, K, L, h] if all tiles read the same.
+        q_keys_values: queries [tiles, K, rows * G, h]; keys and values, each [tiles, K, L, h], or
+            [1, K, L, h] if all tiles read the same.
+        sinks_H: as for `Attend`.
     """
-    assert geometry.softcap is not None, "asked for by the geometry"
-    keys, values = (part.float().contiguous() for part in keys_values)
+    q = q_keys_values[0]
+    keys, values = (part.float().contiguous() for part in q_keys_values[1:])
+    sinks = None
+    if sinks_H is not None:
+        # [K, rows * G, 1]: the heads of a row lie side by side.
+        by_key = sinks_H.view(geometry.group, geometry.num_kv_heads).T
+        sinks = by_key.repeat(1, q.shape[2] // geometry.group)[..., None]
     out = []
     for tile in range(group.tiles):
         at = tile if keys.shape[0] > 1 else 0
         scores = torch.bmm(q[tile].float() * geometry.score_scale, keys[at].transpose(1, 2))
-        scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
+        if geometry.softcap is not None:
+            scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
         if group.mask is not None:
             scores += group.mask[tile]
-        out.append(torch.bmm(scores.softmax(dim=-1), values[at]))
+        if sinks is None:
+            weights = scores.softmax(dim=-1)
+        else:
+            # The first: its place does not depend on the number of keys.
+            weights = torch.cat([sinks, scores], -1).softmax(dim=-1)[..., 1:].contiguous()
+        out.append(torch.bmm(weights, values[at]))
     return torch.stack(out).to(q.dtype)
 
 

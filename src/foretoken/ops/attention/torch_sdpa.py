@@ -80,13 +80,13 @@ class BranchAttention(Attention):
         rows_P = torch.tensor(rows, dtype=torch.int64, device=self._geometry.device)
         whole = self._chains.plan(plain) if plain else None
 
-        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+        def attend(q_THh: Tensor, layer_SKh: Tensor, sinks_H: Tensor | None = None, /) -> Tensor:
             out_TD = q_THh.new_empty(q_THh.shape[0], q_THh.shape[1] * q_THh.shape[2])
             if whole is not None:
-                out_TD[rows_P] = whole(q_THh[rows_P], layer_SKh)
+                out_TD[rows_P] = whole(q_THh[rows_P], layer_SKh, sinks_H)
             for run, one in zip(runs, attends, strict=True):
                 part = slice(run.first, run.first + run.window.num_tokens)
-                out_TD[part] = one(q_THh[part], layer_SKh.index_select(0, run.slots_L))
+                out_TD[part] = one(q_THh[part], layer_SKh.index_select(0, run.slots_L), sinks_H)
             return out_TD
 
         return attend
@@ -156,6 +156,9 @@ class _Probe:
         self._q_THh = randn(self._positions, geometry.num_heads, geometry.head_dim)
         kv_SKh = randn(slots, 2 * geometry.num_kv_heads, geometry.head_dim)
         self._layer_SKh = quantize_kv(kv_SKh, geometry.store_dtype)
+        self._sinks_H = None
+        if geometry.has_sinks:
+            self._sinks_H = torch.randn(geometry.num_heads, generator=generator).to(geometry.device)
         self._table = list(range(pages))
         self._scattered = list(range(pages, 2 * pages))
         random.Random(0).shuffle(self._scattered)
@@ -181,7 +184,8 @@ class _Probe:
         rows, at = [], 0
         for length in lengths:
             window = SpanWindow(at, length, table)
-            rows.append(attention.plan([window])(self._q_THh[at : at + length], self._layer_SKh))
+            attend = attention.plan([window])
+            rows.append(attend(self._q_THh[at : at + length], self._layer_SKh, self._sinks_H))
             at += length
         return torch.cat(rows)
 
@@ -197,7 +201,7 @@ class _Probe:
                 windows.append(SpanWindow(start, length, table))
             index = torch.cat([torch.arange(w.start, w.end) for w in windows])
             q_THh = self._q_THh[index.to(self._q_THh.device)]
-            found = attention.plan(windows)(q_THh, self._layer_SKh)
+            found = attention.plan(windows)(q_THh, self._layer_SKh, self._sinks_H)
             if not torch.equal(found, expected[index.to(expected.device)]):
                 return False
         return True

@@ -54,7 +54,7 @@ class KernelLinear(Linear):
         """
         self.library = library
         self.dtype, self.out_dtype = dtype, out_dtype or dtype
-        self.packed = packed
+        self.packed, self.bias_N = packed, bias_N
         self.columns = packed.outputs // 2 if packed.gated else packed.outputs
         self._layer = PackedLayer.bind(
             library,

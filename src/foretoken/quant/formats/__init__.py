@@ -8,6 +8,7 @@ from foretoken.quant.formats.compressed import CompressedFormat
 from foretoken.quant.formats.fp8 import Fp8Format
 from foretoken.quant.formats.gguf import GgufFile, GgufFormat
 from foretoken.quant.formats.gptq import GptqFormat
+from foretoken.quant.formats.mxfp4 import Mxfp4Format
 from foretoken.shape import CheckpointQuantization
 
 __all__ = ["Format", "GgufFile", "RawTensors", "format_of"]
@@ -23,5 +24,7 @@ def format_of(stored: CheckpointQuantization, path: Path) -> Format:
         return AwqFormat()
     if stored.method == "fp8":
         return Fp8Format(stored.block)
+    if stored.method == "mxfp4":
+        return Mxfp4Format()
     assert stored.method == "compressed-tensors", stored.method
     return CompressedFormat(stored.block)

@@ -13,12 +13,18 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError
 from foretoken.extras import OptionalPackages
-from foretoken.quant.arrange import Weights, change_rows
+from foretoken.quant.arrange import Weights, halve_heads
 from foretoken.quant.blocks import BlockWeights
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.weights import IntWeights
 from foretoken.shape.block_kinds import BLOCK_KINDS
-from foretoken.shape.gguf import gguf_config, gguf_head_config, open_gguf
+from foretoken.shape.gguf import (
+    check_experts,
+    gguf_config,
+    gguf_head_config,
+    is_of_experts,
+    open_gguf,
+)
 from foretoken.shape.gguf_architectures import architecture_of, head_of, norm_offset
 from foretoken.shape.gguf_file import GgufTensor
 from foretoken.shape.gguf_positions import POSITION_TENSORS
@@ -93,11 +99,23 @@ class GgufFile:
         config = gguf_head_config(path) if head else gguf_config(path)
         table = open_gguf(path)
         row = (head_of(table) if head else None) or architecture_of(table)
-        self._tensors = {
-            row.tensor_name(name): tensor
-            for name, tensor in table.tensors.items()
-            if name not in POSITION_TENSORS
-        }
+        self._tensors: dict[str, GgufTensor] = {}
+        last = "num_nextn_predict_layers" in config and config["num_hidden_layers"]
+        for stored, tensor in table.tensors.items():
+            name = row.tensor_name(stored)
+            if stored in POSITION_TENSORS or (last and _block(stored) >= last):
+                continue
+            if not is_of_experts(stored):
+                self._tensors[name] = tensor
+                continue
+            check_experts(tensor, config.get("num_experts") or 0)
+            for expert in range(tensor.shape[-1]):
+                own, part = name.format(expert), tensor.of_expert(expert)
+                if ".gate_up_proj." not in own:
+                    self._tensors[own] = part
+                    continue
+                for number, one in enumerate(("gate", "up")):
+                    self._tensors[own.replace("gate_up", one)] = part.half(number)
         self._norm_offset = norm_offset(config["model_type"])
         self._heads: dict[str, int] = {}
         if row.turns_heads:
@@ -125,11 +143,15 @@ class GgufFile:
         assert isinstance(found, Tensor), type(found)
         return found
 
+    def get_slice(self, name: str) -> Tensor:
+        """The same: experts have names of their own here."""
+        return self.get_tensor(name)
+
     def _floats(self, tensor: GgufTensor) -> Tensor:
         rows = torch.from_numpy(tensor.data)
         if tensor.kind in _PLAIN:
             floats = rows.view(torch.bfloat16) if tensor.kind == "BF16" else rows
-            if floats.ndim == 1:
+            if floats.ndim == 1 or ".ffn_gate_inp." in tensor.name:
                 return floats.float()
             return floats if self._keeps_floats else floats.to(self._dtype)
         found = decode(tensor.kind, rows)
@@ -165,14 +187,13 @@ class GgufFile:
 
     def _in_order(self, name: str, weights: Weights) -> Weights:
         heads = self._heads.get(name.rpartition(".")[0].rpartition(".")[2])
-        if heads is None:
-            return weights
+        return weights if heads is None else halve_heads(weights, heads)
 
-        def turn(rows: Tensor) -> Tensor:
-            pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
-            return pairs.flatten(0, 2)
 
-        return change_rows(weights, turn)
+def _block(name: str) -> int:
+    """The number of the layer that a tensor is of; -1: of none."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else -1
 
 
 @final

@@ -101,6 +101,11 @@ def check_fits(shape: ModelShape, scheme: Scheme) -> None:
     if shape.inside is not None:
         allowed = "text decoders stored alone; others with quantization= at load"
         raise UnsupportedModelError("model_type", shape.inside, allowed)
+    if shape.experts is not None or shape.wide is not None:
+        allowed = (
+            "a model without experts and with heads of one size; others with quantization= at load"
+        )
+        raise UnsupportedModelError("model_type", shape.model_type, allowed)
     widths = {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
