@@ -23,8 +23,7 @@ from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.engine import wiring
 from foretoken.engine.engine import EngineParts
-from foretoken.runtime.batch import Batch
-from foretoken.runtime.verifier import Verification
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.types import StepStats
 
 VARIABLE = "FORETOKEN_STEPS"

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, final
 from common import announce, finish, make_parser
 
 from benchmarks.simulate.machine import SimulatedMachine, planned_machine
-from benchmarks.simulate.serving import SpanResult, SpanResults
 from foretoken.control.cost import StepShape
 from foretoken.kv.pool import PagePool
 from foretoken.lab.plan.setup import PlanSettings
@@ -38,6 +37,7 @@ from foretoken.router.choosing import choose
 from foretoken.router.prefix_index import PrefixIndex
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.view import ReplicaView
+from foretoken.runtime.batch import SpanVerification, Verification
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import Request, SamplingParams
 from foretoken.types.fingerprint import Fingerprint
@@ -191,7 +191,7 @@ class SimulatedReplica:
     def end(self, now: float) -> list[Answered]:
         self._now, batch = now, self._batch
         self._batch = None
-        results = SpanResults([self._result(span) for span in batch.spans])
+        results = Verification(tuple(self._result(span) for span in batch.spans))
         answered = []
         for output in self._scheduler.commit(batch, results, now):
             ended = output.finish_reason is not None
@@ -200,12 +200,13 @@ class SimulatedReplica:
                 del self._turns[output.request_id]
         return answered
 
-    def _result(self, span: Any) -> SpanResult | None:
+    def _result(self, span: Any) -> SpanVerification | None:
         if not span.samples:
             return None
         answer = self._turns[span.sequence.request.request_id].answer
         done = span.sequence.num_output
-        return SpanResult(answer[done : done + 1])
+        new_ids = answer[done : done + 1]
+        return SpanVerification(new_ids=new_ids, num_accepted=0, num_drafted=0, sources=())
 
     def view(self, now: float) -> ReplicaView:
         """As it reports itself: its queue is the rest of the step, a step, and the prompt tokens

@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from foretoken.control.cost import CostModel, LineCost, StepShape
+from foretoken.control.cost import CostModel, StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
@@ -26,6 +26,20 @@ HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""
 LOOKUP_S = 1e-4
 """Of looking drafts up in text, once a step: an assumption."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LineCost(CostModel):
+    """A straight line: the first row, and what each further one adds. Learns nothing."""
+
+    first_s: float = 1.0
+    """1: times are in plain steps."""
+    row_s: float = 0.0
+
+    def seconds(self, shape: StepShape) -> float:
+        """The line at `shape.rows`."""
+        return self.first_s + self.row_s * (shape.rows - 1)
 
 
 @final

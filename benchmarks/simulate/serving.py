@@ -5,7 +5,7 @@ nothing waits. Invariant: whoever decides learns nothing that an engine would no
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -16,6 +16,7 @@ from benchmarks.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
 from foretoken.kv.pool import PagePool
+from foretoken.runtime.batch import SpanVerification, Verification
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import DraftingTime, Output, StepStats
 
@@ -98,24 +99,6 @@ class SimulatedRun:
     def drafting(self) -> float:
         """Share of the steps that drafted."""
         return sum(step.drafted > 0 for step in self.steps) / len(self.steps)
-
-
-class SpanResult(NamedTuple):
-    """What the scheduler is told of a span."""
-
-    new_ids: tuple[int, ...] = ()
-    num_accepted: int = 0
-    num_drafted: int = 0
-    sources: tuple[Any, ...] = ()
-    logprobs: None = None
-    prompt_logprobs: None = None
-    valid: bool = True
-
-
-class SpanResults(NamedTuple):
-    """The same of all spans of a step."""
-
-    spans: Sequence[SpanResult | None]
 
 
 class _Drafted(NamedTuple):
@@ -231,9 +214,9 @@ class SimulatedServing:
         if drafted.guesses:
             arrive()
             batch = self._scheduler.join(batch)
-        results = SpanResults([
-            self._result(span, drafted, place) for place, span in enumerate(batch.spans)
-        ])  # fmt: skip
+        results = Verification(
+            tuple(self._result(span, drafted, place) for place, span in enumerate(batch.spans))
+        )
         committed = sum(span.length for span in batch.spans)
         guesses = drafted.guesses.values()
         rows = committed + sum(guess.drafted for guess in guesses)
@@ -295,14 +278,19 @@ class SimulatedServing:
         times = tuple(time._replace(seconds=factor * time.seconds) for time in made.times)
         return times, factor * verifying_s
 
-    def _result(self, span: Any, drafted: DraftedStep, place: int) -> SpanResult | None:
+    def _result(self, span: Any, drafted: DraftedStep, place: int) -> SpanVerification | None:
         if not span.samples:
             return None
         simulated = self._running[span.sequence.request.request_id]
         guess = drafted.guesses.get(place)
         drafts, accepted = (0, 0) if guess is None else guess[1:]
         done = span.sequence.num_output
-        return SpanResult(simulated.tokens(done, accepted + 1), accepted, drafts)
+        return SpanVerification(
+            new_ids=simulated.tokens(done, accepted + 1),
+            num_accepted=accepted,
+            num_drafted=drafts,
+            sources=(),
+        )
 
     def _note(self, stats: StepStats, decoding: int, predicted: float) -> None:
         self._steps.append(

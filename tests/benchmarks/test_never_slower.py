@@ -13,6 +13,7 @@ import pytest
 from benchmarks.simulate.arms import ControlArm, FixedArm, SimulatedArm
 from benchmarks.simulate.compare import compare, ratio_after, window_ratios
 from benchmarks.simulate.machine import (
+    LineCost,
     SimulatedDrafter,
     SimulatedMachine,
     TableCost,
@@ -20,7 +21,6 @@ from benchmarks.simulate.machine import (
 )
 from benchmarks.simulate.serving import ServingLimits, SimulatedRun, simulate
 from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic
-from foretoken.control.cost import LineCost
 from foretoken.lab.plan.setup import PlanSettings
 
 pytestmark = pytest.mark.slow

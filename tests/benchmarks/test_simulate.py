@@ -13,6 +13,7 @@ from benchmarks.simulate import __main__
 from benchmarks.simulate.arms import ControlArm, FixedArm
 from benchmarks.simulate.compare import compare, window_ratios
 from benchmarks.simulate.machine import (
+    LineCost,
     MachineNoise,
     ServerCost,
     SimulatedDrafter,
@@ -34,7 +35,7 @@ from benchmarks.simulate.traffic import (
 from benchmarks.simulate.tune_answers import SimulatedAnswers
 from benchmarks.simulate.tune_rehearsal import Rehearsed, play, rehearsed_cases, summarize
 from foretoken.control.acceptance import ConstantAcceptance
-from foretoken.control.cost import LineCost, StepShape
+from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError, ForetokenError

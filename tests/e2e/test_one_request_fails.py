@@ -15,9 +15,8 @@ from foretoken.engine.outputs import GrowingOutput
 from foretoken.engine.thread import AsyncEngine
 from foretoken.engine.wiring import build_engine
 from foretoken.models.tensors import ModelOutput
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.scheduling import commit as commits
-from foretoken.runtime.verifier import Verification
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Detokenizer
 from foretoken.types import FinishReason, Output, RequestOutput

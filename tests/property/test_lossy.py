@@ -10,10 +10,10 @@ from foretoken.config.speculative import RuleConfig
 from foretoken.models.tensors import Draft, ModelOutput
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys, request_key, row_key
 from foretoken.ops.sampling import draw
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, SpanVerification
 from foretoken.runtime.draft_tree import tree_of
 from foretoken.runtime.rules import RuleSettings
-from foretoken.runtime.verifier import SpanVerification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.marks import slow_but
 from tests.property.exact import assert_fits

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import Draft, ModelOutput
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification
 from foretoken.runtime.sequence import Sequence
-from foretoken.runtime.verifier import SpanVerification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request
 
 VOCAB = 24

@@ -5,14 +5,13 @@ page, a stale prefix or a bad rollback changes the output.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
 from foretoken.control.plan import DraftPlan, DraftPlanner
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import FinishReason, Logprob, Output, Request, SamplingParams, TokenSource
 
@@ -60,22 +59,6 @@ def make_request(request_id: str, prompt: tuple[int, ...], **changes: object) ->
         seed=0,
         **fields,  # type: ignore[arg-type]
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeResult:
-    new_ids: tuple[int, ...] = ()
-    num_accepted: int = 0
-    num_drafted: int = 0
-    sources: tuple[TokenSource, ...] = ()
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
-    prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
-    valid: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class FakeResults:
-    spans: tuple[FakeResult | None, ...]
 
 
 def nothing(span: Span) -> tuple[int, ...]:
@@ -135,7 +118,7 @@ class FakeEngine:
         return planned.with_draft(Draft(ids=tuple(self.drafter(s) for s in planned.spans)))
 
     def finish(self, batch: Batch) -> list[Output]:
-        results = FakeResults(tuple(self._run(span) for span in batch.spans))
+        results = Verification(tuple(self._run(span) for span in batch.spans))
         outputs = self.scheduler.commit(batch, results, self.clock)
         self.scheduler.check_integrity()
         for output in outputs:
@@ -166,7 +149,7 @@ class FakeEngine:
         assert [position for position, _ in found] == list(range(length)), found
         return [token for _, token in found]
 
-    def _run(self, span: Span) -> FakeResult | None:
+    def _run(self, span: Span) -> SpanVerification | None:
         if not span.sequence.page_table:
             return None
         for offset, token in enumerate(span.input_ids):
@@ -175,7 +158,11 @@ class FakeEngine:
         end = span.start + span.length
         before = self._prompt_logprobs(span)
         if not span.samples:
-            return None if before is None else FakeResult(prompt_logprobs=before)
+            if before is None:
+                return None
+            return SpanVerification(
+                new_ids=(), num_accepted=0, num_drafted=0, sources=(), prompt_logprobs=before
+            )
         wanted = [next_token(self._read(span, end + i)) for i in range(span.num_drafts + 1)]
         accepted = 0
         while accepted < span.num_drafts and span.draft_ids[accepted] == wanted[accepted]:
@@ -184,7 +171,7 @@ class FakeEngine:
         last = TokenSource.TARGET
         if span.num_drafts:
             last = TokenSource.BONUS if accepted == span.num_drafts else TokenSource.RECOVERED
-        return FakeResult(
+        return SpanVerification(
             new_ids=new_ids,
             num_accepted=accepted,
             num_drafted=span.num_drafts,

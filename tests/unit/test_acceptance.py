@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from foretoken.control.acceptance import ConstantAcceptance, PromisedAcceptance
 from foretoken.control.learned import acceptance as learned_acceptance
 from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.classes import Spread
 from foretoken.control.learned.lengths import OutputLengths
-from foretoken.control.learned.spread import Spread
 from foretoken.control.learned.trials import FADE
 
 

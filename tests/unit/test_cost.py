@@ -13,13 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.simulate.machine import LineCost
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
-from foretoken.control.cost import LineCost, PlainCost, RooflineCost, StepShape
+from foretoken.control.cost import PlainCost, RooflineCost, StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
-from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, cache_folder
+from foretoken.control.learned.cost_file import (
+    CostFile,
+    CostKeeper,
+    CostKey,
+    SavedCosts,
+    cache_folder,
+)
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.control.learned.keeping import CostKeeper
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 
 

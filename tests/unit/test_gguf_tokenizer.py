@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from foretoken.errors import ForetokenError, PromptError
 from foretoken.text import gguf_tokenizer
-from foretoken.text.gguf_tokenizer import WORD_RULES, Pieces, merges_of_scores
+from foretoken.text.gguf_tokenizer import WORD_RULES, merges_of_scores
 from foretoken.text.tokenizer import Tokenizer
 from tests.unit.gguf_tokens import (
     CONTROL,
@@ -237,14 +237,9 @@ def test_stored_merges_go_before_scores(tmp_path: Path) -> None:
 def test_merges_of_equal_scores() -> None:
     """The longer left part goes first, then the longer right part."""
     texts = ["a", "b", "ab", "ba", "aba", "\u00e9", "a\u00e9", ""]
-    raw = np.frombuffer("".join(texts).encode(), np.uint8)
-    ends = np.cumsum([len(text.encode()) for text in texts])
-    pieces = Pieces(raw, ends - [len(text.encode()) for text in texts], ends)
-    left, right = merges_of_scores(pieces, np.zeros(8), np.arange(8))
-    found = [(texts[one], texts[two]) for one, two in zip(left, right, strict=True)]
+    found = merges_of_scores(texts, np.zeros(8), np.arange(8))
     assert found == [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a"), ("a", "\u00e9")]
-    none = merges_of_scores(pieces, np.zeros(8), np.arange(0))
-    assert len(none.left) == 0
+    assert merges_of_scores(texts, np.zeros(8), np.arange(0)) == []
 
 
 def test_tokens_that_fill_up_are_no_text(tmp_path: Path) -> None:
@@ -398,13 +393,13 @@ def test_lists_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read(tmp_path, TINY)
 
 
-def test_more_merges_than_any_vocabulary_has(
+def test_longer_tokens_than_any_vocabulary_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretoken.text.gguf_tokenizer._MOST_MERGES", 30)
+    monkeypatch.setattr("foretoken.text.gguf_tokenizer._MOST_CUT", 30)
     tokens = ["<unk>", "<s>", "</s>", *("a" * count for count in range(1, 20))]
     fields = {"model": "llama", "tokens": tokens, "token_type": [2, 3, 3] + [1] * 19}
-    with pytest.raises(ForetokenError, match=r"tokens: got .*171 .*; allowed: "):
+    with pytest.raises(ForetokenError, match=r"tokens: got .*2,470 .*; allowed: "):
         read(tmp_path, {**fields, "scores": [0.0] * 22})
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from foretoken.config.speculative import RULES
 from foretoken.models.tensors import Draft, ModelOutput
 from foretoken.ops.rejection import acceptable, agreeing, leading, residual, typical
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification
 from foretoken.runtime.rules.base import rule_of, wants_distribution
 from foretoken.runtime.sequence import Sequence
-from foretoken.runtime.verifier import SpanVerification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams, TokenSource
 
 VOCAB = 10

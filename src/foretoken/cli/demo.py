@@ -86,8 +86,7 @@ def demo(
         typer.Option("--quick", help="Four methods, one prompt, 24 tokens: a first look; noisy."),
     ] = False,
     batch_invariant: Annotated[
-        bool,
-        typer.Option(help="Identical tokens to the last bit; off may flip near-ties."),
+        bool, typer.Option(help="Identical tokens to the last bit; off may flip near-ties.")
     ] = True,
 ) -> None:
     """Watch speculation write the same tokens faster, and measure it.

@@ -35,8 +35,7 @@ def quantize(
         typer.Option(help="Inputs that share a scale: 32, 64, 128; default: int4 32, int8 all."),
     ] = None,
     symmetric: Annotated[
-        bool,
-        typer.Option("--symmetric/--asymmetric", help="int4 only: groups with a zero point."),
+        bool, typer.Option("--symmetric/--asymmetric", help="int4 only: groups with a zero point.")
     ] = True,
     calibrate: Annotated[
         str | None,

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.options import (
-    parse_invariant,
-    parse_speculation,
-    read_text,
-    with_parameters,
-)
+from foretoken.cli.options import parse_invariant, parse_speculation, read_text, with_parameters
 from foretoken.cli.output import say
 from foretoken.cli.serve_options import (
     ADMIN_KEY_VARIABLE,

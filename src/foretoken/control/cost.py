@@ -1,9 +1,9 @@
 """The model of step time: how long a step takes, by what it computes.
 
-A `CostModel` of this file is the mean of plain steps of a running engine (`PlainCost`), fitted to a
-recorded run (`LineCost`), or derived from the data sheet of a device (`RooflineCost`); the one that
-plans are made by is `learned.target_step_time`. Knows neither tokens nor drafters. What is learnt
-fades, so that estimates follow the machine.
+A `CostModel` of this file is the mean of plain steps of a running engine (`PlainCost`), or derived
+from the data sheet of a device (`RooflineCost`); the one that plans are made by is
+`learned.target_step_time`. Knows neither tokens nor drafters. What is learnt fades, so that
+estimates follow the machine.
 """
 
 from abc import ABC, abstractmethod
@@ -66,20 +66,6 @@ class PlainCost(CostModel):
             return self._seconds[max(smaller)]
         nearest = min(self._seconds)
         return self._seconds[nearest] * shape.sequences / nearest
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LineCost(CostModel):
-    """A straight line: the first row, and what each further one adds. Learns nothing."""
-
-    first_s: float = 1.0
-    """1: times are in plain steps."""
-    row_s: float = 0.0
-
-    def seconds(self, shape: StepShape) -> float:
-        """The line at `shape.rows`."""
-        return self.first_s + self.row_s * (shape.rows - 1)
 
 
 @final

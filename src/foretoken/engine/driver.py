@@ -29,7 +29,6 @@ class HeldInterrupt:
     """
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
         self._before: Any = None
         self._came = False
 
@@ -192,7 +191,6 @@ class Reader:
     """The outputs of some requests, as they come. Made by `SharedEngine.reader`."""
 
     def __init__(self, shared: SharedEngine) -> None:
-        """Without requests yet."""
         self.unfinished: set[str] = set()
         """Requests whose end has not been read."""
         self.waiting: deque[Output] = deque()

@@ -23,21 +23,15 @@ from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.faults import leave_out_masked, say_failure, verify_apart
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler
-from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import (
-    FinishReason,
-    Output,
-    Request,
-    Speculation,
-    StepStats,
-)
+from foretoken.types import FinishReason, Output, Request, Speculation, StepStats
 from foretoken.types.accepted import histogram_of, reached
 
 StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
@@ -106,7 +100,6 @@ class Engine:
     """Lossless speculative decoding of many requests at once."""
 
     def __init__(self, parts: EngineParts) -> None:
-        """Take over `parts`."""
         self.parts = parts
         self.make_requests = parts.intake.requests
         """Checks a prompt and its parameters; what it gives can be queued."""
@@ -282,11 +275,7 @@ class Engine:
         self.metrics.record_finished()
 
     def _stats(
-        self,
-        batch: Batch,
-        verification: Verification,
-        outputs: list[Output],
-        times: _StepTimes,
+        self, batch: Batch, verification: Verification, outputs: list[Output], times: _StepTimes
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
         deepest = max((span.draft_depth for span in batch.spans), default=0)

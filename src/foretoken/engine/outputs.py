@@ -16,7 +16,6 @@ class GrowingOutput:
     """One output while it grows."""
 
     def __init__(self, request: Request) -> None:
-        """Nothing yet."""
         self.request = request
         self.text: list[str] = []
         self.token_ids: list[int] = []

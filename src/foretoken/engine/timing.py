@@ -32,9 +32,8 @@ from foretoken.control.learned.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts
+from foretoken.control.learned.cost_file import CostFile, CostKeeper, CostKey, SavedCosts
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
-from foretoken.control.learned.keeping import CostKeeper
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware

@@ -27,9 +27,9 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.keeping import CostKeeper
+from foretoken.control.learned.cost_file import CostKeeper
+from foretoken.control.report.explain import by_plan, by_settings, with_floors
 from foretoken.control.report.journal import ControlJournal
-from foretoken.control.report.reasons import by_plan, by_settings, with_floors
 from foretoken.distributed.on_device import group_on
 from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine.engine import Engine, EngineParts, SpeculationController, StepObserver
@@ -52,7 +52,7 @@ from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
-from foretoken.runtime.batch import Batch
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rank0_driver import Leader, LoadShare
 from foretoken.runtime.rank_worker import follow
@@ -60,7 +60,7 @@ from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.rules.base import INVALID, LOSSY
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
@@ -184,11 +184,7 @@ class _Assembly:
         drafters = given or self._drafters(verifier, runner, shared)
         threads = self._threads()
         timed = Timed(
-            config=config,
-            runner=runner,
-            members=drafters.members,
-            pool=self.pool,
-            threads=threads,
+            config=config, runner=runner, members=drafters.members, pool=self.pool, threads=threads
         )
         controller = build_controller(timed, drafters, self.found)
         scheduler = Scheduler(

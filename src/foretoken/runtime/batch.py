@@ -1,4 +1,4 @@
-"""What one step runs: spans of tokens, one per sequence, some of them followed by drafts.
+"""What one step runs, spans of tokens, some of them followed by drafts; and what it comes to.
 
 Prefill, decode and verification are one thing. A span covers committed tokens
 [start, start + length) of its sequence and then its drafts. If it reaches the newest committed
@@ -13,6 +13,7 @@ from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.draft_tree import Tree, is_chain, tree_of
 from foretoken.runtime.sequence import Sequence
+from foretoken.types import Logprob, TokenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +126,35 @@ class Batch:
         every = (*self.spans, *spans)
         draft = None if self.draft is None else self.draft.over(len(every))
         return replace(self, spans=every, draft=draft)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanVerification:
+    """What one span of a step came to."""
+
+    new_ids: tuple[int, ...]
+    """Accepted drafts and one token of the target; empty if the span does not sample."""
+    num_accepted: int
+    num_drafted: int
+    sources: tuple[TokenSource, ...]
+    """Where each new token came from."""
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    """Per new token, if asked for; from raw logits."""
+    prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
+    """Per prompt row, if asked for: of the token after that row's."""
+    path: tuple[int, ...] | None = None
+    """Accepted nodes of a tree of drafts, from the root down; None: the drafts were a chain."""
+    valid: bool = True
+    """False: the rule keeps drafts whatever they are (`synthetic`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """One entry per span of the batch; None for spans without rows of logits."""
+
+    spans: tuple[SpanVerification | None, ...]
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Per span what stays of a tree of drafts; None: a chain, or nothing was drafted."""
+        return tuple(None if span is None else span.path for span in self.spans)

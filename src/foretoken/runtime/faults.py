@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from foretoken.models.tensors import Draft, ModelOutput
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.rows import Rows, banned_cells
-from foretoken.runtime.verifier import SpanVerification, Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 
 logger = logging.getLogger("foretoken")
 

@@ -87,7 +87,6 @@ class Patience:
     not."""
 
     def __init__(self) -> None:
-        """No step has been seen."""
         self._token_s: deque[float] = deque(maxlen=_LAST)
 
     def seconds(self, num_tokens: int) -> float:

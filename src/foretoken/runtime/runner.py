@@ -19,23 +19,10 @@ from foretoken.kv.free_runs import Run
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
-from foretoken.models.tensors import (
-    ModelInput,
-    ModelOutput,
-    RolledOut,
-    RolloutPlan,
-    SpanLayout,
-)
+from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.rank0_driver import (
-    Forget,
-    Forward,
-    Leader,
-    Move,
-    Said,
-    wait_for_loading,
-)
+from foretoken.runtime.rank0_driver import Forget, Forward, Leader, Move, Said, wait_for_loading
 
 
 class Runner:
@@ -192,7 +179,6 @@ class Runner:
         return self._writers[without]
 
     def _lose_features(self, pages: Collection[int]) -> None:
-        """The memory of these pages was given back."""
         self._record_of(frozenset(self._readers)).lose(pages)
 
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
@@ -254,10 +240,7 @@ class Runner:
         return self.forward(layouts, token_ids, rows).logits_RV
 
     def roll_out(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        plan: RolloutPlan,
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]], plan: RolloutPlan
     ) -> RolledOut | None:
         """Several tokens of each sequence, or None: see `Model.roll_out`."""
         if self.features is not None:
@@ -265,19 +248,13 @@ class Runner:
         return self.model.roll_out(layouts, token_ids, plan, self.store)
 
     def logits_at(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]], rows: Sequence[int]
     ) -> Tensor:
         """float32 logits after some of the tokens, by index over all spans, [R, V]."""
         return self.forward(layouts, token_ids, rows).logits_RV
 
     def forward(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]], rows: Sequence[int]
     ) -> ModelOutput:
         """Run spans laid end to end.
 
@@ -313,10 +290,7 @@ class Runner:
         return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)
 
     def _inputs(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]], rows: Sequence[int]
     ) -> ModelInput:
         device = self.device
         tokens = torch.tensor(list(chain.from_iterable(token_ids)), device=device)

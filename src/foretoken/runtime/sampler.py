@@ -32,7 +32,6 @@ class PenaltyCounts:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Start empty."""
         self._device = device
         self._tables: dict[str, _Table] = {}
 
@@ -113,7 +112,6 @@ class _Table:
         return places
 
     def count(self, tokens: Sequence[int]) -> None:
-        """Add committed output tokens."""
         if tokens:
             at_N = torch.tensor(self.places(tokens), device=self._ids.device)
             self._counts.index_add_(0, at_N, self._counts.new_ones(len(tokens)))
@@ -136,10 +134,7 @@ class Sampler:
     """Processes rows of logits and chooses tokens with keyed noise."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        device: torch.device | str = "cpu",
-        grammars: Grammars | None = None,
+        self, vocab_size: int, device: torch.device | str = "cpu", grammars: Grammars | None = None
     ) -> None:
         """Serve rows of `vocab_size` logits on `device`; without `grammars` none is obeyed."""
         self.vocab_size = vocab_size

@@ -1,7 +1,7 @@
 """From a step's logits to its new tokens: which rule checks which span, and what is reported.
 
-Owns the result types; the rules are in `foretoken.runtime.rules`. Knows nothing of stopping,
-scheduling or how drafts were made. Invariants: every sampling span gets between 1 and
+The rules are in `foretoken.runtime.rules`. Knows nothing of stopping, scheduling or how drafts were
+made. Invariants: every sampling span gets between 1 and
 num_drafts + 1 new tokens; under matching they are the tokens that plain decoding would have
 chosen, one by one; under standard and block each has the distribution that plain decoding would
 have drawn it from.
@@ -18,52 +18,14 @@ from torch import Tensor
 from foretoken.config.speculative import RULES
 from foretoken.models.tensors import ModelOutput
 from foretoken.ops.sampling import top_logprobs
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules import (
-    Check,
-    RuleSettings,
-    TreeCheck,
-    create_rules,
-    create_tree_rules,
-)
+from foretoken.runtime.rules import Check, RuleSettings, TreeCheck, create_rules, create_tree_rules
 from foretoken.runtime.rules.base import INVALID, rule_of
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import Logprob, TokenSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanVerification:
-    """What one span of a step came to."""
-
-    new_ids: tuple[int, ...]
-    """Accepted drafts and one token of the target; empty if the span does not sample."""
-    num_accepted: int
-    num_drafted: int
-    sources: tuple[TokenSource, ...]
-    """Where each new token came from."""
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
-    """Per new token, if asked for; from raw logits."""
-    prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
-    """Per prompt row, if asked for: of the token after that row's."""
-    path: tuple[int, ...] | None = None
-    """Accepted nodes of a tree of drafts, from the root down; None: the drafts were a chain."""
-    valid: bool = True
-    """False: the rule keeps drafts whatever they are (`synthetic`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """One entry per span of the batch; None for spans without rows of logits."""
-
-    spans: tuple[SpanVerification | None, ...]
-
-    @property
-    def paths(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Per span what stays of a tree of drafts; None: a chain, or nothing was drafted."""
-        return tuple(None if span is None else span.path for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +192,6 @@ def _logprobs(batch: Batch, logits_RV: Tensor, found: _Found) -> list[dict[int, 
 
 
 def _after_prompt_rows(span: Span) -> list[int]:
-    """The token that stands after each prompt row."""
     return span.sequence.token_ids[span.start + 1 : span.start + span.prompt_rows + 1]
 
 

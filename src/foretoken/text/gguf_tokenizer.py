@@ -6,6 +6,7 @@ the others before anything is made of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,14 +44,8 @@ _SPACE: Final = "\u2581"
 _ENDS: Final = ("eos", "eot", "eom")
 _SENTENCEPIECE_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}
 """What files of SentencePiece models mean where they do not say."""
-Ids = npt.NDArray[np.int64]
-_Hashes = npt.NDArray[np.uint64]
-
-_BASE: Final = 0x9E3779B97F4A7C15
-"""Of the polynomial whose value, modulo 2^64, is the hash of a piece; odd, so it has an inverse."""
-_TABLE_BITS: Final = 22
-_MOST_MERGES: Final = 1 << 22
-"""Eight times what Gemma has."""
+_MOST_CUT: Final = 1 << 30
+"""Characters of all that tokens are cut into, about: some forty times what Gemma's have."""
 _GPT2, _DIGIT, _DIGITS, _PUNCTUATION = "gpt2", "digit", "digits", "punctuation"
 _MADE: Final[Mapping[str, Callable[[], PreTokenizer]]] = {
     _GPT2: lambda: ByteLevel(add_prefix_space=False, use_regex=True),
@@ -178,9 +173,7 @@ _TABLE: Final[Mapping[str, WordRule]] = {
             r"|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    "seed-coder": WordRule(
-        (rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
-    ),
+    "seed-coder": WordRule((rf"{_SHORT}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
     "exaone-moe": WordRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
@@ -200,134 +193,40 @@ WORD_RULES: Final[Mapping[str, WordRule]] = _by_name(_TABLE)
 """By `tokenizer.ggml.pre`."""
 
 
-class Merges(NamedTuple):
-    """Pairs of tokens, the one to join first at the beginning."""
-
-    left: Ids
-    right: Ids
-
-
-class Pieces(NamedTuple):
-    """Texts of tokens in one array of bytes."""
-
-    raw: npt.NDArray[np.uint8]
-    starts: Ids
-    ends: Ids
-    """Where each token begins and ends in `raw`, ascending."""
-
-
-def merges_of_scores(pieces: Pieces, scores: npt.NDArray[np.float64], ids: Ids) -> Merges:
+def merges_of_scores(
+    texts: Sequence[str], scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]
+) -> list[tuple[str, str]]:
     """Every pair of tokens that is a token, in the order of transformers' converters.
 
-    SentencePiece joins the two neighbours whose union has the best score. A Gemma has 2 million
-    places to cut and half a million merges, so all of it is done on arrays: pieces are compared by
-    their hashes, and no piece becomes a Python object.
+    SentencePiece joins the two neighbours whose union has the best score.
 
     Args:
-        pieces: the bytes of all tokens.
+        texts: of all tokens.
         scores: of all tokens; higher ones are joined first.
         ids: ascending; the tokens that may be joined, and joined to.
 
     Raises:
-        ValueError: there are too many.
+        ValueError: they are too long.
 
     Returns:
-        Their ids. Of equal scores the longer left part goes first, then the longer right part.
+        Their texts. Of equal scores the longer left part goes first, then the longer right part.
     """
-    starts, ends = pieces.starts[ids], pieces.ends[ids]
-    hashes = _Prefixes.of(pieces.raw)
-    known = _Known.of(hashes.between(starts, ends))
-    at = _places_to_cut(pieces.raw, starts, ends)
-    owner = np.searchsorted(starts, at, "right") - 1
-    before = hashes.between(starts[owner], at)
-    likely = known.may_have(before)
-    at, owner, before = at[likely], owner[likely], before[likely]
-    behind = hashes.between(at, ends[owner])
-    likely = known.may_have(behind)
-    at, owner = at[likely], owner[likely]
-    if len(at) > _MOST_MERGES:
-        raise ValueError(f"{len(at)} ways to cut a token in two, more than {_MOST_MERGES}")
-    left, has_left = known.find(before[likely])
-    right, has_right = known.find(behind[likely])
-    both = has_left & has_right
-    at, owner, left, right = at[both], owner[both], left[both], right[both]
-    _, ranks = np.unique(-scores[ids], return_inverse=True)
-    letters = np.cumsum(_begins_letter(pieces.raw), dtype=np.int64)
-    left_size = letters[at - 1] - letters[starts[owner]] + 1
-    right_size = letters[ends[owner] - 1] - letters[at] + 1
-    order = np.lexsort((-right_size, -left_size, ranks[owner]))
-    return Merges(ids[left[order]], ids[right[order]])
-
-
-def _begins_letter(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (raw & 0xC0) != 0x80
+    order: list[int] = ids[np.argsort(-scores[ids], kind="stable")].tolist()
+    cut = sum(len(texts[token]) ** 2 for token in order)
+    if cut > _MOST_CUT:
+        raise ValueError(f"{cut:,} characters in the parts of tokens, more than {_MOST_CUT:,}")
+    known = {texts[token] for token in order}
+    found: list[tuple[str, str]] = []
+    for _, tokens in groupby(order, key=scores.tolist().__getitem__):
+        pairs = [
+            (left, right)
+            for text in map(texts.__getitem__, tokens)
+            for at in range(len(text) - 1, 0, -1)
+            if (left := text[:at]) in known and (right := text[at:]) in known
+        ]
+        pairs.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        found += pairs
     return found
-
-
-def _places_to_cut(raw: npt.NDArray[np.uint8], starts: Ids, ends: Ids) -> Ids:
-    """Beginnings of characters within tokens, the first of each left out."""
-    depth = np.zeros(len(raw) + 1, np.int8)
-    filled = ends > starts
-    depth[starts[filled]] += 1
-    depth[ends[filled]] -= 1
-    within = np.cumsum(depth[:-1], dtype=np.int8).astype(bool) & _begins_letter(raw)
-    within[starts[filled]] = False
-    return np.flatnonzero(within)
-
-
-class _Prefixes(NamedTuple):
-    """What the hash of any stretch of bytes is made from."""
-
-    sums: _Hashes
-    """Up to each byte, of the bytes times powers of the base."""
-    inverse: _Hashes
-    """Powers of the base's inverse."""
-
-    @classmethod
-    def of(cls, raw: npt.NDArray[np.uint8]) -> "_Prefixes":
-        sums = np.zeros(len(raw) + 1, np.uint64)
-        terms = raw.astype(np.uint64) + np.uint64(1)
-        terms *= _powers(_BASE, len(raw))
-        np.cumsum(terms, out=sums[1:])
-        return cls(sums, _powers(pow(_BASE, -1, 1 << 64), len(raw) + 1))
-
-    def between(self, starts: Ids, ends: Ids) -> _Hashes:
-        return (self.sums[ends] - self.sums[starts]) * self.inverse[starts]
-
-
-def _powers(base: int, count: int) -> _Hashes:
-    found = np.full(count, base, np.uint64)
-    found[:1] = 1
-    return np.cumprod(found)
-
-
-class _Known(NamedTuple):
-    hashes: _Hashes
-    """Ascending."""
-    order: Ids
-    """Which of those given each is."""
-    likely: npt.NDArray[np.bool_]
-    """Whether any has these upper bits."""
-
-    @classmethod
-    def of(cls, given: _Hashes) -> "_Known":
-        order = np.argsort(given)
-        likely = np.zeros(1 << _TABLE_BITS, bool)
-        likely[_upper(given)] = True
-        return cls(given[order], order, likely)
-
-    def may_have(self, wanted: _Hashes) -> npt.NDArray[np.bool_]:
-        """False for nearly all that are not there: quicker than `find`."""
-        return self.likely[_upper(wanted)]
-
-    def find(self, wanted: _Hashes) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """Which of those given each is, and whether it is any."""
-        place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
-        return self.order[place], self.hashes[place] == wanted
-
-
-def _upper(hashes: _Hashes) -> Ids:
-    return (hashes >> np.uint64(64 - _TABLE_BITS)).astype(np.int64)
 
 
 class TokenizerParts(NamedTuple):
@@ -344,7 +243,6 @@ class TokenizerParts(NamedTuple):
 class _Vocabulary(NamedTuple):
     """The tokens of a file, and what it says of some of them."""
 
-    strings: Strings
     texts: Sequence[str]
     types: Types
     ids: Mapping[str, int | None]
@@ -440,9 +338,8 @@ def _vocabulary(table: GgufTable, defaults: Mapping[str, int]) -> _Vocabulary:
     padding = table.get("tokenizer.ggml.padding_token_id", int)  # in some files it is no token
     ids["padding"] = padding if padding is not None and 0 <= padding < strings.size else None
     types = types_of(table)
-    return _Vocabulary(
-        strings, strings.texts(), np.ones(strings.size, np.int32) if types is None else types, ids
-    )
+    types = np.ones(strings.size, np.int32) if types is None else types
+    return _Vocabulary(strings.texts(), types, ids)
 
 
 def _check_bytes(strings: Strings, most: int) -> None:
@@ -524,14 +421,10 @@ def _merges_of_scores(table: GgufTable, found: _Vocabulary) -> list[tuple[str, s
     if not np.isfinite(scores).all():
         raise TokenizerError(_SCORES, float(scores[~np.isfinite(scores)][0]), "finite numbers")
     words = ~np.isin(found.types, (UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE))
-    strings = found.strings
-    pieces = Pieces(np.frombuffer(strings.raw, np.uint8), strings.starts, strings.ends)
     try:
-        left, right = merges_of_scores(pieces, scores, np.flatnonzero(words))
+        return merges_of_scores(found.texts, scores, np.flatnonzero(words))
     except ValueError as error:
         raise TokenizerError(TOKENS, str(error), "a vocabulary of SentencePiece") from None
-    texts = np.array(found.texts, object)
-    return list(zip(texts[left].tolist(), texts[right].tolist(), strict=True))
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, found: _Vocabulary) -> None:
@@ -549,10 +442,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, found: _Vocabulary) -> None:
 
 
 def _frame(
-    tokenizer: tokenizers.Tokenizer,
-    found: _Vocabulary,
-    before: Sequence[str],
-    after: Sequence[str],
+    tokenizer: tokenizers.Tokenizer, found: _Vocabulary, before: Sequence[str], after: Sequence[str]
 ) -> None:
     """Put tokens around every text that is encoded with special tokens."""
     used = {}

@@ -27,32 +27,30 @@ def max_token_length(
         known: whether a token, as it is written there, is in the vocabulary.
         longest: characters of the longest token, added tokens included.
     """
-    factor = 1
-    for part in _parts(description.get("normalizer"), "normalizers"):
+    factor, changed = 1, list(parts_of(description.get("normalizer"), "normalizers"))
+    for part in changed:
         found = _normalizer_factor(part)
         if found is None:
             return None
         factor *= found
-    cutters = list(_parts(description.get("pre_tokenizer"), "pretokenizers"))
+    cutters = list(parts_of(description.get("pre_tokenizer"), "pretokenizers"))
     if not all(_keeps_all(part) for part in cutters) or description.get("truncation") is not None:
         return None
     if any(added.get("lstrip") or added.get("rstrip") for added in description["added_tokens"]):
         return None  # such a token takes any number of spaces with it
-    in_bytes = any(part["type"] == "ByteLevel" for part in cutters) or any(
-        part["type"] == "ByteLevel" for part in _parts(description.get("normalizer"), "normalizers")
-    )
+    in_bytes = any(part["type"] == "ByteLevel" for part in (*cutters, *changed))
     if not longest or not _spells_everything(description["model"], known, in_bytes):
         return None
     return factor * longest
 
 
-def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterable[Mapping[str, Any]]:
+def parts_of(part: Mapping[str, Any] | None, inner: str) -> Iterable[Mapping[str, Any]]:
     """A part of a tokenizer as the list of those that it is a sequence of."""
     if part is None:
         return
     if part["type"] == "Sequence":
         for one in part[inner]:
-            yield from _parts(one, inner)
+            yield from parts_of(one, inner)
     else:
         yield part
 

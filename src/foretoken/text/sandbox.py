@@ -67,7 +67,6 @@ class _Template:
         self._reads_parts = _reads_parts(_environment().parse(source))
 
     def fill(self, given: dict[str, Any]) -> str:
-        """The text of a conversation."""
         given["messages"] = [self._message(message) for message in given["messages"]]
         return self._template.render(given)
 
@@ -151,7 +150,6 @@ class _GenerationBlock(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The tag and its content."""
         line = next(parser.stream).lineno
         content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         block = nodes.CallBlock(self.call_method("_print"), [], [], content)

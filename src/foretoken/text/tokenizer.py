@@ -19,7 +19,7 @@ from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.gguf_tokenizer import TokenizerParts, read_gguf_tokenizer
-from foretoken.text.max_token_length import max_token_length
+from foretoken.text.max_token_length import max_token_length, parts_of
 from foretoken.text.renderers import always
 
 __all__ = ["AddedToken", "Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
@@ -40,7 +40,7 @@ def bytes_of_tokens(description: Mapping[str, Any]) -> Callable[[str], bytes] | 
     Args:
         description: the content of tokenizer.json.
     """
-    parts = list(_parts(description.get("decoder")))
+    parts = list(parts_of(description.get("decoder"), "decoders"))
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
         return _by_letters
@@ -63,17 +63,6 @@ def bytes_of_tokens(description: Mapping[str, Any]) -> Callable[[str], bytes] | 
         return token.encode("utf-8", "replace")
 
     return made
-
-
-def _parts(part: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
-    """A decoder as the list of those that it is a sequence of."""
-    if part is None:
-        return
-    if part["type"] == "Sequence":
-        for one in part["decoders"]:
-            yield from _parts(one)
-    else:
-        yield part
 
 
 def _by_letters(token: str) -> bytes:
@@ -241,10 +230,7 @@ class Tokenizer:
             PromptError: the model has no chat template, or it rejects the messages.
         """
         text = self.chat_text(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables=variables,
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 

@@ -15,8 +15,7 @@ from foretoken.config import EngineConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError
-from foretoken.runtime.batch import Batch
-from foretoken.runtime.verifier import Verification
+from foretoken.runtime.batch import Batch, Verification
 from foretoken.training.data.answers import answer_all
 from foretoken.types import CompletionOutput, SamplingParams, Speculation, StepStats
 from foretoken.types.accepted import accepted_by_position, histogram_of

@@ -238,12 +238,7 @@ class Trainer:
             "kind": self.settings.kind,
             "head": None if self.settings.head is None else asdict(self.settings.head),
             "shape": asdict(self.model.shape),  # type: ignore[call-overload]
-            "progress": {
-                "step": done.step,
-                "seconds": done.seconds,
-                "tokens": done.tokens,
-                "history": done.history,
-            },
+            "progress": asdict(done),
         }
         run_folder.save(self.folder, done.step, state)
 

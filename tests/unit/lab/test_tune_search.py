@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
+from benchmarks.simulate.machine import LineCost, SimulatedDrafter, SimulatedMachine
 from benchmarks.simulate.traffic import DraftChance, RequestClass
 from benchmarks.simulate.tune_answers import SimulatedAnswers, SimulatedCase, SimulatedServer
 from benchmarks.simulate.tune_rehearsal import RehearsedCase, play, rehearsed_cases
-from foretoken.control.cost import LineCost
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.engines import Schedule
 from foretoken.lab.tune.answer import TunedAnswer, make_answer

@@ -7,6 +7,7 @@ deciding costs a small share of a step, and made anew as soon as something surpr
 Invariant: what decides is known before any draft of the step is drawn.
 """
 
+import hashlib
 import math
 import time
 from collections import Counter
@@ -29,7 +30,6 @@ from foretoken.control.plan import (
     plan_no_drafts,
 )
 from foretoken.control.report.explain import Outlook
-from foretoken.control.report.known import describe_models
 from foretoken.types import StepStats
 
 _DECIDING, _DECIDING_LEAST = 0.012, 0.003
@@ -381,3 +381,38 @@ class AdaptiveControl:
             self._planner.account.charge(deciding_s)
             lost_s = active.trial_lost_s + deciding_s
             self._planner.learn_trial(active, lost_s / active.forecast.plain_s)
+
+
+_MOST_CLASSES = 16
+"""Of a drafter's classes those are told that showed most."""
+
+
+def describe_models(planner: Planner) -> dict[str, Any]:
+    """Everything that plans are made of, as plain JSON, times in seconds. From any thread.
+
+    A class is named without the salt of its requests, which may be somebody's secret.
+    """
+    account, ledger = planner.account, planner.ledger
+    return {
+        **planner.times.describe(),
+        "acceptance": _acceptance(planner),
+        "account": {"balance_s": account.balance_s, "spent_s": account.spent_s},
+        "ledger": ledger.describe(),
+    }
+
+
+def _acceptance(planner: Planner) -> dict[str, Any]:
+    """By drafter and class, those with most trials first."""
+    told = {}
+    for name, classes in planner.acceptance.describe().items():
+        most = sorted(classes.items(), key=lambda item: -sum(item[1]["trials"]))[:_MOST_CLASSES]
+        told[name] = {_public(key): one for key, one in most}
+    return told
+
+
+def _public(class_key: str) -> str:
+    """A class key with eight digits in place of its salt, the same ones for the same salt."""
+    temperature, _, rest = class_key.partition("/")
+    salt, _, grammar = rest.rpartition("/")
+    shown = hashlib.sha256(salt.encode()).hexdigest()[:8] if salt else ""
+    return f"{temperature}/{shown}/{grammar}"

@@ -22,7 +22,6 @@ from foretoken.control.learned.classes import (
     RequestTrack,
 )
 from foretoken.control.learned.lengths import MOST_CLASSES
-from foretoken.control.learned.spread import likely_part
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
     BUCKETS,
@@ -114,9 +113,12 @@ class LearnedAcceptance:
 
     def doubt(self, request_ids: Sequence[str], drafter: str) -> NDArray[np.float64]:
         """[N]: the part of its chance of a first draft that each request may well have instead: one
-        standard deviation less. 1 where nothing is in doubt."""
-        owner, chances = self._owner(drafter), self.chances(request_ids, drafter, 1)[:, 0]
-        return likely_part(chances, [self._known(owner, one) for one in request_ids])
+        standard deviation less, of a beta distribution. 1 where nothing is in doubt."""
+        owner, chances_N = self._owner(drafter), self.chances(request_ids, drafter, 1)[:, 0]
+        known_N = np.array([self._known(owner, one) for one in request_ids])
+        deviation_N = np.sqrt(chances_N * (1.0 - chances_N) / (1.0 + known_N))
+        part_N: NDArray[np.float64] = np.maximum(chances_N - deviation_N, 0.0) / chances_N
+        return part_N
 
     def _known(self, owner: DrafterAcceptance, request_id: str) -> float:
         """Trials that a request's chance rests on, with those that its class counts for."""

@@ -1,5 +1,8 @@
 """Costs kept on disk between two processes: one small JSON file for each kind of engine.
 
+Those timed at a start are written then; those learnt while serving from time to time and at the
+end, never by the step that learnt them. A process that is killed loses the last minute.
+
 A file belongs to one model, precision, set of drafters, device, number of threads and kernels. Any
 of these changed, there is another file. Nothing here is worth an error: a folder that cannot be
 read or written is a folder without files.
@@ -10,8 +13,9 @@ import json
 import logging
 import math
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +29,10 @@ logger = logging.getLogger("foretoken")
 _FORMAT = 3
 _LEFT_S = 60.0
 """Age from which on a file that was not renamed belongs to a process that was killed."""
+_EVERY_S = 60.0
+"""Seconds of steps after which costs are written again."""
+_LEAST_S = 1.0
+"""Seconds of steps that are worth writing at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +133,32 @@ class CostFile:
         """Forget it: the machine is another one now."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+@final
+class CostKeeper:
+    """Writes what one engine has learnt to its file."""
+
+    def __init__(self, file: CostFile, known: Callable[[], SavedCosts]) -> None:
+        """`known` gives what is known by now; asked between two steps."""
+        self._file, self._known = file, known
+        self._since_s = 0.0
+
+    def passed(self, seconds: float) -> None:
+        """A step took so long."""
+        self._since_s += seconds
+        if self._since_s >= _EVERY_S:
+            self._since_s = 0.0
+            known = self._known()
+            # A folder may lie on a slow network; no request waits for it.
+            with suppress(RuntimeError):  # no more threads
+                threading.Thread(target=self._file.write, args=(known,), name="costs").start()
+
+    def close(self) -> None:
+        """Write what was learnt since; the engine is gone or about to be."""
+        if self._since_s >= _LEAST_S:
+            self._since_s = 0.0
+            self._file.write(self._known())
 
 
 def cache_folder() -> Path:

@@ -78,7 +78,6 @@ class OutputLengths:
     """Expected remaining tokens of a request: the mean residual life of outputs of its class."""
 
     def __init__(self) -> None:
-        """Nothing known yet."""
         self._classes: dict[str, _ClassLengths] = {}
 
     def ended(self, class_key: str, num_output: int, *, cut: bool = False) -> None:

@@ -54,11 +54,7 @@ class TargetStepTimeModel(CostModel):
         self._passes_only = passes_only
         self._shapes = [shape for shape, _ in known]
         self._learner = Learner(
-            _step_columns,
-            known,
-            sd=sd,
-            slopes=range(1, _SEQUENCES),
-            knots=_KNOTS,
+            _step_columns, known, sd=sd, slopes=range(1, _SEQUENCES), knots=_KNOTS
         )
         self._tabulate(int(_FROM_R[-1]))
         if passes_only:

@@ -111,7 +111,6 @@ class NumberRows:
     """Rows of numbers by index. Python reads and writes single ones, NumPy reads whole rows."""
 
     def __init__(self) -> None:
-        """No rows yet."""
         self.cells = array("d")
         self._free: list[int] = []
 

@@ -6,9 +6,12 @@ what the same step would have taken without drafts.
 """
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from foretoken.control.adaptive.allocation import MARGIN
+from foretoken.control.floor import AcceptanceFloor
+from foretoken.control.plan import DraftPlan
 from foretoken.types import RequestMetrics
 
 
@@ -66,29 +69,63 @@ def why_looking_up(drafter: str, free_rows: int, *, drafts: bool) -> str:
     return f"resting: up to {free_rows} rows are worth checking, and the text seldom repeats"
 
 
-def why_below_floor(acceptance: float, least: float) -> str:
-    """Why a drafter with a `min_acceptance` rests."""
-    return (
-        f"resting: {acceptance:.0%} of its recent draft tokens were accepted, "
-        f"min_acceptance is {least:.0%}"
-    )
+Why = Callable[[str, bool, DraftPlan], str]
+"""Why a drafter (by name) drafts, True, or does not, False, around the step of this plan."""
 
 
-def why_passed_over() -> str:
-    """Why a drafter rests while drafts are wanted."""
-    return "resting: other drafters have more to offer"
+def by_settings(drafters: Mapping[str, int]) -> Why:
+    """Nothing decides but the settings: every drafter drafts as far as they say."""
+
+    def why(drafter: str, drafts: bool, plan: DraftPlan) -> str:
+        if plan.limit is not None:
+            most, running = min(plan.limit, drafters[drafter]), plan.load.num_running
+            what = f"drafts up to {most}" if most else "no drafts"
+            return f"{what} at {running} running, as configured by load"
+        if drafts or len(drafters) == 1:
+            return f"drafts up to {drafters[drafter]} in every step, as configured"
+        return "resting: other drafters have more to offer"
+
+    return why
 
 
-def why_fixed(drafts: int) -> str:
-    """Why a drafter drafts where nothing decides."""
-    return f"drafts up to {drafts} in every step, as configured"
+def by_plan(outlook: Callable[[str], Outlook | None], looks_up: Collection[str]) -> Why:
+    """What the plan expects of a drafter, or what its best length would have come to.
+
+    Args:
+        outlook: the best length of a drafter that does not draft, where control knows it.
+        looks_up: drafters that find their drafts in text.
+    """
+
+    def why(drafter: str, drafts: bool, plan: DraftPlan) -> str:
+        forecast, count = plan.forecast, plan.load.num_decoding
+        if drafter in looks_up:
+            rows = 0 if forecast is None else forecast.free_rows
+            return why_looking_up(drafter, rows, drafts=drafts)
+        pairs = zip(plan.lengths, plan.drafters, strict=True)
+        lengths = [length for length, name in pairs if name == drafter and length]
+        if not drafts or not lengths or forecast is None:
+            others = next((name for name in plan.drafters if name not in ("", drafter)), "")
+            return why_resting(count, outlook(drafter), others)
+        mean = sum(lengths) / len(lengths)
+        expected = Outlook(mean, forecast.tokens / count, forecast.seconds / forecast.plain_s)
+        return why_drafting(drafter, expected, len(lengths), count)
+
+    return why
 
 
-def why_by_load(drafts: int, running: int) -> str:
-    """Why a drafter has this length where the settings say it by load."""
-    if drafts == 0:
-        return f"no drafts at {running} running, as configured by load"
-    return f"drafts up to {drafts} at {running} running, as configured by load"
+def with_floors(why: Why, floors: Mapping[str, AcceptanceFloor]) -> Why:
+    """What a drafter's `min_acceptance` has to say comes first."""
+
+    def said(drafter: str, drafts: bool, plan: DraftPlan) -> str:
+        floor = floors.get(drafter)
+        if floor is not None and floor.rests:
+            return (
+                f"resting: {floor.acceptance:.0%} of its recent draft tokens were accepted, "
+                f"min_acceptance is {floor.least:.0%}"
+            )
+        return why(drafter, drafts, plan)
+
+    return said
 
 
 def change(drafter: str, before: int, now: int, why: str) -> str:

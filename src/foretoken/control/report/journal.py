@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import accumulate
 from typing import Any, final
 
 from foretoken.control.plan import DraftOutcome, DraftPlan
-from foretoken.control.report.explain import change
-from foretoken.control.report.reasons import Why
+from foretoken.control.report.explain import Why, change
 from foretoken.types import StepStats
+from foretoken.types.accepted import reached
 
 logger = logging.getLogger("foretoken")
 
@@ -87,9 +86,7 @@ class _DrafterRecord:
 
     def chances(self) -> list[float]:
         """Share of the recent drafts that reached each position and were accepted up to it."""
-        reached = list(accumulate(reversed(self.drafted_K[1:])))[::-1]
-        kept = list(accumulate(reversed(self.accepted_K[1:])))[::-1]
-        pairs = zip(kept, reached, strict=True)
+        pairs = zip(reached(self.accepted_K), reached(self.drafted_K), strict=True)
         return [round(one / of, 3) for one, of in pairs if of >= 0.5]
 
 
@@ -138,7 +135,9 @@ class ControlJournal:
             return
         self._waiting.append((plan, outcomes, stats))
         if len(self._waiting) * stats.busy_s >= _GONE_THROUGH_EVERY_S:
-            self._go_through()
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                self._count(*one)
 
     def fail(self, why: str) -> None:
         """Control failed: every step is plain from now on, and no more steps are added."""
@@ -147,12 +146,6 @@ class ControlJournal:
             if not drafter.rests:
                 drafter.rests = True
                 self._say(name, drafter)
-
-    def _go_through(self) -> None:
-        """Count the steps that wait."""
-        waiting, self._waiting = self._waiting, []
-        for plan, outcomes, stats in waiting:
-            self._count(plan, outcomes, stats)
 
     def _count(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         self._steps += 1

@@ -24,9 +24,8 @@ from foretoken.proposers.choose.offers import (
 from foretoken.proposers.choose.policy import Policy
 from foretoken.proposers.lookup.grammar import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, Verification
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.verifier import Verification
 from foretoken.types import DraftingTime
 
 MOST_PREDICTED = 128

@@ -1,21 +1,16 @@
 """What each token of a tokenizer stands for, as bytes, and a growing text cut into its tokens.
 
-What tokens stand for is read from the tokenizer's own description: byte-level alphabets (GPT-2 and
-later), and pieces with a marker for spaces and bytes spelled <0xNN> (SentencePiece). So two
-tokenizers can be compared, and the bytes of one's tokens can be cut into the other's. Where a text
-grows, only its end is cut anew: a few tokens back to the first border that the old and the new
-cutting share. Knows no model and no KV.
+So two tokenizers can be compared, and the bytes of one's tokens can be cut into the other's. Where
+a text grows, only its end is cut anew: a few tokens back to the first border that the old and the
+new cutting share. Knows no model and no KV.
 """
 
-import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
-from typing import Any, Self, final
+from typing import Self, final
 
-from foretoken.text.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer, bytes_of_tokens
 
-_SPELLED_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 _BACK = 8
 """Tokens at the end that may be cut anew."""
@@ -40,9 +35,9 @@ class TokenBytes:
         described = tokenizer.describe()
         vocabulary = tokenizer.vocabulary()
         bytes_V = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        byte_level = "ByteLevel" in _types(described.get("decoder"))
+        made = bytes_of_tokens(described) or _pieces
         for token, index in vocabulary.items():
-            bytes_V[index] = _byte_level(token) if byte_level else _pieces(token)
+            bytes_V[index] = made(token)
         special = set()
         for added in described.get("added_tokens") or ():
             bytes_V[added["id"]] = str(added["content"]).encode()
@@ -72,37 +67,7 @@ class TokenBytes:
         return b"".join(self.bytes_V[i] for i in ids if i < known)
 
 
-def _types(node: Any) -> set[str]:
-    """Every "type" in a tokenizer's description, at any depth."""
-    if isinstance(node, dict):
-        inner = set().union(*(_types(value) for value in node.values()))
-        return inner | ({str(node["type"])} if "type" in node else set())
-    if isinstance(node, list):
-        return set().union(*(_types(value) for value in node))
-    return set()
-
-
-@cache
-def _alphabet() -> dict[str, int]:
-    """The character that byte-level vocabularies write for each byte, and back."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    letters.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return letters
-
-
-def _byte_level(token: str) -> bytes:
-    letters = _alphabet()
-    if all(letter in letters for letter in token):
-        return bytes(letters[letter] for letter in token)
-    return token.encode()
-
-
 def _pieces(token: str) -> bytes:
-    spelled = _SPELLED_BYTE.fullmatch(token)
-    if spelled is not None:
-        return bytes([int(spelled.group(1), 16)])
     return token.replace(_SPACE_MARK, " ").encode()
 
 

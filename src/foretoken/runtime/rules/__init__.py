@@ -4,23 +4,18 @@ The words are those of `rejection_sample_method`; `base.rule_of` says which rule
 checks which request.
 """
 
-from foretoken.runtime.rules.base import Check, Rule, RuleSettings, TreeCheck, TreeRule
+from foretoken.runtime.rules.base import ChainRule, Check, RuleSettings, TreeCheck, TreeRule
 from foretoken.runtime.rules.block import BlockRule
 from foretoken.runtime.rules.matching import MatchingRule
 from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.rules.synthetic import SyntheticRule
-from foretoken.runtime.rules.trees import (
-    TreeMatching,
-    TreeRejection,
-    TreeSynthetic,
-    TreeTypical,
-)
+from foretoken.runtime.rules.trees import TreeMatching, TreeRejection, TreeSynthetic, TreeTypical
 from foretoken.runtime.rules.typical import TypicalRule
 from foretoken.runtime.sampler import Sampler
 
 __all__ = [
+    "ChainRule",
     "Check",
-    "Rule",
     "RuleSettings",
     "TreeCheck",
     "TreeRule",
@@ -29,9 +24,9 @@ __all__ = [
 ]
 
 
-def create_rules(sampler: Sampler, settings: RuleSettings) -> dict[str, Rule]:
+def create_rules(sampler: Sampler, settings: RuleSettings) -> dict[str, ChainRule]:
     """Every rule for chains by its name."""
-    rules: tuple[Rule, ...] = (
+    rules: tuple[ChainRule, ...] = (
         MatchingRule(sampler),
         StandardRule(sampler),
         BlockRule(sampler, "block"),

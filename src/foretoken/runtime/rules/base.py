@@ -8,7 +8,7 @@ num_drafts + 1 new tokens; all but the last are its leading drafts; a draft of -
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -111,38 +111,36 @@ class Branch(NamedTuple):
     """Tokens of the accepted nodes and one more."""
 
 
-class TreeRule(ABC):
-    """Decides which branch of a tree stays and what follows it."""
-
-    name: str
-
-    @abstractmethod
-    def decide(
-        self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
-    ) -> list[Branch]:
-        """Decide like `Rule.decide`, for trees; rows and drafts are in the order of nodes."""
+C = TypeVar("C", Check, TreeCheck)
+F = TypeVar("F", tuple[int, ...], Branch)
+_USUAL = RuleSettings()
 
 
-class Rule(ABC):
-    """Decides which drafts of a chain stay and what follows them."""
+class Rule(ABC, Generic[C, F]):
+    """Decides which drafts of checks stay and what follows them."""
 
     name: str
     """The word the user types."""
-    valid = True
-    """False: the output is not the model's at all, and says so."""
+
+    def __init__(self, sampler: Sampler, settings: RuleSettings = _USUAL) -> None:
+        """Process logits, and choose, with `sampler`."""
+        self._sampler, self._settings = sampler, settings
 
     @abstractmethod
-    def decide(
-        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
-    ) -> list[tuple[int, ...]]:
-        """New tokens of each check: the drafts that stay and one more.
+    def decide(self, logits_PV: Tensor, checks: Seq[C], probs_KV: Tensor | None) -> list[F]:
+        """New tokens of each chain, the drafts that stay and one more; of each tree its branch.
 
         Args:
-            logits_PV: raw float32 logits of the checks' own rows, check after check; read only.
+            logits_PV: raw float32 logits of the checks' own rows, check after check, of a tree in
+                the order of its nodes; read only.
             checks: the spans.
             probs_KV: distributions of all drafts of the step (`Check.drafted_row`), float32;
                 None: all drafts are one-hot.
         """
+
+
+ChainRule: TypeAlias = Rule[Check, tuple[int, ...]]
+TreeRule: TypeAlias = Rule[TreeCheck, Branch]
 
 
 def draw_last(

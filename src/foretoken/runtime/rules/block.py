@@ -11,20 +11,20 @@ from torch import Tensor
 
 from foretoken.ops.block_verification import BlockTests, keep_blocks
 from foretoken.ops.rejection import residual
-from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
+from foretoken.runtime.rules.base import ChainRule, Check, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
 from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 
 @final
-class BlockRule(Rule):
+class BlockRule(ChainRule):
     """Keeps the longest prefix of drafts that passes a joint test."""
 
     def __init__(self, sampler: Sampler, name: str) -> None:
         """Process logits with `sampler`; on a chain, `traversal` is the same rule."""
+        super().__init__(sampler)
         self.name = name
-        self._sampler = sampler
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None

@@ -9,19 +9,14 @@ from typing import final
 from torch import Tensor
 
 from foretoken.ops.rejection import agreeing
-from foretoken.runtime.rules.base import Check, Rule
-from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.rules.base import ChainRule, Check
 
 
 @final
-class MatchingRule(Rule):
+class MatchingRule(ChainRule):
     """The target's own tokens, as far as the drafts agree and one further."""
 
     name = "matching"
-
-    def __init__(self, sampler: Sampler) -> None:
-        """Choose with `sampler`."""
-        self._sampler = sampler
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None

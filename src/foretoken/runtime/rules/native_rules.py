@@ -14,10 +14,9 @@ from torch import Tensor
 from foretoken.ops.drawing import UNDECIDED
 from foretoken.ops.native_rejection import RejectionInput, RejectionResult
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules.base import Branch, Check, TreeCheck
+from foretoken.runtime.rules.base import Branch, C, Check, TreeCheck
 from foretoken.runtime.sampler import Sampler
 
-C = TypeVar("C", Check, TreeCheck)
 R = TypeVar("R")
 
 

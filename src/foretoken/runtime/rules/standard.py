@@ -10,21 +10,16 @@ from typing import final
 from torch import Tensor
 
 from foretoken.ops.rejection import acceptable, leading, residual
-from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
+from foretoken.runtime.rules.base import ChainRule, Check, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
 from foretoken.runtime.rules.native_rules import complete, weigh
-from foretoken.runtime.sampler import Sampler
 
 
 @final
-class StandardRule(Rule):
+class StandardRule(ChainRule):
     """Keeps a draft with probability min(1, p / q); else draws from max(p - q, 0)."""
 
     name = "standard"
-
-    def __init__(self, sampler: Sampler) -> None:
-        """Process logits with `sampler`."""
-        self._sampler = sampler
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None

@@ -10,8 +10,7 @@ from typing import final
 from torch import Tensor
 
 from foretoken.ops.noise import Stream, row_key, uniform
-from foretoken.runtime.rules.base import Check, Rule, RuleSettings, with_last
-from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.rules.base import ChainRule, Check, with_last
 
 
 def num_kept(drafts: Seq[int], rates: Seq[float], key: int, position: int) -> int:
@@ -26,29 +25,23 @@ def num_kept(drafts: Seq[int], rates: Seq[float], key: int, position: int) -> in
 
 
 @final
-class SyntheticRule(Rule):
+class SyntheticRule(ChainRule):
     """Keeps draft i in a share rates[i] of the verifications, always with those before it."""
 
     name = "synthetic"
-    valid = False
-
-    def __init__(self, sampler: Sampler, settings: RuleSettings) -> None:
-        """Choose what follows the drafts with `sampler`."""
-        self._sampler = sampler
-        self._rates = settings.synthetic_rates
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
         """Decide by the rates alone: neither what was drafted nor its distribution matters."""
-        rows = [check.rows for check in checks]
+        rows, rates = [check.rows for check in checks], self._settings.synthetic_rates
         targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
         kept, last, start = [], [], 0
         for check in checks:
             # The number that stays is drawn from the request's key and the position, so that a run
             # can be repeated.
             key = self._sampler.profile(check.rows.sequence.request).key
-            kept.append(num_kept(check.drafts, self._rates, key, check.rows.position))
+            kept.append(num_kept(check.drafts, rates, key, check.rows.position))
             last.append(targets[start + kept[-1]])
             start += check.rows.num_rows
         return with_last(checks, kept, last)

@@ -15,7 +15,7 @@ from foretoken.ops.noise import Stream, row_key, uniform
 from foretoken.ops.rejection import typical
 from foretoken.ops.tree_rejection import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules.base import DRAWN, Branch, RuleSettings, TreeCheck, TreeRule, draw_last
+from foretoken.runtime.rules.base import DRAWN, Branch, TreeCheck, TreeRule, draw_last
 from foretoken.runtime.rules.native_rules import complete, weigh
 from foretoken.runtime.rules.synthetic import num_kept
 from foretoken.runtime.sampler import Sampler
@@ -30,10 +30,6 @@ class TreeMatching(TreeRule):
     """The branch that the target itself takes, and the token where it leaves the tree."""
 
     name = "matching"
-
-    def __init__(self, sampler: Sampler) -> None:
-        """Choose with `sampler`."""
-        self._sampler = sampler
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
@@ -69,8 +65,8 @@ class TreeRejection(TreeRule):
     def __init__(self, sampler: Sampler, name: str) -> None:
         """`standard` walks down from the root, `block` and `traversal` up from the leaves."""
         assert name in DRAWN, name
+        super().__init__(sampler)
         self.name = name
-        self._sampler = sampler
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
@@ -111,7 +107,6 @@ class TreeRejection(TreeRule):
         ]
 
     def _tested(self, check: TreeCheck, nodes: Nodes) -> BranchTest:
-        """Run the tests of one tree to their end."""
         test = RecursiveWalk(nodes) if self.name == "standard" else Traversal(nodes)
         start = check.rows.position
         key = self._sampler.profile(check.rows.sequence.request).key
@@ -130,11 +125,6 @@ class TreeTypical(TreeRule):
     """The longest branch of tokens that are probable enough, the likeliest of several. LOSSY."""
 
     name = "typical"
-
-    def __init__(self, sampler: Sampler, settings: RuleSettings) -> None:
-        """Process logits with `sampler`; the thresholds are those of `settings`."""
-        self._sampler = sampler
-        self._settings = settings
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
@@ -179,11 +169,6 @@ class TreeSynthetic(TreeRule):
 
     name = "synthetic"
 
-    def __init__(self, sampler: Sampler, settings: RuleSettings) -> None:
-        """Choose what follows with `sampler`."""
-        self._sampler = sampler
-        self._rates = settings.synthetic_rates
-
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
@@ -195,7 +180,9 @@ class TreeSynthetic(TreeRule):
             while children := check.tree.children[path[-1] + 1 if path else 0]:
                 path.append(children[0])
             key = self._sampler.profile(check.rows.sequence.request).key
-            count = num_kept(check.tokens(path), self._rates, key, check.rows.position)
+            count = num_kept(
+                check.tokens(path), self._settings.synthetic_rates, key, check.rows.position
+            )
             del path[count:]
             after = path[-1] + 1 if path else 0
             found.append(Branch(tuple(path), (*check.tokens(path), targets[start + after])))

@@ -12,21 +12,15 @@ from typing import final
 from torch import Tensor
 
 from foretoken.ops.rejection import leading, typical
-from foretoken.runtime.rules.base import Check, Rule, RuleSettings, draw_last, with_last
+from foretoken.runtime.rules.base import ChainRule, Check, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
-from foretoken.runtime.sampler import Sampler
 
 
 @final
-class TypicalRule(Rule):
+class TypicalRule(ChainRule):
     """Keeps leading drafts above an entropy-dependent threshold, then draws from the target."""
 
     name = "typical"
-
-    def __init__(self, sampler: Sampler, settings: RuleSettings) -> None:
-        """Process logits with `sampler`; the thresholds are those of `settings`."""
-        self._sampler = sampler
-        self._settings = settings
 
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None

@@ -7,13 +7,12 @@ and queues are the scheduler's; how tokens were chosen, the verifier's; text, th
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as ReadOnly
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from foretoken.runtime.batch import Span
+from foretoken.runtime.batch import Span, SpanVerification
 from foretoken.runtime.sequence import Sequence
 from foretoken.text.tokenizer import StopMatch
-from foretoken.types import FinishReason, Logprob, Output, RequestMetrics, TokenSource
+from foretoken.types import FinishReason, Output, RequestMetrics
 
 StopFinder: TypeAlias = Callable[[str, tuple[int, ...]], StopMatch | None]
 """(request id, new ids) -> the first match. Called once per step and request with the new ids
@@ -77,47 +76,7 @@ def find_ending(
     return ending
 
 
-class SpanResult(Protocol):
-    """What was found for one span, as `foretoken.runtime.verifier` gives it."""
-
-    @property
-    def new_ids(self) -> tuple[int, ...]:
-        """Accepted drafts and one more token; empty if the span does not sample."""
-
-    @property
-    def num_accepted(self) -> int:
-        """Leading new ids that were drafts."""
-
-    @property
-    def num_drafted(self) -> int:
-        """Drafts that were checked."""
-
-    @property
-    def sources(self) -> tuple[TokenSource, ...]:
-        """One per new id."""
-
-    @property
-    def logprobs(self) -> tuple[dict[int, Logprob], ...] | None:
-        """One per new id, if asked for."""
-
-    @property
-    def prompt_logprobs(self) -> tuple[dict[int, Logprob], ...] | None:
-        """One per prompt row of the span, if asked for."""
-
-    @property
-    def valid(self) -> bool:
-        """Whether the new ids are what the model would say."""
-
-
-class StepResult(Protocol):
-    """What was found for a batch, span by span."""
-
-    @property
-    def spans(self) -> ReadOnly[SpanResult | None]:
-        """None: a span without any rows of logits."""
-
-
-def advance(span: Span, result: SpanResult | None) -> None:
+def advance(span: Span, result: SpanVerification | None) -> None:
     """Count the committed tokens of the span as computed and keep its prompt logprobs."""
     sequence = span.sequence
     assert sequence.num_computed == span.start, (sequence.num_computed, span.start)
@@ -130,7 +89,7 @@ def advance(span: Span, result: SpanResult | None) -> None:
         sequence.prompt_logprobs.extend(found or ())
 
 
-def append(span: Span, result: SpanResult, ending: Ending, now: float) -> None:
+def append(span: Span, result: SpanVerification, ending: Ending, now: float) -> None:
     """Append the kept new tokens; while the sequence lives, the newest has no KV yet."""
     sequence, num_keep = span.sequence, ending.num_keep
     assert result.num_accepted < len(result.new_ids), (result.num_accepted, len(result.new_ids))
@@ -150,7 +109,7 @@ def append(span: Span, result: SpanResult, ending: Ending, now: float) -> None:
     assert not alive or sequence.is_decoding, (sequence.num_computed, sequence.num_tokens)
 
 
-def output_of(span: Span, result: SpanResult, ending: Ending, now: float) -> Output:
+def output_of(span: Span, result: SpanVerification, ending: Ending, now: float) -> Output:
     """The step's output of a span whose tokens were just appended."""
     sequence, num_keep = span.sequence, ending.num_keep
     prompt_logprobs = None
@@ -192,6 +151,6 @@ def metrics_of(sequence: Sequence, now: float) -> RequestMetrics:
     )
 
 
-def _drafters(span: Span, result: SpanResult) -> tuple[str | None, ...]:
+def _drafters(span: Span, result: SpanVerification) -> tuple[str | None, ...]:
     """Who proposed each new id: the span's drafter where it was accepted."""
     return (*((span.drafter,) * result.num_accepted), None)

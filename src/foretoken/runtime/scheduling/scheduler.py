@@ -17,7 +17,7 @@ from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_dr
 from foretoken.errors import CapacityError, ConfigError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.faults import say_failure
 from foretoken.runtime.scheduling import commit as commits
 from foretoken.runtime.scheduling.pages import SequencePages
@@ -46,7 +46,6 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence and step if all of them need logits."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         limits = (
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -69,7 +68,6 @@ class WaitingQueue:
     """A heap of waiting sequences. Removal is lazy: a sequence no longer WAITING is skipped."""
 
     def __init__(self) -> None:
-        """Start with nobody."""
         self._heap: list[tuple[int, bool, float, int, Sequence]] = []
         self._size = 0
 
@@ -120,7 +118,6 @@ class RequestQueues:
     """
 
     def __init__(self, pages: SequencePages, max_num_seqs: int) -> None:
-        """Start with nobody."""
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """Read only."""
@@ -408,13 +405,7 @@ class Scheduler:
                 allowance -= budget
             start = sequence.num_computed
             spans.append(
-                Span(
-                    sequence=sequence,
-                    start=start,
-                    length=1,
-                    draft_budget=budget,
-                    samples=True,
-                )
+                Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
             )
         return spans
 
@@ -450,7 +441,7 @@ class Scheduler:
             spans.append(span)
         return tokens_left - max(length, 0)
 
-    def commit(self, batch: Batch, verification: commits.StepResult, now: float) -> list[Output]:
+    def commit(self, batch: Batch, verification: Verification, now: float) -> list[Output]:
         """Take over the results of the last scheduled batch, with its drafts, at time `now`.
 
         Returns an output for each span that sampled or whose output could not be made, in order
@@ -470,7 +461,7 @@ class Scheduler:
         return outputs
 
     def _commit_span(
-        self, span: Span, result: commits.SpanResult | None, now: float
+        self, span: Span, result: SpanVerification | None, now: float
     ) -> Output | None:
         """One span's part; an error in making its output ends its request alone."""
         sequence = span.sequence
@@ -488,7 +479,7 @@ class Scheduler:
             self._pages.trim(sequence)
         return output
 
-    def _advance(self, span: Span, result: commits.SpanResult | None, now: float) -> Output | None:
+    def _advance(self, span: Span, result: SpanVerification | None, now: float) -> Output | None:
         """Change the sequence alone; pages and queues stay as they are."""
         commits.advance(span, result)
         if not span.samples:

@@ -104,11 +104,7 @@ class RunRows:
     """A `RowSource` of rows in the order of their epochs."""
 
     def __init__(
-        self,
-        states: States,
-        rows: Mapping[str, PackedRows],
-        head_VD: Tensor,
-        settings: Settings,
+        self, states: States, rows: Mapping[str, PackedRows], head_VD: Tensor, settings: Settings
     ) -> None:
         self._states, self._rows = states, rows
         self._length = settings.stages[-1].length

@@ -161,10 +161,7 @@ TEXT_FILE, ABOUT = "text.npy", "text.json"
 
 
 def keep_text(
-    settings: DataSettings,
-    tokenizer: Tokenizer | None,
-    folder: Path,
-    report: Callable[[str], None],
+    settings: DataSettings, tokenizer: Tokenizer | None, folder: Path, report: Callable[[str], None]
 ) -> str:
     """Write the tokens of `settings.text`, unless they are there; their digest.
 

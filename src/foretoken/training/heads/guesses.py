@@ -2,12 +2,12 @@
 
 Position t's final hidden state gives the target's distribution of token t + 1. From slot t on,
 tokens t + 2, t + 3, ... are guessed from the true tokens before each (teacher forcing), but from
-the head's own states. `DepthAttention` is attention as drafting sees it; `Drops` are the slots that
-are left out at greater depth over masks. Knows no kind of head and no loss.
+the head's own states. `DepthAttention` is attention as drafting sees it; `slots_by_depth` leaves
+slots out at greater depth over masks. Knows no kind of head and no loss.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,30 +109,29 @@ class DepthAttention:
         return mixed.transpose(1, 2).flatten(2)
 
 
-@dataclass(frozen=True, slots=True)
-class Drops:
-    """With how many slots of a row each depth goes on; the same for the same tokens.
+def slots_by_depth(
+    tokens_BT: Tensor, depth: int, share: float, attends: Sequence[DepthAttention]
+) -> Iterator[Tensor]:
+    """The slots, ascending, int64, that each depth goes on with, which `attends` keep.
 
-    Depth s keeps `share` ** s of the slots (at least LEAST of them), each among those of the depth
-    before, so that what a slot attends to is there and deep guesses cost little (PARD, arXiv
-    2504.18583). Training only: in evaluation every slot stays.
+    Depth s keeps `share` ** s of them (at least LEAST), each among those of the depth before, so
+    that what a slot attends to is there and deep guesses cost little (PARD, arXiv 2504.18583).
+    They are drawn by the rows' own tokens; in evaluation, with a `share` of 1, every slot stays.
     """
-
-    share: float
-    dice: torch.Generator
-
-    @classmethod
-    def of(cls, tokens_BT: Tensor, share: float) -> "Drops":
-        """Drawn by the rows' own tokens; nothing is dropped with a `share` of 1."""
-        return cls(share, torch.Generator().manual_seed(int(tokens_BT.sum())))
-
-    def chosen(self, kept_N: Tensor, length: int, step: int) -> Tensor:
-        """Which of the slots of the depth before go on at depth `step`, ascending, int64."""
-        if self.share == 1.0:
-            return torch.arange(len(kept_N), device=kept_N.device)
-        count = round(length * max(self.share**step, min(LEAST, self.share)))
-        order = torch.randperm(len(kept_N), generator=self.dice)[: max(1, count)]
-        return order.sort().values.to(kept_N.device)
+    length, device = tokens_BT.shape[1], tokens_BT.device
+    dice = torch.Generator().manual_seed(int(tokens_BT.sum()))
+    kept_N = torch.arange(length, device=device)
+    yield kept_N
+    for step in range(1, depth):
+        chosen_M = torch.arange(len(kept_N), device=device)
+        if share < 1.0:
+            count = round(length * max(share**step, min(LEAST, share)))
+            order = torch.randperm(len(kept_N), generator=dice)[: max(1, count)]
+            chosen_M = order.sort().values.to(device)
+        for attend in attends:
+            attend.keep(chosen_M)
+        kept_N = kept_N[chosen_M]
+        yield kept_N
 
 
 def rotary_of(layer: HeadShape, device: torch.device) -> RotaryTable:

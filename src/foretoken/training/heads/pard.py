@@ -9,12 +9,11 @@ Source: PARD (arXiv 2504.18583).
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from foretoken.training.heads.draft import draft_net, require_draft_fits
-from foretoken.training.heads.guesses import DepthAttention, Drops, Guess, Guesser, ahead
+from foretoken.training.heads.guesses import DepthAttention, Guess, Guesser, ahead, slots_by_depth
 from foretoken.training.heads.kind import FreshHead, HeadKind, require_mask
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.llama import Llama
@@ -36,17 +35,11 @@ class ParallelGuesser(Guesser):
         """The true tokens at depth 0; further on masks at the slots that are kept."""
         net = self.net
         tokens_BT = ahead(captured.tokens_BT, 1)
-        rows, length = tokens_BT.shape
-        drops = Drops.of(captured.tokens_BT, self._keep_share if net.training else 1.0)
-        attends = [DepthAttention() for _ in net.layers]
-        kept_N, given = torch.arange(length, device=tokens_BT.device), tokens_BT
-        for step in range(depth):
+        share = self._keep_share if net.training else 1.0
+        attends, given = [DepthAttention() for _ in net.layers], tokens_BT
+        for step, kept_N in enumerate(slots_by_depth(captured.tokens_BT, depth, share, attends)):
             if step > 0:
-                chosen_M = drops.chosen(kept_N, length, step)
-                for attend in attends:
-                    attend.keep(chosen_M)
-                kept_N = kept_N[chosen_M]
-                given = tokens_BT.new_full((rows, len(kept_N)), self._mask)
+                given = tokens_BT.new_full((len(tokens_BT), len(kept_N)), self._mask)
             hidden = self._pass(given, kept_N + step, attends)
             yield Guess(
                 states_BTD=net.norm(hidden),

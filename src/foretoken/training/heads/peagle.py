@@ -3,7 +3,7 @@
 Depth 0 is EAGLE-3's own. A deeper slot stands at its anchor's position plus the depth, holds the
 mask token and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its
 depth), and sees the anchor's true slots and its own chain before it. In training each depth goes
-on with fewer anchors (`Drops`). A run may begin with a trained EAGLE-3 head.
+on with fewer anchors. A run may begin with a trained EAGLE-3 head.
 
 Source: P-EAGLE (arXiv 2602.01469); the file is that of the `speculators` library.
 """
@@ -22,11 +22,11 @@ from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle3 import default_points, eagle3_net, speculators_config
 from foretoken.training.heads.guesses import (
     DepthAttention,
-    Drops,
     Guess,
     Guesser,
     ahead,
     rotary_of,
+    slots_by_depth,
 )
 from foretoken.training.heads.kind import (
     OWN,
@@ -65,20 +65,13 @@ class PEagleGuesser(Guesser):
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """All slots at depth 0; further on those that are kept (all of them in evaluation)."""
         net, tokens_BT = self.net, captured.tokens_BT
-        rows, length = tokens_BT.shape
-        slots_T = torch.arange(length, device=tokens_BT.device)
-        drops = Drops.of(tokens_BT, self._keep_share if net.training else 1.0)
+        share = self._keep_share if net.training else 1.0
         attends = [DepthAttention() for _ in net.layers]
         hidden = true_BTD = net.mix(captured.features_BTF)
         given = newest_BT = ahead(tokens_BT, 1)
-        kept_N = slots_T
-        for step in range(depth):
+        for step, kept_N in enumerate(slots_by_depth(tokens_BT, depth, share, attends)):
             if step > 0:
-                chosen_M = drops.chosen(kept_N, length, step)
-                for attend in attends:
-                    attend.keep(chosen_M)
-                kept_N = kept_N[chosen_M]
-                mask_D = net.masks(step)[-1]
+                rows, mask_D = len(tokens_BT), net.masks(step)[-1]
                 if net.shape.anchored:
                     given, hidden = newest_BT[:, kept_N], true_BTD[:, kept_N] + mask_D
                 else:

@@ -60,11 +60,7 @@ class HeadTraining:
             if stage.loss == "tokens":
                 return token_loss(self.head.guesser, captured, self.depth_settings)
             return divergence_loss(
-                self.head.guesser,
-                captured,
-                self.depth_settings,
-                self.source.head_VD,
-                self.tv_share,
+                self.head.guesser, captured, self.depth_settings, self.source.head_VD, self.tv_share
             )
 
     def evaluate(self) -> dict[str, float]:
