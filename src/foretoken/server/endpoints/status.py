@@ -121,7 +121,7 @@ _GETS = {
 }
 
 
-async def openapi(request: Request) -> Response:
+def openapi_document() -> dict[str, Any]:
     """The OpenAPI document: paths, and the schemas of bodies as pydantic has them."""
     error = {"description": "An error in OpenAI's shape"}
     responses = {"200": {"description": "Done"}, "default": error}
@@ -132,11 +132,13 @@ async def openapi(request: Request) -> Response:
         paths[path] = {"post": {"summary": summary, "requestBody": body, "responses": responses}}
     for path, summary in _GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": responses}}
-    return json_response(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Foretoken", "version": foretoken.__version__},
-            "paths": paths,
-            "components": {"schemas": json_schema([kind for kind, _ in _POSTS.values()])},
-        }
-    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Foretoken", "version": foretoken.__version__},
+        "paths": paths,
+        "components": {"schemas": json_schema([kind for kind, _ in _POSTS.values()])},
+    }
+
+
+async def openapi(request: Request) -> Response:
+    return json_response(openapi_document())
