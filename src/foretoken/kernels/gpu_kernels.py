@@ -12,7 +12,7 @@ step to step out of tensors: so a step of them can be recorded and replayed. Rul
 
 Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
 F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of
-logits, V vocabulary, B sequences.
+logits, V vocabulary, B sequences, X numbers of any other kind.
 """
 
 from abc import ABC, abstractmethod
@@ -119,7 +119,7 @@ class AttentionShape(NamedTuple):
 
 
 class AttentionInts(NamedTuple):
-    """The rows of a step, or of a piece of it, as attention reads them; int32."""
+    """The rows of a step as attention reads them; int32."""
 
     places_T: Tensor
     """Position of each row in its sequence; of a tree: of its branch."""
@@ -128,12 +128,13 @@ class AttentionInts(NamedTuple):
     bases_T: Tensor
     """Number of each row's first partial result; that of split s is bases + s."""
     units_U: Tensor
-    """[U, UNIT_INTS]: first row, rows, start, end, sequence, split, lowest, first run, runs. A tile
-    of a span's rows over the keys [split * SPLIT, (split + 1) * SPLIT) below `end`, the end of what
-    its deepest row sees. `lowest`: of the places of its rows. `start`: where the branches of a
-    tree begin; a chain's: `end`. 0 rows: nothing is done."""
-    pages_BP: Tensor
-    """Pages of each sequence."""
+    """[U, UNIT_INTS]: first row, rows, start, end, table, split, lowest, first run, runs. A tile of
+    a span's rows over the keys [split * SPLIT, (split + 1) * SPLIT) below `end`, the end of what
+    its deepest row sees. `table`: where the pages of its sequence begin. `lowest`: of the places of
+    its rows. `start`: where the branches of a tree begin; a chain's: `end`. 0 rows: nothing is
+    done."""
+    pages_P: Tensor
+    """Page tables of all sequences, end to end."""
     tails_XJ: Tensor
     """Of each branch: place `start + j` of it is stored at place `start + tails[run, j]`."""
     trees: bool
@@ -312,6 +313,10 @@ class GpuKernels(ABC):
             names_V: int32, the token of each id where they are another vocabulary's; the noise is
                 that of the token.
         """
+
+    @abstractmethod
+    def cap(self, logits_RV: Tensor, softcap: float) -> None:
+        """In place: softcap * tanh(logits / softcap), float32."""
 
     @abstractmethod
     def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
