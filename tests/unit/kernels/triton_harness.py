@@ -1,0 +1,178 @@
+"""What tests of Triton kernels share: the interpreter as a tensor core adds, and the compiler.
+
+`make test-gpu-kernels` runs them, twice: with TRITON_INTERPRET=1 those that run kernels, without it
+those that compile them. Where there is a GPU the former run on it.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+GPU: Final = torch.cuda.is_available()
+DEVICE: Final = torch.device("cuda" if GPU else "cpu")
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+_TESTED: Final = (3, 9)
+"""Older interpreters stumble over today's numpy, and older compilers are called otherwise."""
+_CHAIN: Final = 16
+"""Products that a tensor core adds to a sum at once."""
+
+
+def _is_older() -> bool:
+    if not HAS_TRITON:
+        return True
+    major, minor = importlib.metadata.version("triton").split(".")[:2]
+    return (int(major), int(minor)) < _TESTED
+
+
+runs = pytest.mark.skipif(
+    not HAS_TRITON or (not GPU and (not INTERPRETED or _is_older())),
+    reason="no GPU, and no Triton interpreter: make test-gpu-kernels",
+)
+compiles = pytest.mark.skipif(
+    INTERPRETED or _is_older(), reason="no Triton compiler, 3.9 or newer: make test-gpu-kernels"
+)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def _floats(handle: Any) -> Any:
+    """Values of an operand as float32, which is exact."""
+    import numpy as np
+    import triton.language as tl
+
+    data = handle.data
+    if handle.dtype.scalar == tl.bfloat16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32)
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of the interpreter as a tensor core makes them: onto the sum that is there, by so
+    many inputs at once, every place alike. NumPy's BLAS, which the interpreter takes, may give a
+    row of a tile other bits at another place of it, knows no bfloat16, and adds a block to itself
+    before it adds it to the sum."""
+    if GPU or not HAS_TRITON:
+        return
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+
+    def create_dot(
+        self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+    ) -> Any:
+        left, right, total = _floats(a), _floats(b), d.data
+        for at in range(0, left.shape[1], _CHAIN):
+            rows, columns = left[:, at : at + _CHAIN, None], right[None, at : at + _CHAIN]
+            total = total + (rows * columns).sum(1)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of a kernel: numbers of the machine code."""
+
+    registers: int
+    """Of a thread."""
+    shared: int
+    """Bytes of shared memory of a program."""
+    instructions: Counter[str]
+    """By name without what follows its first dot, and wide loads by name and width."""
+
+    @property
+    def spills(self) -> int:
+        """Instructions that read or write registers that were put aside."""
+        return self.instructions["STL"] + self.instructions["LDL"]
+
+    @property
+    def matrix_classes(self) -> set[str]:
+        """Which classes of matrix instructions there are."""
+        return {"HMMA", "HGMMA", "UTCHMMA", "IMMA", "QGMMA", "UTCQMMA"} & self.instructions.keys()
+
+    @property
+    def wide_loads(self) -> int:
+        """Loads of 16 bytes, and copies of as many into shared memory."""
+        return self.instructions["LDG.128"] + self.instructions["LDGSTS.128"]
+
+
+class Compiler:
+    """Machine code for GPUs that are not there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder` for files."""
+        triton: Any = importlib.import_module("triton")
+        self._tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+        self._folder = folder
+
+    def __call__(
+        self,
+        kernel: Any,
+        types: dict[str, str],
+        constants: dict[str, Any],
+        *,
+        capability: int,
+        options: dict[str, Any],
+    ) -> Compiled:
+        """Compile for a capability such as 90.
+
+        Args:
+            kernel: the function.
+            types: of its arguments, in Triton's words.
+            constants: of others; None: no such pointer.
+            capability: of the device.
+            options: warps and stages.
+        """
+        compiler: Any = importlib.import_module("triton.compiler")
+        backends: Any = importlib.import_module("triton.backends.compiler")
+        place = {name: (at,) for at, name in enumerate(kernel.arg_names)}
+        skipped = {kernel.arg_names[at] for at in _unspecialized(kernel)}
+        # What a launch finds in its arguments: pointers and strides are multiples of 16.
+        wide = [name for name, kind in types.items() if kind != "fp32" and name not in skipped]
+        source = compiler.ASTSource(
+            fn=kernel,
+            signature=types | dict.fromkeys(constants, "constexpr"),
+            constexprs={place[name]: value for name, value in constants.items()},
+            attrs={place[name]: [["tt.divisibility", 16]] for name in wide},
+        )
+        target = backends.GPUTarget("cuda", capability, 32)
+        made = compiler.compile(
+            source, target=target, options={"enable_fp_fusion": False, **options}
+        )
+        file = self._folder / "kernel.cubin"
+        file.write_bytes(made.asm["cubin"])
+        use = self._ask("cuobjdump", "--dump-resource-usage", file)
+        found = re.search(r"REG:(\d+)", use)
+        assert found is not None, use
+        code = self._ask("nvdisasm", "-c", file)
+        return Compiled(int(found[1]), made.metadata.shared, _count(code))
+
+    def _ask(self, tool: str, option: str, file: Path) -> str:
+        asked = [str(self._tools / tool), option, str(file)]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+
+
+def _unspecialized(kernel: Any) -> list[int]:
+    return [at for at, one in enumerate(kernel.params) if one.do_not_specialize]
+
+
+def _count(code: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name in re.findall(r"^\s+(?:/\*\w+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", code, re.M):
+        found[name.split(".")[0]] += 1
+        if name.startswith(("LDG", "LDGSTS")) and ".128" in name:
+            found[f"{name.split('.')[0]}.128"] += 1
+    return found
