@@ -18,8 +18,9 @@ logits, V vocabulary, B sequences, X numbers of any other kind.
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 KEY_BLOCK: Final = 64
@@ -151,6 +152,12 @@ class Partials(NamedTuple):
     top_mass_XH2: Tensor
     """Highest score, and sum of weights e ** (score - highest)."""
 
+    @classmethod
+    def empty(cls, count: int, shape: AttentionShape, device: torch.device) -> Self:
+        """Room for so many."""
+        sizes = ((count, shape.num_heads, width) for width in (shape.head_dim, 2))
+        return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
+
 
 class GpuKernels(ABC):
     """One set of kernels. Every launch is counted by its name in `launched`."""
@@ -280,7 +287,8 @@ class GpuKernels(ABC):
         scores, masks and exponents in float32, weights rounded to q's type before they are summed
         and multiplied with values. Keys a row does not see change nothing of it, not a bit. Of a
         tree, blocks below that of `start` are shared; from there on each branch has blocks of its
-        own, over its logical places. `step.splits` unset: `out_TD` is written, else `partials`.
+        own, over its logical places. `step.splits` unset: `out_TD` is written, else `partials`,
+        but of a row none of splits beyond its own place, whose numbers are another row's.
         """
 
     @abstractmethod
