@@ -279,6 +279,8 @@ class GpuKernels(ABC):
         step: AttentionInts,
         partials: Partials,
         out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
     ) -> None:
         """Causal attention of the units. Heads are in group-major order: query g of key head k is
         head g * L + k.
@@ -293,10 +295,16 @@ class GpuKernels(ABC):
 
     @abstractmethod
     def combine(
-        self, partials: Partials, shape: AttentionShape, step: AttentionInts, out_TD: Tensor
+        self,
+        partials: Partials,
+        shape: AttentionShape,
+        step: AttentionInts,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
     ) -> None:
         """Each row's partial results added in order of their keys, from the first split that it
-        sees on, and divided; rounded once."""
+        sees on, then its sink, and divided; rounded once. Sinks: as for `attend`."""
 
     @abstractmethod
     def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:

@@ -31,6 +31,7 @@ def attend(
     slot_stride,
     head_stride,
     scale_stride,
+    head_scale_stride,
     tails_stride,
     scale,
     softcap,
@@ -78,8 +79,11 @@ def attend(
     total = tl.zeros((TILE, WIDTH), tl.float32)
     keys = numbers + head * head_stride
     values = keys + HEADS * head_stride
-    key_scales = scales + head if scales is not None else None
-    value_scales = scales + HEADS + head if scales is not None else None
+    key_scales = scales
+    value_scales = scales
+    if scales is not None:
+        key_scales = scales + head * head_scale_stride
+        value_scales = key_scales + HEADS * head_scale_stride
     blocks = tl.cdiv(high - low, KEYS)
     shared = blocks
     own = 0
@@ -97,13 +101,14 @@ def attend(
         stored = n
         mine = there
         if TREES:
-            run = first_run + (block - shared) // tl.maximum(own, 1)
-            on_branch = block >= shared
-            n = tl.where(on_branch, n - (run - first_run) * own * KEYS, n)
-            behind = on_branch & (n >= start) & (n < end)
+            # Below 0 of blocks that are shared.
+            branch = (block - shared + own) // tl.maximum(own, 1) - 1
+            run = first_run + branch
+            n -= tl.maximum(branch, 0) * own * KEYS
+            behind = (n >= tl.where(branch < 0, end, start)) & (n < end)
             tail = tl.load(tails + run * tails_stride + n - start, mask=behind, other=0)
             stored = tl.where(behind, start + tail, n)
-            mine = there & ((run_of_row == run) | (block < shared))
+            mine = there & (run_of_row == tl.where(branch < 0, run_of_row, run))
         k, v = _stored(
             keys, values, key_scales, value_scales, table, stored, n < end, slot_stride,
             scale_stride, x.dtype, SIZE, WIDTH, PAGE,

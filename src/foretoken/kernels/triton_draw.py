@@ -55,8 +55,9 @@ def _noise(token, first, second):
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = (h ^ (h >> 16)) * 0x2C1B3C6D
     h = (h ^ (h >> 15)) & 0x7FFFFFFF
-    # -(1 - 2 ** -24) * 2 ** -31.
-    u = (h.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * -4.6566126000062e-10
+    # Times 1 - 2 ** -24 and 2 ** -31.
+    unit: tl.constexpr = (1.0 - 5.9604644775390625e-08) * 4.656612873077393e-10
+    u = (h.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * -unit
     # log(1 + u) near 0 too, where 1 + u is rounded: by how much, w - 1 says (Kahan).
     w = 1.0 + u
     exact = w == 1.0

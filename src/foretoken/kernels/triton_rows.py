@@ -129,6 +129,7 @@ def turn_and_write(
     slot_stride,
     head_stride,
     scale_stride,
+    head_scale_stride,
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -193,7 +194,8 @@ def turn_and_write(
         else:
             number, scale = _in_int8(x.to(tl.float32))
             tl.store(to, number, mask=there)
-            tl.store(scales + slot * scale_stride + head - HEADS, scale)
+            to = scales + slot * scale_stride + (head - HEADS) * head_scale_stride
+            tl.store(to, scale)
 
 
 @triton.jit

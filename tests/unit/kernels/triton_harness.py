@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.kernels.gpu_kernels import GpuKernels
+
 GPU: Final = torch.cuda.is_available()
 DEVICE: Final = torch.device("cuda" if GPU else "cpu")
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
@@ -43,6 +45,14 @@ runs = pytest.mark.skipif(
 compiles = pytest.mark.skipif(
     INTERPRETED or _is_older(), reason="no Triton compiler, 3.9 or newer: make test-gpu-kernels"
 )
+
+
+def triton_kernels(**options: Any) -> GpuKernels:
+    """The kernels of this device, or of an H100 in the interpreter."""
+    module = importlib.import_module("foretoken.kernels.triton_kernels")
+    capability = torch.cuda.get_device_capability() if GPU else (9, 0)
+    found: GpuKernels = module.TritonKernels(capability, **options)
+    return found
 
 
 def normal(seed: int, *shape: int) -> Tensor:
