@@ -172,10 +172,12 @@ def turn_and_write(
                 count = SIZE
                 whole = y
             factor = 1.0 / tl.sqrt(tl.sum(whole * whole) / count + eps)
-            weight = tl.load(query_norm + of + d, mask=there & is_query, other=0.0).to(tl.float32)
-            weight += tl.load(key_norm + of + d, mask=there & ~is_query, other=0.0).to(tl.float32)
-            other = tl.load(query_norm + of + e, mask=turned & is_query, other=0.0).to(tl.float32)
-            other += tl.load(key_norm + of + e, mask=turned & ~is_query, other=0.0).to(tl.float32)
+            if is_query:
+                weight = tl.load(query_norm + of + d, mask=there, other=0.0).to(tl.float32)
+                other = tl.load(query_norm + of + e, mask=turned, other=0.0).to(tl.float32)
+            else:
+                weight = tl.load(key_norm + of + d, mask=there, other=0.0).to(tl.float32)
+                other = tl.load(key_norm + of + e, mask=turned, other=0.0).to(tl.float32)
             y = y * factor * weight
             z = z * factor * other
         c = tl.load(cos + place * TURNED + d, mask=turned, other=1.0).to(tl.float32)

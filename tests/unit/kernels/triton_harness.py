@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -70,15 +71,28 @@ def _floats(handle: Any) -> Any:
     return data.astype(np.float32)
 
 
+def _as_bfloat16(numbers: Any) -> Any:
+    """The bits of the nearest bfloat16, of two the even one."""
+    import numpy as np
+
+    bits = numbers.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16)
+
+
 @pytest.fixture
-def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of the interpreter as a tensor core makes them: onto the sum that is there, by so
     many inputs at once, every place alike. NumPy's BLAS, which the interpreter takes, may give a
     row of a tile other bits at another place of it, knows no bfloat16, and adds a block to itself
-    before it adds it to the sum."""
+    before it adds it to the sum. To bfloat16 numbers are rounded, not cut off. Nor does a GPU warn of what is not finite."""
     if GPU or not HAS_TRITON:
+        yield
         return
+    import numpy as np
+
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
 
     def create_dot(
         self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
@@ -89,7 +103,17 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
             total = total + (rows * columns).sum(1)
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
+    cast_impl = interpreter.InterpreterBuilder.cast_impl
+
+    def cast(self: Any, src: Any, dst_type: Any) -> Any:
+        if dst_type.scalar != language.bfloat16 or src.dtype.scalar == language.bfloat16:
+            return cast_impl(self, src, dst_type)
+        return interpreter.TensorHandle(_as_bfloat16(src.data), dst_type.scalar)
+
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast)
+    with np.errstate(all="ignore"):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
