@@ -322,6 +322,7 @@ class GpuSteps(Backend):
 def backend_for(device: torch.device) -> Backend:
     """The backend of this device."""
     if device.type == "cpu" and wants_twins():
+        torch.set_num_threads(1)  # Thousands of small operations, each in the order of one thread.
         return GpuSteps(TwinKernels(), device)
     if device.type == "cpu":
         library = find_library()

@@ -100,6 +100,11 @@ class Model(ABC):
             features: where the hidden states that a drafter reads are kept, if any.
         """
 
+    @property
+    def runs_steps(self) -> bool:
+        """Whether `step` runs anything."""
+        return False
+
     def step(
         self,
         layouts: Sequence[SpanLayout],

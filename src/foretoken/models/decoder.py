@@ -109,6 +109,11 @@ class Decoder(Model):
             x_TD = layer(x_TD, store.layers[index], steps[layer.kind])
         return x_TD
 
+    @property
+    def runs_steps(self) -> bool:
+        """Where a GPU's kernels have all parts."""
+        return self.captured is not None
+
     def step(
         self,
         layouts: Sequence[SpanLayout],

@@ -87,6 +87,11 @@ class Runner:
         """Of the model."""
         return self.model.embedding.dtype
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens may be drawn in the same call, where nothing edits logits."""
+        return self.model.runs_steps
+
     def lead(self, leader: Leader) -> None:
         """From now on tell the ranks that have the rest of the model what is run."""
         self._leader = leader
