@@ -268,11 +268,17 @@ def _recorded(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def called(self: TwinKernels, *args: Any, **kwargs: Any) -> None:
+        call = partial(compute, function, self, *args, **kwargs)
         if self.calls is not None:
-            self.calls.append(partial(function, self, *args, **kwargs))
-        function(self, *args, **kwargs)
+            self.calls.append(call)
+        call()
 
     return called
+
+
+def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Do what a kernel does; whatever PyTorch is asked in here is the kernel's affair."""
+    function(*args, **kwargs)
 
 
 for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
