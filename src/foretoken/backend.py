@@ -18,13 +18,16 @@ from torch import Tensor
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.build import library_path
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.kernels.library import Library, find_library, wants_twins
 from foretoken.kernels.linear import TYPES, Packed, pack_block_rows, pack_float
 from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
+from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.drawing import DrawKernel
+from foretoken.ops.drawing_gpu import GpuDraw
 from foretoken.ops.linear import (
     InvariantLinear,
     KernelLinear,
@@ -34,9 +37,11 @@ from foretoken.ops.linear import (
     RowProbe,
     can_pack,
 )
+from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
 from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
 from foretoken.ops.row_operations import RowKernels
+from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded
@@ -58,6 +63,8 @@ class LinearSpec:
     """Added to every row, in the type of the rows."""
     adds_residual: bool = False
     """Whether it will be given residuals."""
+    is_gate: bool = False
+    """Whether its outputs are the gates of an MLP, then what they gate."""
     is_head: bool = False
     """Whether it makes logits: results are float32 where that costs nothing, and weights are never
     rounded below 8 bits."""
@@ -104,7 +111,9 @@ class Backend(ABC):
     """Why rounding a draft model's weights need not be tried; None: it may save time."""
     noise_at_once: int
     """Random numbers that are best made in one pass."""
-    draw: DrawKernel | None
+    gpu: GpuKernels | None = None
+    """A GPU's kernels, of which whole steps are recorded (`models.captured`)."""
+    draw: DrawKernel | GpuDraw | None
     """Chooses tokens from rows of logits."""
     reject: RejectKernel | None
     """Accepts and rejects drafts."""
@@ -263,9 +272,58 @@ class TritonIntegers(Backend):
         return self._plain.attention(geometry, batch_invariant=batch_invariant)
 
 
+GPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@final
+class GpuSteps(Backend):
+    """A GPU: kernels of which whole steps are recorded. Rows keep their bits by the order of sums;
+    a probe at load asks the device whether they do (`ops.gpu_probe`)."""
+
+    holds_integers = True
+    reject = None
+    noise_at_once = _GPU_NOISE
+
+    def __init__(self, kernels: GpuKernels, device: torch.device) -> None:
+        """Serve `device` by `kernels`."""
+        self.gpu: GpuKernels | None = kernels
+        self._kernels, self._plain = kernels, PlainTorch(device)
+        self.why_not_int8 = self._plain.why_not_int8
+        self.draw = GpuDraw(kernels)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Weights as the kernels read them, floats and integers alike."""
+        spec = spec.settled()
+        weights, scheme = spec.weights, spec.scheme
+        if isinstance(weights, BlockWeights):
+            weights = weights.dequantized(spec.dtype)
+        if isinstance(weights, Tensor) and scheme is not None:
+            weights = round_weights(weights, scheme)
+        if spec.dtype not in GPU_TYPES:
+            return self._plain.linear(replace(spec, weights=weights))
+        if not isinstance(weights, Tensor):
+            fitting = for_kernels(weights)
+            assert isinstance(fitting, IntWeights), "rounding makes groups that kernels have"
+            weights = fitting
+        in_one = spec.is_head or spec.is_gate
+        packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
+        return GpuLinear(
+            self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N
+        )
+
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """The kernel, which reads pages where they lie."""
+        if geometry.dtype not in GPU_TYPES:
+            return self._plain.attention(geometry, batch_invariant=batch_invariant)
+        return GpuAttention(geometry, self._kernels)
+
+
 @cache
 def backend_for(device: torch.device) -> Backend:
     """The backend of this device."""
+    if device.type == "cpu" and wants_twins():
+        torch.set_num_threads(1)  # Thousands of small operations, each in the order of one thread.
+        return GpuSteps(TwinKernels(), device)
     if device.type == "cpu":
         library = find_library()
         return PlainTorch(device) if library is None else CpuKernels(library, device)

@@ -17,8 +17,9 @@ logits, V vocabulary, B sequences, X numbers of any other kind.
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self, final
 
 import torch
 from torch import Tensor
@@ -159,6 +160,13 @@ class Partials(NamedTuple):
         return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
 
 
+class Recorder(Protocol):
+    """Remembers launches."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What launches all that `run` does once more, over the same memory."""
+
+
 class GpuKernels(ABC):
     """One set of kernels. Every launch is counted by its name in `launched`."""
 
@@ -176,6 +184,10 @@ class GpuKernels(ABC):
     def launch(self, name: str) -> None:
         """Every launch goes through here, before it is made."""
         self.launched[name] += 1
+
+    @abstractmethod
+    def recorder(self) -> "Recorder | None":
+        """Remembers what is launched, for one model; None: everything is launched each time."""
 
     @abstractmethod
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
@@ -350,3 +362,24 @@ class GpuKernels(ABC):
             checks_B3: first row of logits, first draft among the tokens, drafts.
             found_BX: int32 [B, most drafts + 2]: how many drafts stay, those, and the token after.
         """
+
+
+@final
+class CudaGraphs:
+    """Graphs of one model, which share memory."""
+
+    def __init__(self) -> None:
+        """No graph yet."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """One CUDA graph; everything is compiled by a run before."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        return graph.replay

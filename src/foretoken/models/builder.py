@@ -23,6 +23,7 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions, check_bits
+from foretoken.models.captured import CapturedSteps, DecoderParts, capture
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.rollout import RolloutParts, compile_rollout
@@ -31,6 +32,7 @@ from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
+from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape, RopeShape
@@ -92,6 +94,7 @@ class Builder:
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
+        is_gate: bool = False,
         is_head: bool = False,
         is_table: bool = False,
     ) -> Linear:
@@ -110,6 +113,7 @@ class Builder:
                     bias_N=None if bias_N is None else bias_N[at : at + rows],
                     adds_residual=adds_residual and len(joined) == 1,
                     packed=packed,
+                    is_gate=is_gate,
                     is_head=is_head,
                     quantization=self.options.quantization,
                     x_bits=self.options.x_bits,
@@ -270,7 +274,7 @@ class Builder:
         if gate.bias is not None and up.bias is not None:
             bias_N = torch.cat([gate.bias, up.bias])
         return GatedMLP(
-            gate_up=self.linear([gate.weight, up.weight], bias_N),
+            gate_up=self.linear([gate.weight, up.weight], bias_N, is_gate=True),
             down=self._back(self._down(f"{prefix}.down_proj", inner, bias=bias), 1),
             activate=ACTIVATIONS[self.shape.hidden_act],
         )
@@ -350,6 +354,9 @@ class Builder:
         if top is not None and stages is None and scale == 1.0:
             parts = RolloutParts(embedding=embedding, norm=norm, head=top)
             rollout = compile_rollout(compiled, parts)
+        captured = None
+        if top is not None and stages is None:
+            captured = self._captured(layers, kinds, (embedding, norm, top))
         check_bits(self.options, self.fixed)
         self._log_held()
         return Decoder(
@@ -364,7 +371,27 @@ class Builder:
             compiled=compiled,
             rollout=rollout,
             stages=stages,
+            captured=captured,
         )
+
+    def _captured(
+        self, layers: Sequence[Layer], kinds: tuple[LayerKind, ...], ends: tuple[Embedding, RMSNorm, Linear]
+    ) -> CapturedSteps | None:
+        """Whole steps, where a GPU's kernels have all parts."""
+        embedding, norm, head = ends
+        kernels = self.backend.gpu
+        if kernels is None or not isinstance(head, GpuLinear) or embedding.is_packed:
+            return None
+        parts = DecoderParts(
+            embedding=embedding,
+            scale=float(torch.tensor(self.shape.embedding_scale, dtype=embedding.dtype)),
+            layers=tuple(layers),
+            kinds=kinds,
+            norm=norm,
+            head=head,
+            softcap=self.shape.logit_softcap,
+        )
+        return capture(parts, kernels, kernels.recorder())
 
     def _ends(self) -> tuple[Embedding, Weights | KernelLinear]:
         """The embedding, and what the output head is made of: itself, where the embedding reads

@@ -5,7 +5,9 @@ Slow. Products are made in tiles of fixed shape, so that a row's bits are its ow
 matrix library below keeps them; a test asks it.
 """
 
-from typing import final
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from foretoken.kernels.gpu_kernels import (
     Kept,
     KVLayer,
     Partials,
+    Recorder,
     Rotary,
 )
 from foretoken.ops.activation import COMPILED
@@ -38,6 +41,15 @@ class TwinKernels(GpuKernels):
     split = 2 * KEY_BLOCK
     tile = _TILE
     few_rows = 16
+
+    def __init__(self) -> None:
+        """Nothing is recorded."""
+        super().__init__()
+        self.calls: list[Callable[[], None]] | None = None
+
+    def recorder(self) -> Recorder:
+        """A list of calls."""
+        return _Calls(self)
 
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
         """Several segments already of small matrices, so that tests have them."""
@@ -249,6 +261,51 @@ class TwinKernels(GpuKernels):
         same = (chosen_BX[:, :most] == draft_BX) & (at[:most] < drafts_B[:, None])
         found_BX[:, 0] = same.int().cumprod(1).sum(1)
         found_BX[:, 1:] = chosen_BX
+
+
+def _recorded(function: Callable[..., None]) -> Callable[..., None]:
+    """The call is kept, too, while calls are."""
+
+    @wraps(function)
+    def called(self: TwinKernels, *args: Any, **kwargs: Any) -> None:
+        call = partial(compute, function, self, *args, **kwargs)
+        if self.calls is not None:
+            self.calls.append(call)
+        call()
+
+    return called
+
+
+def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Do what a kernel does; whatever PyTorch is asked in here is the kernel's affair."""
+    function(*args, **kwargs)
+
+
+for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
+    setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
+
+
+@final
+class _Calls:
+    """What a CUDA graph does: the same calls on the same tensors, whatever is in them by then."""
+
+    def __init__(self, kernels: TwinKernels) -> None:
+        self._kernels = kernels
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        assert self._kernels.calls is None, "one at a time"
+        calls: list[Callable[[], None]] = []
+        self._kernels.calls = calls
+        try:
+            run()
+        finally:
+            self._kernels.calls = None
+
+        def play() -> None:
+            for call in calls:
+                call()
+
+        return play
 
 
 class _Units:

@@ -87,6 +87,11 @@ class Runner:
         """Of the model."""
         return self.model.embedding.dtype
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens may be drawn in the same call, where nothing edits logits."""
+        return self.model.runs_steps
+
     def lead(self, leader: Leader) -> None:
         """From now on tell the ranks that have the rest of the model what is run."""
         self._leader = leader
@@ -132,8 +137,13 @@ class Runner:
             runner.page_bytes = wait_for_loading(group, store.page_bytes)
         return runner
 
-    def run(self, batch: Batch) -> ModelOutput:
-        """The engine's step: every span with its drafts; rows span by span, in position order."""
+    def run(self, batch: Batch, draws: bytes | None = None) -> ModelOutput:
+        """The engine's step: every span with its drafts; rows span by span, in position order.
+
+        Args:
+            batch: the step.
+            draws: how each row's token is drawn, if that is known before (`Verifier.draws`).
+        """
         layouts = [
             SpanLayout(
                 start=span.start,
@@ -151,7 +161,7 @@ class Runner:
         if self.features is not None:
             self._kept = self._features_of(batch)
         token_ids = [span.input_ids for span in batch.spans]
-        return self._forward(layouts, token_ids, rows, self._kept)
+        return self._forward(layouts, token_ids, rows, self._kept, draws)
 
     def _features_of(self, batch: Batch) -> FeatureStore | None:
         """Where the step's features go: those of readers that do not rest, if there is memory."""
@@ -294,9 +304,10 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
+        draws: bytes | None = None,
     ) -> ModelOutput:
         with self._leading(Forward(layouts, token_ids, rows)):
-            return self._compute(layouts, token_ids, rows, features)
+            return self._compute(layouts, token_ids, rows, features, draws)
 
     @torch.inference_mode()
     def _compute(
@@ -305,7 +316,11 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
+        draws: bytes | None = None,
     ) -> ModelOutput:
+        whole = self.model.step(layouts, token_ids, rows, self.store, features, draws)
+        if whole is not None:
+            return whole
         inputs = self._inputs(layouts, token_ids, rows)
         hidden_TD = self.model.hidden(inputs, self.store, features)
         if inputs.rows_R is not None:
