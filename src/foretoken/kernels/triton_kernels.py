@@ -51,22 +51,22 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_of(w: GpuWeights, rows: int, kernel: str) -> Tiles:
-    """How `kernel` (`few`, `many` or `gated`) cuts a product with these weights.
+def tiles_of(w: GpuWeights, rows: int, gated: bool = False) -> Tiles:
+    """How a product of so many rows with these weights is cut.
 
-    Integers go group by group. In flight is what a GPU has to have read ahead: 16 KiB of weights a
-    program.
+    In flight is what a GPU has to have read ahead: 16 KiB of weights a program. A step of integers
+    has two groups where scales have 16 bits: one alone is too few bytes to be read ahead. The step
+    of 4 bits is one for all, since it says in which order halves of groups are added.
     """
-    if kernel == "many":
-        # More registers than there are would be needed for the rows of a long group.
-        wide = 64 if w.group >= 128 else 128
-        return Tiles(128, wide, w.group or 64, 8, 3)
-    if kernel == "gated" and rows > 64 and w.group < 128:
-        return Tiles(64, 128, w.group or 64, 8, 3)
-    tile = min(64, max(16, triton.next_power_of_2(rows)))
-    step = w.group or (64 if kernel == "gated" or tile == 64 else 128)
+    if rows > 64 and w.group and not gated:
+        return Tiles(128, 64, 128 if w.bits == 4 else max(64, min(128, 2 * w.group)), 8, 3)
+    if rows > 64 and not (w.bits and gated):
+        return Tiles(64 if gated else 128, 128, 64, 8, 3)
+    # Integers of gates and ups fill the registers.
+    tile = min(32 if w.bits and gated else 64, max(16, triton.next_power_of_2(rows)))
+    step = 64 if not w.bits and (gated or tile == 64) else 128
     size = 64 * step * (w.bits or 8 * w.values_NK.element_size()) // 8
-    return Tiles(64, tile, step, 4, max(4, min(12, (16 << 10) // size + 1)))
+    return Tiles(64, tile, step, 4, max(4, min(8, (16 << 10) // size + 1)))
 
 
 @final
@@ -120,16 +120,16 @@ class TritonKernels(GpuKernels):
             count, programs = 1, triton.cdiv(outputs, 64)
             while programs * count < _PROGRAMS and inputs >= 2 * count * _LEAST_SEGMENT:
                 count *= 2
-        # A multiple of every step and group.
-        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 128) * 128
+        # A multiple of every step.
+        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 256) * 256
 
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
         """A program for each segment."""
-        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, x_TK.shape[0], "few"))
+        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, min(64, x_TK.shape[0])))
 
     def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
         """All segments in a program."""
-        self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, x_TK.shape[0], "many"))
+        self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, max(65, x_TK.shape[0])))
 
     def _linear(
         self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles
@@ -149,7 +149,7 @@ class TritonKernels(GpuKernels):
     ) -> None:
         """Gate and up of the same outputs in one program."""
         rows, width = y_TF.shape
-        tiles = tiles_of(w, rows, "gated")
+        tiles = tiles_of(w, rows, gated=True)
         self._run(
             "gate_up", triton_matrix.gate_up,
             (triton.cdiv(width, tiles.outputs), triton.cdiv(rows, tiles.rows)),
@@ -360,9 +360,14 @@ def _stride(x: Tensor | None, dimension: int = 0) -> int:
 
 def _constants(w: GpuWeights, tiles: Tiles) -> dict[str, Any]:
     """What products of these weights are compiled for."""
+    scale = w.values_NK if w.scale_NG is None else w.scale_NG
+    assert w.segment % tiles.step == 0 or w.segment == w.inputs, (w.segment, tiles)
     return {
         "BITS": w.bits,
         "GROUP": w.group,
+        "PAIRS": 0 < w.group < tiles.step
+        and scale.dtype == torch.float16
+        and scale.shape[1] % 2 == 0,
         "TAIL": w.inputs % tiles.step != 0,
         "TILE_N": tiles.outputs,
         "TILE_T": tiles.rows,

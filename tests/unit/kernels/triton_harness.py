@@ -235,6 +235,7 @@ def _count(code: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for name in re.findall(r"^\s+(?:/\*\w+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", code, re.M):
         found[name.split(".")[0]] += 1
-        if name.startswith(("LDG", "LDGSTS")) and ".128" in name:
-            found[f"{name.split('.')[0]}.128"] += 1
+        for width in (".64", ".128"):
+            if name.startswith("LDG") and width in name:
+                found[name.split(".")[0] + width] += 1
     return found
