@@ -174,6 +174,8 @@ class GpuKernels(ABC):
     """Keys of a split: a row's splits begin at multiples of it. A multiple of KEY_BLOCK."""
     tile: int
     """Rows times queries of a key head in an attention unit."""
+    types: frozenset[torch.dtype] = frozenset((torch.bfloat16, torch.float16))
+    """Types of rows."""
     few_rows: int
     """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
 
@@ -185,9 +187,9 @@ class GpuKernels(ABC):
         """Every launch goes through here, before it is made."""
         self.launched[name] += 1
 
-    @abstractmethod
     def recorder(self) -> "Recorder | None":
         """Remembers what is launched, for one model; None: everything is launched each time."""
+        return CudaGraphs()
 
     @abstractmethod
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:

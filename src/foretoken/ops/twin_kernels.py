@@ -41,6 +41,7 @@ class TwinKernels(GpuKernels):
     split = 2 * KEY_BLOCK
     tile = _TILE
     few_rows = 16
+    types = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
     def __init__(self) -> None:
         """Nothing is recorded."""
@@ -281,7 +282,7 @@ def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     function(*args, **kwargs)
 
 
-for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
+for _name in GpuKernels.__abstractmethods__ - {"segment_of"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 
@@ -360,6 +361,8 @@ class _Units:
         shape, units = self._shape, self._units
         size = shape.page_size
         there_UN = (places_UN < units[:, 3:4]) & here_U1
+        if not there_UN.any():
+            return
         stored_UN = torch.where(there_UN, stored_UN, 0)
         page_UN = self._step.pages_P.long()[units[:, 4:5] + stored_UN // size]
         slot_UN = page_UN * size + stored_UN % size
