@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
-from foretoken.ops.attention.gpu import Ints, RowsPlan
+from foretoken.ops.attention.gpu import Ints, Piece, RowsPlan
 from foretoken.ops.drawing_gpu import Draws
+from foretoken.shape.memory_formula import RECORDED_ROWS
 
-MOST_ROWS = 384
-"""Rows of the largest pass that is recorded."""
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
@@ -34,6 +33,8 @@ class PassKey(NamedTuple):
     depth: int
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
+    pieces: tuple[Piece, ...] = ()
+    """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
 
 StepKey = tuple[PassKey, ...]
@@ -41,7 +42,7 @@ StepKey = tuple[PassKey, ...]
 
 def bucket(rows: int) -> int:
     """The number of rows that a pass of so many is padded to."""
-    return next((size for size in _ROWS if rows <= size), -(-rows // MOST_ROWS) * MOST_ROWS)
+    return next((size for size in _ROWS if rows <= size), -(-rows // RECORDED_ROWS) * RECORDED_ROWS)
 
 
 def _power(count: int) -> int:
@@ -70,6 +71,7 @@ class PassRows:
             logits=bucket(len(self.logits)) if len(self.logits) else 0,
             depth=_power(plan.tails_XJ.shape[1]),
             splits=plan.splits,
+            pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
 
@@ -82,6 +84,7 @@ class DevicePass(NamedTuple):
     keys_R2: Tensor
     temperature_R: Tensor
     attention: AttentionInts
+    pieces: tuple[Piece, ...]
 
 
 @final
@@ -184,6 +187,7 @@ class StepBuffers:
                         trees=key.depth > 0,
                         splits=key.splits,
                     ),
+                    pieces=key.pieces,
                 )
             )
             at += count
