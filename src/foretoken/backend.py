@@ -338,25 +338,21 @@ def backend_for(device: torch.device) -> Backend:
 
 
 def _gpu_steps(device: torch.device) -> GpuSteps | None:
-    """Recorded steps; None: the device gives rows other bits beside other rows."""
-    # It imports triton, which an installation for CPUs has not.
-    found: Any = importlib.import_module("foretoken.kernels.triton_kernels")
-    kernels: GpuKernels = found.TritonKernels(torch.cuda.get_device_capability(device))
-    why = why_bits_differ(kernels, device)
+    """Recorded steps; None: the device gives rows other bits beside other rows, or the kernels do
+    not run on it, which is said."""
+    try:
+        # It imports triton, which an installation for CPUs has not.
+        found: Any = importlib.import_module("foretoken.kernels.triton_kernels")
+        kernels: GpuKernels = found.TritonKernels(torch.cuda.get_device_capability(device))
+        why = why_bits_differ(kernels, device)
+    except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: PyTorch's operations run
+        why = f"{type(error).__name__}: {error}"
     if why is None:
-        logger.info("GPU: steps are recorded, and rows keep their bits (probed)")
+        logger.info("GPU: whole steps are recorded; a probe found that rows keep their bits")
         return GpuSteps(kernels, device)
-    logger.warning(
-        "GPU: steps run by PyTorch's operations, and batch_invariant is off unless it is asked "
-        "for: rows keep no bits in %s", why
-    )
+    words = "GPU: steps are run by PyTorch's operations, slowly, and batch_invariant auto is off"
+    logger.warning("%s: the probe of the kernels failed (%s)", words, why)
     return None
-
-
-def exact_devices() -> list[str]:
-    """Where rows keep their bits in our own layers, whatever their type, by construction."""
-    devices = (torch.device(name) for name in ("cpu", "cuda"))
-    return [device.type for device in devices if backend_for(device).keeps_bits]
 
 
 def packing_devices() -> list[str]:
