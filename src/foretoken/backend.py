@@ -312,9 +312,7 @@ class GpuSteps(Backend):
             weights = fitting
         in_one = spec.is_head or spec.is_gate
         packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
-        return GpuLinear(
-            self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N
-        )
+        return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
         """The kernel, which reads pages where they lie."""

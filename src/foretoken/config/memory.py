@@ -188,8 +188,8 @@ class MemoryFacts:
     gives_back: bool = False
     """Whether pages that drafters do without are memory again."""
     of_one_rank: bool = False
-    """Whether each process has memory of its own, a GPU's. All is counted for rank 0 alone then, which has
-    most: it drafts, too."""
+    """Whether each process has memory of its own, a GPU's. All is counted for rank 0 alone then,
+    which has most: it drafts, too."""
 
     def page_of_target(self, need: Need) -> int:
         """Bytes that each page has for certain."""

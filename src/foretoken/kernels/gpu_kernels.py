@@ -7,8 +7,8 @@ step to step out of tensors: so a step of them can be recorded and replayed. Rul
 - Products are summed in float32. A row's sums are made in an order that depends on the weights'
   shape and on the row's own place alone, never on other rows.
 - Whoever reads parts [P, T, N] adds them in order, beginning with part 0.
-- Numbers of the step are int32 and contiguous; rows of x, q, y and normed may be far apart. Rows that no unit covers are dead: what is computed
-  for them is finite and read by nobody.
+- Numbers of the step are int32 and contiguous; rows of x, q, y and normed may be far apart. Rows
+  that no unit covers are dead: what is computed for them is finite and read by nobody.
 
 Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
 F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of

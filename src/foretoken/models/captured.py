@@ -39,7 +39,14 @@ from foretoken.models.step_buffers import (
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.base import SpanWindow
-from foretoken.ops.attention.gpu import GpuAttention, RowsPlan, layer_of, most_partials, plan_rows, run_attention
+from foretoken.ops.attention.gpu import (
+    GpuAttention,
+    RowsPlan,
+    layer_of,
+    most_partials,
+    plan_rows,
+    run_attention,
+)
 from foretoken.ops.drawing_gpu import read_rows
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.memory_formula import RECORDED_ROWS
@@ -184,9 +191,7 @@ class GpuDecoder:
         q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
         norm = None
         if norms is not None:
-            norm = HeadNorm(
-                norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
-            )
+            norm = HeadNorm(norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole)
         layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
         kernels.turn_and_write(
             self._run(bound.qkv, x_TD, work),
@@ -235,6 +240,11 @@ class CapturedSteps:
         self._long: Workspace | None = None
         self._store: KVStore | None = None
         self._logits_RV: Tensor | None = None
+
+    @property
+    def parts(self) -> DecoderParts:
+        """What it runs."""
+        return self._decoder.parts
 
     def _of(self, store: KVStore) -> StepBuffers:
         """The numbers of steps over this store; what was recorded over another is forgotten."""
@@ -301,8 +311,7 @@ class CapturedSteps:
             at = slice(step * count, (step + 1) * count)
             how = type(draws)(*(values[at] for values in draws))
             windows = [
-                SpanWindow(layout.window.end - 1 + step, 1, layout.page_table)
-                for layout in layouts
+                SpanWindow(layout.window.end - 1 + step, 1, layout.page_table) for layout in layouts
             ]
             rows = self._plan(windows) if step else first
             tokens = () if step else list(chain.from_iterable(token_ids))

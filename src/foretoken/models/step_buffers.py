@@ -217,7 +217,7 @@ class _Slices(NamedTuple):
 @cache
 def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
-    sizes = {name: key.rows for name in ("tokens", "places", "slots", "runs", "bases")}
+    sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():

@@ -449,8 +449,8 @@ def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
     parts = []
     for at in range(0, w.inputs, w.segment):
         matrix = _segment(w, at, min(at + w.segment, w.inputs))
-        x = padded[:, at : at + w.segment]
-        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in x.split(_TILE)]))
+        tiles = padded[:, at : at + w.segment].split(_TILE)
+        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
     return torch.stack(parts)[:, :rows]
 
 

@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 def most_partials(kernels: GpuKernels, shape: AttentionShape, positions: int) -> int:
-    """Partial results that a step has room for: those of a tile at the end of a context at least."""
+    """Partial results that a step has room for, at least those of a tile at a context's end."""
     each = 4 * shape.num_heads * (shape.head_dim + 2)
     rows = kernels.tile * shape.num_kv_heads // shape.num_heads
     return max(min(PARTIAL_BYTES // each, 1 << 15), rows * (positions // kernels.split + 1))
@@ -252,7 +252,8 @@ class GpuAttention(Attention):
         ends = max(span.end for span in spans)
         plan = plan_rows(spans, kernels, self.shape, most_partials(kernels, self.shape, ends))
         device = geometry.device
-        parts = (plan.places_T, plan.runs_T, plan.bases_T, plan.units_U, plan.pages_P, plan.tails_XJ)
+        rows = (plan.places_T, plan.runs_T, plan.bases_T)
+        parts = (*rows, plan.units_U, plan.pages_P, plan.tails_XJ)
         flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
         pieces = flat.split([part.size for part in parts])
         step = AttentionInts(
