@@ -99,8 +99,7 @@ def info(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
     facts = _facts(kept, used) | _facts_of_files(path, shape, own_tokenizer=tokenizer is None)
-    facts["kernels"] = describe_kernels()
-    facts["gpus"] = ", ".join(Gpus.names()) or None
+    facts |= {"kernels": describe_kernels(), "gpus": ", ".join(Gpus.names()) or None}
     if as_json:
         print(json.dumps({"model": model, **facts}))
     else:

@@ -151,21 +151,15 @@ def resolve(
     target = _target(config, shape)
     device = resolve_device(config.device, gpus)
     dtype = resolve_dtype(config.dtype, device, hardware, shape, packs)
-    exact = gpus is not None and gpus.keeps_bits and config.num_processes == 1
-    invariant = resolve_invariance(
-        config.batch_invariant, device, dtype, shape, packs, gpu_keeps_bits=exact
-    )
+    invariant = resolve_invariance(config, device, dtype, shape, packs, gpus)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
-    free = hardware.free_memory
-    if used is not None:  # on each device, if there are several
-        free = int(used.free_memory * config.gpu_memory_utilization)
     facts = MemoryFacts(
         target=target,
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
-        free=free,
+        free=_free(config, hardware, used),
         kv_share=CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
@@ -188,6 +182,13 @@ def resolve(
         max_num_batched_tokens=facts.max_num_batched_tokens,
         budget=budget_of(facts),
     )
+
+
+def _free(config: EngineConfig, hardware: Hardware, used: Gpus | None) -> int:
+    """Bytes that the engine may use; on each device, if there are several."""
+    if used is None:
+        return hardware.free_memory
+    return int(used.free_memory * config.gpu_memory_utilization)
 
 
 def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
@@ -276,21 +277,21 @@ def resolve_device(wanted: str, gpus: Gpus | None) -> str:
 
 
 def resolve_invariance(
-    wanted: bool | str,
+    config: EngineConfig,
     device: str,
     dtype: str,
     shape: ModelShape,
     packs: Collection[str],
-    *,
-    gpu_keeps_bits: bool = False,
+    gpus: Gpus | None,
 ) -> bool:
     """On where it costs nothing or little, unless the user says: our own layers have it by
     construction where kernels run them, on a GPU where a probe found it so, and for bfloat16 on a
     CPU it is cheap."""
-    if wanted != "auto":
-        return bool(wanted)
-    if device == "cuda":
-        return shape.is_own and gpu_keeps_bits and dtype != "float32"
+    if config.batch_invariant != "auto":
+        return bool(config.batch_invariant)
+    if gpus is not None and device == "cuda":
+        alone = config.num_processes == 1
+        return shape.is_own and gpus.keeps_bits and alone and dtype != "float32"
     built_in = shape.is_own and _packs(device, dtype, packs) is Packs.ALL
     return built_in or (device == "cpu" and dtype == "bfloat16")
 

@@ -111,10 +111,7 @@ def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
     device = resolve_device(config.device, gpus)
     packs = packing_devices()
     dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape, packs)
-    exact = gpus is not None and gpus.keeps_bits and config.num_processes == 1
-    if resolve_invariance(
-        config.batch_invariant, device, dtype, shape, packs, gpu_keeps_bits=exact
-    ):
+    if resolve_invariance(config, device, dtype, shape, packs, gpus):
         return {"method": AUTO}
     logger.warning(
         "no speculation: with %s on %s and batch_invariant off, a draft may decide between two "

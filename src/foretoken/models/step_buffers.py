@@ -118,7 +118,7 @@ class StepBuffers:
         the first."""
         keys = tuple(one.key for one in passes)
         pages_P = passes[0].plan.pages_P
-        first = sum(_slices(key).count for key in keys)
+        first = sum(_slices(key).ints for key in keys)
         if first + len(pages_P) > len(self._numbers):
             if self._on_gpu:
                 torch.cuda.synchronize(self._device)
@@ -129,7 +129,7 @@ class StepBuffers:
         numbers[:first] = 0
         at = 0
         for one, key in zip(passes, keys, strict=True):
-            count = _slices(key).count
+            count = _slices(key).ints
             self._fill_pass(one, key, numbers[at : at + count])
             at += count
         numbers[at : at + len(pages_P)] = pages_P
@@ -166,7 +166,7 @@ class StepBuffers:
     def passes(self, keys: StepKey) -> list[DevicePass]:
         """Where the device has the passes of steps of this key."""
         found, at = [], 0
-        pages_P = self._block[sum(_slices(key).count for key in keys) :]
+        pages_P = self._block[sum(_slices(key).ints for key in keys) :]
         for key in keys:
             named, count = _slices(key)
             parts = {name: self._block[at:][where] for name, where in named.items()}
@@ -211,7 +211,7 @@ class _Slices(NamedTuple):
     bytes, so that kernels need no variants."""
 
     named: dict[str, slice]
-    count: int
+    ints: int
 
 
 @cache

@@ -257,10 +257,12 @@ class GpuAttention(Attention):
         flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
         pieces = flat.split([part.size for part in parts])
         step = AttentionInts(
-            *pieces[:3],
-            pieces[3].view(-1, UNIT_INTS),
-            pieces[4],
-            pieces[5].view(plan.tails_XJ.shape),
+            places_T=pieces[0],
+            runs_T=pieces[1],
+            bases_T=pieces[2],
+            units_U=pieces[3].view(-1, UNIT_INTS),
+            pages_P=pieces[4],
+            tails_XJ=pieces[5].view(plan.tails_XJ.shape),
             trees=len(plan.tails_XJ) > 0,
             splits=plan.splits,
         )
