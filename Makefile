@@ -8,6 +8,7 @@
 #                  Triton to that of the tests. Says so and ends well where there is no Triton to be had
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make fuzz        the C kernels under sanitizers
+# make test-gpu-twins   the promises over a GPU's steps, on a CPU by twins of the kernels (an hour)
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-ray    replicas that Ray Serve starts, in an environment that adds Ray to that of the tests
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
@@ -39,8 +40,8 @@ ENVIRONMENTS ?= $(BENCH)/environments
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators test-ray \
-  test-gpu-kernels check fuzz \
+.PHONY: demo test test-without-kernels test-gpu-twins test-gpu-kernels test-full test-pythons \
+  check-arm test-speculators test-ray check fuzz \
   bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
@@ -65,6 +66,13 @@ test-without-kernels: $(VENV)/.installed-dev
 	FORETOKEN_KERNELS=off $(PYTEST) $(PLAIN) $(ARGS)
 
 # A part of the tests reaches a part of the code, so only the whole is measured.
+# A GPU's steps, recorded and replayed, with each kernel replaced by its twin in PyTorch.
+TWINS = tests/e2e/test_losslessness.py tests/e2e/test_trees.py tests/e2e/test_heads.py \
+  tests/e2e/test_int8_kv.py tests/e2e/test_rules.py tests/e2e/test_families.py tests/e2e/test_gpu_twins.py
+
+test-gpu-twins: $(VENV)/.installed-dev
+	FORETOKEN_KERNELS=twins $(PYTEST) --timeout=3600 $(TWINS) $(ARGS)
+
 test-full: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow or not slow" --timeout=3600 $(or $(ARGS),--cov)
 	$(MAKE) test-without-kernels fuzz test-ray ARGS='-m "slow or not slow"'

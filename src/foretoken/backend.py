@@ -7,10 +7,12 @@ bound to C as a whole (`models.compiled`, `models.rollout`), which asks the part
 new device is a class here and a line in `backend_for`.
 """
 
+import importlib
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.drawing import DrawKernel
 from foretoken.ops.drawing_gpu import GpuDraw
+from foretoken.ops.gpu_probe import why_bits_differ
 from foretoken.ops.linear import (
     InvariantLinear,
     KernelLinear,
@@ -46,6 +49,8 @@ from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_wei
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.quant.triton_layer import TRITON_TYPES, TritonLinear
+
+logger = logging.getLogger("foretoken")
 
 _GPU_NOISE: Final = 1 << 25
 
@@ -105,6 +110,8 @@ class Backend(ABC):
 
     library: Library | None = None
     """The C kernels, where layers' weights are packed for them."""
+    keeps_bits: bool = False
+    """Whether rows keep their bits in all of its layers, by the order of sums."""
     holds_integers: bool
     """Whether integer weights stay integers; else they are multiplied out when they are loaded."""
     why_not_int8: str | None
@@ -272,14 +279,12 @@ class TritonIntegers(Backend):
         return self._plain.attention(geometry, batch_invariant=batch_invariant)
 
 
-GPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
 @final
 class GpuSteps(Backend):
     """A GPU: kernels of which whole steps are recorded. Rows keep their bits by the order of sums;
     a probe at load asks the device whether they do (`ops.gpu_probe`)."""
 
+    keeps_bits = True
     holds_integers = True
     reject = None
     noise_at_once = _GPU_NOISE
@@ -299,7 +304,7 @@ class GpuSteps(Backend):
             weights = weights.dequantized(spec.dtype)
         if isinstance(weights, Tensor) and scheme is not None:
             weights = round_weights(weights, scheme)
-        if spec.dtype not in GPU_TYPES:
+        if spec.dtype not in self._kernels.types:
             return self._plain.linear(replace(spec, weights=weights))
         if not isinstance(weights, Tensor):
             fitting = for_kernels(weights)
@@ -307,13 +312,11 @@ class GpuSteps(Backend):
             weights = fitting
         in_one = spec.is_head or spec.is_gate
         packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
-        return GpuLinear(
-            self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N
-        )
+        return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
         """The kernel, which reads pages where they lie."""
-        if geometry.dtype not in GPU_TYPES:
+        if geometry.dtype not in self._kernels.types:
             return self._plain.attention(geometry, batch_invariant=batch_invariant)
         return GpuAttention(geometry, self._kernels)
 
@@ -328,8 +331,26 @@ def backend_for(device: torch.device) -> Backend:
         library = find_library()
         return PlainTorch(device) if library is None else CpuKernels(library, device)
     if device.type == "cuda" and has_triton():
-        return TritonIntegers(device)
+        return _gpu_steps(device) or TritonIntegers(device)
     return PlainTorch(device)
+
+
+def _gpu_steps(device: torch.device) -> GpuSteps | None:
+    """Recorded steps; None: the device gives rows other bits beside other rows, or the kernels do
+    not run on it, which is said."""
+    try:
+        # It imports triton, which an installation for CPUs has not.
+        found: Any = importlib.import_module("foretoken.kernels.triton_kernels")
+        kernels: GpuKernels = found.TritonKernels(torch.cuda.get_device_capability(device))
+        why = why_bits_differ(kernels, device)
+    except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: PyTorch's operations run
+        why = f"{type(error).__name__}: {error}"
+    if why is None:
+        logger.info("GPU: whole steps are recorded; a probe found that rows keep their bits")
+        return GpuSteps(kernels, device)
+    words = "GPU: steps are run by PyTorch's operations, slowly, and batch_invariant auto is off"
+    logger.warning("%s: the probe of the kernels failed (%s)", words, why)
+    return None
 
 
 def packing_devices() -> list[str]:

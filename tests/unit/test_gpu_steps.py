@@ -7,7 +7,6 @@ them does not count.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +25,8 @@ from tests.gpu_twins import twins
 
 LAYERS = 3
 VIEWS = frozenset(
-    "view _unsafe_view expand slice select transpose t permute unsqueeze squeeze split alias detach "
-    "as_strided unbind narrow split_with_sizes lift_fresh reshape resolve_neg "
+    "view _unsafe_view expand slice select transpose t permute unsqueeze squeeze split alias "
+    "detach as_strided unbind narrow split_with_sizes lift_fresh reshape resolve_neg "
     "resolve_conj".split()
 )
 
@@ -39,9 +38,7 @@ class Asked(TorchDispatchMode):
         super().__init__()
         self.found: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
         if name not in VIEWS:
             self.found[name] += 1
@@ -99,9 +96,7 @@ def test_a_step_is_nine_launches_a_layer_a_copy_in_and_a_copy_out(
     draws = pack_rows(range(batch * rows), Drawing.of(0.8, None))
 
     def step() -> None:
-        output = runner.model.step(
-            layouts, tokens, range(batch * rows), runner.store, None, draws
-        )
+        output = runner.model.step(layouts, tokens, range(batch * rows), runner.store, None, draws)
         assert output is not None and output.chosen_R is not None
         assert len(output.chosen_R) == batch * rows
 

@@ -7,8 +7,8 @@ step to step out of tensors: so a step of them can be recorded and replayed. Rul
 - Products are summed in float32. A row's sums are made in an order that depends on the weights'
   shape and on the row's own place alone, never on other rows.
 - Whoever reads parts [P, T, N] adds them in order, beginning with part 0.
-- Numbers of the step are int32 and contiguous; rows of x, q, y and normed may be far apart. Rows that no unit covers are dead: what is computed
-  for them is finite and read by nobody.
+- Numbers of the step are int32 and contiguous; rows of x, q, y and normed may be far apart. Rows
+  that no unit covers are dead: what is computed for them is finite and read by nobody.
 
 Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
 F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of
@@ -33,18 +33,20 @@ UNIT_INTS: Final = 9
 class GpuWeights:
     """A matrix [N, K] on its device.
 
-    y[n] of a segment is the sum over its groups g, in order, of
-    scale[n, g] * (sum of x[k] * (value - 8 if 4 bits) + (8 - zero[n, g]) * sum of x[k]).
+    Of integers in groups a weight is scale[n, g] * (value - zero[n, g]) in float32, rounded to x's
+    type, and multiplied as a float is; 8 bits have no zero. Without groups the sum of a segment is
+    made of values and scaled.
     """
 
     values_NK: Tensor
     """Floats [N, K]; 8 bits: int8 [N, K]; 4 bits: uint8 [N, K / 2], of each group the first half in
     the low bits of its bytes, the second in the high ones. Contiguous."""
     segment: int
-    """Inputs of a segment, a multiple of KEY_BLOCK, or K; the last may be shorter. Of the shape."""
+    """Inputs of a segment, as `segment_of` gives them, or K; the last may be shorter."""
     inputs: int
     scale_NG: Tensor | None = None
-    """Of integers: float16 or float32; G = 1 of 8 bits per output."""
+    """Of integers: float16 or float32 (of groups of 128 float32, which is read ahead faster); G = 1
+    of 8 bits per output."""
     zero_NG: Tensor | None = None
     """Of 4 bits, in the scale's type; None: 8."""
     bits: int = 0
@@ -174,6 +176,8 @@ class GpuKernels(ABC):
     """Keys of a split: a row's splits begin at multiples of it. A multiple of KEY_BLOCK."""
     tile: int
     """Rows times queries of a key head in an attention unit."""
+    types: frozenset[torch.dtype] = frozenset((torch.bfloat16, torch.float16))
+    """Types of rows."""
     few_rows: int
     """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
 
@@ -185,9 +189,9 @@ class GpuKernels(ABC):
         """Every launch goes through here, before it is made."""
         self.launched[name] += 1
 
-    @abstractmethod
     def recorder(self) -> "Recorder | None":
         """Remembers what is launched, for one model; None: everything is launched each time."""
+        return CudaGraphs()
 
     @abstractmethod
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:

@@ -112,6 +112,8 @@ def describe_kernels() -> str:
     Raises:
         ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
     """
+    if wants_twins():
+        return f"off ({VARIABLE}={TWINS}: a GPU's steps in PyTorch's operations, to test them)"
     if build.library_path().is_file():
         library = find_library()
         return f"off ({VARIABLE}=off), {_COST}" if library is None else f"on, {library.level}"

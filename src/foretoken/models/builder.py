@@ -375,7 +375,10 @@ class Builder:
         )
 
     def _captured(
-        self, layers: Sequence[Layer], kinds: tuple[LayerKind, ...], ends: tuple[Embedding, RMSNorm, Linear]
+        self,
+        layers: Sequence[Layer],
+        kinds: tuple[LayerKind, ...],
+        ends: tuple[Embedding, RMSNorm, Linear],
     ) -> CapturedSteps | None:
         """Whole steps, where a GPU's kernels have all parts."""
         embedding, norm, head = ends

@@ -10,7 +10,7 @@ weights belong to the layers.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.step_buffers import (
-    MOST_ROWS,
     DevicePass,
     PassRows,
     StepBuffers,
@@ -40,12 +39,17 @@ from foretoken.models.step_buffers import (
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.base import SpanWindow
-from foretoken.ops.attention.gpu import GpuAttention, layer_of, plan_rows
+from foretoken.ops.attention.gpu import (
+    GpuAttention,
+    RowsPlan,
+    layer_of,
+    most_partials,
+    plan_rows,
+    run_attention,
+)
 from foretoken.ops.drawing_gpu import read_rows
 from foretoken.ops.linear.gpu import GpuLinear
-
-_MOST_PARTIALS: Final = 1 << 15
-"""Partial results of attention that there is room for."""
+from foretoken.shape.memory_formula import RECORDED_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,10 @@ class _Bound:
 class Workspace:
     """Memory between the kernels of a pass of up to so many rows."""
 
-    def __init__(self, parts: DecoderParts, bound: Sequence[_Bound], rows: int) -> None:
+    def __init__(
+        self, parts: DecoderParts, bound: Sequence[_Bound], partials: Partials, rows: int
+    ) -> None:
+        self.partials = partials
         like, geometry = parts.embedding, parts.layers[0].attention.geometry
         hidden, heads = like.shape[1], geometry.num_heads * geometry.head_dim
         inner = bound[0].down.weights.inputs
@@ -93,8 +100,6 @@ class Workspace:
         for one in (one for layer in bound for one in (layer.qkv, layer.out, layer.down)):
             most = max(most, one.weights.outputs * max(one.most_parts, rows))
         self.parts = empty(most, dtype=torch.float32)
-        shape = _attention(parts.kinds[0]).shape
-        self.partials = Partials.empty(max(_MOST_PARTIALS, 4 * rows), shape, like.device)
 
 
 @final
@@ -105,6 +110,10 @@ class GpuDecoder:
         self.parts, self.kernels = parts, kernels
         self.bound = [_bind(layer) for layer in parts.layers]
         self._head = parts.head
+        self.shape = _attention(parts.kinds[0]).shape
+        """Of attention; kinds of layers differ in windows alone."""
+        positions = parts.kinds[0].rotary.cos.shape[0]
+        self.most_partials = most_partials(kernels, self.shape, positions)
         self.rotary = [
             Rotary(
                 kind.rotary.cos.squeeze(1),
@@ -182,9 +191,7 @@ class GpuDecoder:
         q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
         norm = None
         if norms is not None:
-            norm = HeadNorm(
-                norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
-            )
+            norm = HeadNorm(norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole)
         layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
         kernels.turn_and_write(
             self._run(bound.qkv, x_TD, work),
@@ -196,9 +203,8 @@ class GpuDecoder:
             q_THh,
             layer,
         )
-        kernels.attend(q_THh, layer, shape, one.attention, work.partials, attended_TA)
-        if one.attention.splits:
-            kernels.combine(work.partials, shape, one.attention, attended_TA)
+        on = (q_THh, layer, work.partials, attended_TA)
+        run_attention(kernels, shape, one.attention, one.pieces, on)
         return attended_TA
 
     @staticmethod
@@ -235,6 +241,11 @@ class CapturedSteps:
         self._store: KVStore | None = None
         self._logits_RV: Tensor | None = None
 
+    @property
+    def parts(self) -> DecoderParts:
+        """What it runs."""
+        return self._decoder.parts
+
     def _of(self, store: KVStore) -> StepBuffers:
         """The numbers of steps over this store; what was recorded over another is forgotten."""
         if self._buffers is None or store is not self._store:
@@ -244,10 +255,9 @@ class CapturedSteps:
             self._buffers = StepBuffers(self._decoder.parts.embedding.device, scratch)
         return self._buffers
 
-    def _plan(self, spans: Sequence[SpanWindow]) -> Any:
-        geometry = self._decoder.parts.layers[0].attention.geometry
-        kernels = self._decoder.kernels
-        return plan_rows(spans, kernels, geometry.group, geometry.page_size)
+    def _plan(self, spans: Sequence[SpanWindow]) -> RowsPlan:
+        decoder = self._decoder
+        return plan_rows(spans, decoder.kernels, decoder.shape, decoder.most_partials)
 
     def run(
         self,
@@ -257,8 +267,8 @@ class CapturedSteps:
         store: KVStore,
         features: FeatureStore | None = None,
         draws: bytes | None = None,
-    ) -> ModelOutput | None:
-        """Run a step; None: attention has more partial results than there is room for.
+    ) -> ModelOutput:
+        """Run a step.
 
         Args:
             layouts: where each span lies.
@@ -270,8 +280,6 @@ class CapturedSteps:
                 logits and nothing is left out.
         """
         plan = self._plan([layout.window for layout in layouts])
-        if plan.partials > _MOST_PARTIALS and plan.splits:
-            return None
         tokens = list(chain.from_iterable(token_ids))
         how = None if draws is None else read_rows(draws)
         buffers = self._of(store)
@@ -295,7 +303,7 @@ class CapturedSteps:
         None: some rows are filtered, or there is too much to feed."""
         count, first = len(layouts), self._plan([layout.window for layout in layouts])
         draws = read_rows(plan.rows)
-        if bucket(len(first.places_T)) > MOST_ROWS or draws.filtered_R.any():
+        if bucket(len(first.places_T)) > RECORDED_ROWS or draws.filtered_R.any():
             return None
         ends = np.array([layout.num_tokens for layout in layouts]).cumsum() - 1
         passes = []
@@ -303,12 +311,9 @@ class CapturedSteps:
             at = slice(step * count, (step + 1) * count)
             how = type(draws)(*(values[at] for values in draws))
             windows = [
-                SpanWindow(layout.window.end - 1 + step, 1, layout.page_table)
-                for layout in layouts
+                SpanWindow(layout.window.end - 1 + step, 1, layout.page_table) for layout in layouts
             ]
             rows = self._plan(windows) if step else first
-            if rows.partials > _MOST_PARTIALS and rows.splits:
-                return None
             tokens = () if step else list(chain.from_iterable(token_ids))
             logits = np.arange(count) if step else ends
             passes.append(PassRows(plan=rows, tokens=tokens, logits=logits, draws=how))
@@ -325,13 +330,15 @@ class CapturedSteps:
     def _workspace(self, keys: StepKey) -> Workspace:
         """The one that recorded steps have, or a larger one."""
         most, decoder = max(max(key.rows, key.logits) for key in keys), self._decoder
-        if most <= MOST_ROWS:
-            if self._work is None:
-                self._work = Workspace(decoder.parts, decoder.bound, MOST_ROWS)
+        if self._work is None:
+            device = decoder.parts.embedding.device
+            partials = Partials.empty(decoder.most_partials, decoder.shape, device)
+            self._work = Workspace(decoder.parts, decoder.bound, partials, RECORDED_ROWS)
+        if most <= RECORDED_ROWS:
             return self._work
         if self._long is None or self._long.rows < most:
             self._long = None
-            self._long = Workspace(decoder.parts, decoder.bound, most)
+            self._long = Workspace(decoder.parts, decoder.bound, self._work.partials, most)
         return self._long
 
     def _logits_for(self, rows: int) -> Tensor:
@@ -387,7 +394,7 @@ class CapturedSteps:
                     )
 
         most = max(one.rows for one in keys)
-        if self._recorder is None or most > MOST_ROWS:
+        if self._recorder is None or most > RECORDED_ROWS or any(one.pieces for one in keys):
             launch()
             return _Recorded(launch, logits_RV, tokens_KR, chances_KR)
         found = _Recorded(self._recorder.record(launch), logits_RV, tokens_KR, chances_KR)

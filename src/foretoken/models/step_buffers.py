@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
-from foretoken.ops.attention.gpu import Ints, RowsPlan
+from foretoken.ops.attention.gpu import Ints, Piece, RowsPlan
 from foretoken.ops.drawing_gpu import Draws
+from foretoken.shape.memory_formula import RECORDED_ROWS
 
-MOST_ROWS = 384
-"""Rows of the largest pass that is recorded."""
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
@@ -34,6 +33,8 @@ class PassKey(NamedTuple):
     depth: int
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
+    pieces: tuple[Piece, ...] = ()
+    """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
 
 StepKey = tuple[PassKey, ...]
@@ -41,7 +42,7 @@ StepKey = tuple[PassKey, ...]
 
 def bucket(rows: int) -> int:
     """The number of rows that a pass of so many is padded to."""
-    return next((size for size in _ROWS if rows <= size), -(-rows // MOST_ROWS) * MOST_ROWS)
+    return next((size for size in _ROWS if rows <= size), -(-rows // RECORDED_ROWS) * RECORDED_ROWS)
 
 
 def _power(count: int) -> int:
@@ -70,6 +71,7 @@ class PassRows:
             logits=bucket(len(self.logits)) if len(self.logits) else 0,
             depth=_power(plan.tails_XJ.shape[1]),
             splits=plan.splits,
+            pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
 
@@ -82,6 +84,7 @@ class DevicePass(NamedTuple):
     keys_R2: Tensor
     temperature_R: Tensor
     attention: AttentionInts
+    pieces: tuple[Piece, ...]
 
 
 @final
@@ -115,7 +118,7 @@ class StepBuffers:
         the first."""
         keys = tuple(one.key for one in passes)
         pages_P = passes[0].plan.pages_P
-        first = sum(_slices(key).count for key in keys)
+        first = sum(_slices(key).ints for key in keys)
         if first + len(pages_P) > len(self._numbers):
             if self._on_gpu:
                 torch.cuda.synchronize(self._device)
@@ -126,7 +129,7 @@ class StepBuffers:
         numbers[:first] = 0
         at = 0
         for one, key in zip(passes, keys, strict=True):
-            count = _slices(key).count
+            count = _slices(key).ints
             self._fill_pass(one, key, numbers[at : at + count])
             at += count
         numbers[at : at + len(pages_P)] = pages_P
@@ -163,7 +166,7 @@ class StepBuffers:
     def passes(self, keys: StepKey) -> list[DevicePass]:
         """Where the device has the passes of steps of this key."""
         found, at = [], 0
-        pages_P = self._block[sum(_slices(key).count for key in keys) :]
+        pages_P = self._block[sum(_slices(key).ints for key in keys) :]
         for key in keys:
             named, count = _slices(key)
             parts = {name: self._block[at:][where] for name, where in named.items()}
@@ -184,6 +187,7 @@ class StepBuffers:
                         trees=key.depth > 0,
                         splits=key.splits,
                     ),
+                    pieces=key.pieces,
                 )
             )
             at += count
@@ -207,13 +211,13 @@ class _Slices(NamedTuple):
     bytes, so that kernels need no variants."""
 
     named: dict[str, slice]
-    count: int
+    ints: int
 
 
 @cache
 def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
-    sizes = {name: key.rows for name in ("tokens", "places", "slots", "runs", "bases")}
+    sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():

@@ -51,11 +51,11 @@ class GpuDraw:
             logits_RV: float32, edits applied, temperature and filters not.
             rows: R of `pack_rows`.
         """
-        draws, device = read_rows(rows), logits_RV.device
-        assert len(draws.temperature_R) == logits_RV.shape[0], (len(rows), logits_RV.shape)
+        draws, device, count = read_rows(rows), logits_RV.device, logits_RV.shape[0]
+        assert len(draws.temperature_R) == count, (len(rows), logits_RV.shape)
         how = np.concatenate((draws.keys_R2.ravel(), draws.temperature_R.view(np.int32)))
-        keys, temperature = torch.from_numpy(how).to(device).split([2 * len(logits_RV), len(logits_RV)])
-        tokens_R = torch.empty(len(logits_RV), dtype=torch.int32, device=device)
+        keys, temperature = torch.from_numpy(how).to(device).split([2 * count, count])
+        tokens_R = torch.empty(count, dtype=torch.int32, device=device)
         self._kernels.draw(
             logits_RV.contiguous(), keys.view(-1, 2), temperature.view(torch.float32), tokens_R
         )

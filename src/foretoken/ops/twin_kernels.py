@@ -41,6 +41,7 @@ class TwinKernels(GpuKernels):
     split = 2 * KEY_BLOCK
     tile = _TILE
     few_rows = 16
+    types = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
     def __init__(self) -> None:
         """Nothing is recorded."""
@@ -135,10 +136,10 @@ class TwinKernels(GpuKernels):
         x_TXh = _sum(parts_PTA, bias_A).to(q_THh.dtype).view(rows, heads + both, size)
         turned = x_TXh[:, : heads + both // 2].float()
         if norm is not None:
-            parts = (turned[:, :heads], norm.query), (turned[:, heads:], norm.key)
-            if norm.whole:
-                parts = tuple((x.flatten(1), weight) for x, weight in parts)
-            normed = [_norm(x, weight, norm.eps).view(rows, -1, size) for x, weight in parts]
+            normed = []
+            for x, weight in ((turned[:, :heads], norm.query), (turned[:, heads:], norm.key)):
+                whole = x.flatten(1) if norm.whole else x
+                normed.append(_norm(whole, weight, norm.eps).view(rows, -1, size))
             turned = torch.cat(normed, 1)
         cos, sin = (
             table.index_select(0, places_T)[:, None].float()
@@ -167,6 +168,8 @@ class TwinKernels(GpuKernels):
         step: AttentionInts,
         partials: Partials,
         out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
     ) -> None:
         """All units at once, block by block; branches one after the other."""
         self.launch("attend")
@@ -184,10 +187,16 @@ class TwinKernels(GpuKernels):
             for at in range(0, self.split, KEY_BLOCK):
                 places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
                 work.branch(places_UN, run)
-        work.finish(partials if step.splits else None, out_TD)
+        work.finish(partials if step.splits else None, sinks_H, out_TD)
 
     def combine(
-        self, partials: Partials, shape: AttentionShape, step: AttentionInts, out_TD: Tensor
+        self,
+        partials: Partials,
+        shape: AttentionShape,
+        step: AttentionInts,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
     ) -> None:
         """A split of all rows at a time."""
         self.launch("combine")
@@ -209,8 +218,7 @@ class TwinKernels(GpuKernels):
             sums = torch.where(here_1[..., None], more, sums)
             mass = torch.where(here_1, mass * a + w * b, mass)
             top = torch.where(here_1, new, top)
-        y = sums / torch.where(mass == 0, 1.0, mass)[..., None]
-        out_TD.copy_(y.flatten(1))
+        out_TD.copy_(_divided(sums, mass, top, sinks_H).flatten(1))
 
     def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
         """A gather."""
@@ -281,7 +289,7 @@ def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     function(*args, **kwargs)
 
 
-for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
+for _name in GpuKernels.__abstractmethods__ - {"segment_of"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 
@@ -360,6 +368,8 @@ class _Units:
         shape, units = self._shape, self._units
         size = shape.page_size
         there_UN = (places_UN < units[:, 3:4]) & here_U1
+        if not there_UN.any():
+            return
         stored_UN = torch.where(there_UN, stored_UN, 0)
         page_UN = self._step.pages_P.long()[units[:, 4:5] + stored_UN // size]
         slot_UN = page_UN * size + stored_UN % size
@@ -396,7 +406,7 @@ class _Units:
         self._sums_ULMh = torch.where(sees[..., None], more, self._sums_ULMh)
         self._top_ULM = torch.where(sees, new, self._top_ULM)
 
-    def finish(self, partials: Partials | None, out_TD: Tensor) -> None:
+    def finish(self, partials: Partials | None, sinks_H: Tensor | None, out_TD: Tensor) -> None:
         """Write what was summed: divided where there are no partial results."""
         units, rows_UM = self._units, self._rows_UM
         count, rows = rows_UM.shape
@@ -409,7 +419,7 @@ class _Units:
         top, mass, sums = map(by_row, (self._top_ULM, self._mass_ULM, self._sums_ULMh))
         there = self._there_UM
         if partials is None:
-            y = sums / torch.where(mass == 0, 1.0, mass)[..., None]
+            y = _divided(sums, mass, top, sinks_H)
             out_TD[rows_UM[there]] = y[there].flatten(1).to(out_TD.dtype)
             return
         at_UM = self._step.bases_T.long()[rows_UM] + units[:, 5:6]
@@ -418,10 +428,19 @@ class _Units:
         partials.top_mass_XH2[at_UM[there]] = torch.stack((top, mass), -1)[there]
 
 
+def _divided(sums: Tensor, mass: Tensor, top: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Sums [..., H, h] over the mass; a sink is one more key, whose value is 0."""
+    if sinks_H is not None:
+        higher = torch.maximum(top, sinks_H)
+        shrink = (top - higher).exp()
+        sums, mass = sums * shrink[..., None], mass * shrink + (sinks_H - higher).exp()
+    return sums / torch.where(mass == 0, 1.0, mass)[..., None]
+
+
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Products [..., M, K] [..., K, N] of matrices of one shape each, however many."""
     found = torch.bmm(a.flatten(0, 1).contiguous(), b.flatten(0, 1).contiguous())
-    return found.unflatten(0, a.shape[:2])
+    return found.view(*a.shape[:2], *found.shape[1:])
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -446,8 +465,10 @@ def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
     parts = []
     for at in range(0, w.inputs, w.segment):
         matrix = _segment(w, at, min(at + w.segment, w.inputs))
-        x = padded[:, at : at + w.segment]
-        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in x.split(_TILE)]))
+        if w.group:
+            matrix = matrix.to(x_TK.dtype).float()
+        tiles = padded[:, at : at + w.segment].split(_TILE)
+        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
     return torch.stack(parts)[:, :rows]
 
 
@@ -462,7 +483,7 @@ def _segment(w: GpuWeights, first: int, stop: int) -> Tensor:
         return w.values_NK[:, first:stop].float() * scale_NK
     bytes_NGH = w.values_NK.unflatten(1, (-1, group // 2))
     values_NK = torch.stack((bytes_NGH & 15, bytes_NGH >> 4), 2).flatten(1)[:, first:stop].float()
-    zero = 8.0
+    zero: float | Tensor = 8.0
     if w.zero_NG is not None:
         zero = w.zero_NG.float().repeat_interleave(group, 1)[:, first:stop]
     return (values_NK - zero) * scale_NK

@@ -7,8 +7,8 @@ step's buffers copies what it gives. `GpuAttention` is for layers that run one b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, final
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from foretoken.kernels.gpu_kernels import (
     Partials,
 )
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
-from foretoken.shape.memory_formula import KV_SCALE_BYTES
+from foretoken.shape.memory_formula import KV_SCALE_BYTES, PARTIAL_BYTES
 
 Ints = npt.NDArray[np.int32]
 
@@ -42,21 +42,38 @@ class RowsPlan:
     pages_P: Ints
     tails_XJ: Ints
     partials: int
-    """Partial results of all rows."""
+    """Partial results that there is to be room for."""
     splits: bool
+    pieces: tuple["Piece", ...]
+    """What is run one after the other, where there is no room for the partial results of all."""
+
+
+class Piece(NamedTuple):
+    """Some rows, and their units."""
+
+    rows: slice
+    units: slice
+
+
+def most_partials(kernels: GpuKernels, shape: AttentionShape, positions: int) -> int:
+    """Partial results that a step has room for, at least those of a tile at a context's end."""
+    each = 4 * shape.num_heads * (shape.head_dim + 2)
+    rows = kernels.tile * shape.num_kv_heads // shape.num_heads
+    return max(min(PARTIAL_BYTES // each, 1 << 15), rows * (positions // kernels.split + 1))
 
 
 def plan_rows(
-    spans: Sequence[SpanWindow], kernels: GpuKernels, group: int, page_size: int
+    spans: Sequence[SpanWindow], kernels: GpuKernels, shape: AttentionShape, most: int
 ) -> RowsPlan:
     """The units of these spans, those with most keys first.
 
     Args:
         spans: laid end to end.
         kernels: their tile and split decide how rows are cut.
-        group: query heads of a key head.
-        page_size: slots of a page.
+        shape: heads and pages.
+        most: partial results that there is room for.
     """
+    group, page_size = shape.num_heads // shape.num_kv_heads, shape.page_size
     counts = np.array([span.num_tokens for span in spans])
     starts = np.array([span.start + span.known for span in spans])
     firsts, inside = _runs_of(counts)
@@ -79,6 +96,14 @@ def plan_rows(
     units = _units(counts, firsts, places, (tables[:-1], trees), kernels, group)
     per_row = places // kernels.split + 1
     bases = per_row.cumsum() - per_row
+    pieces = [Piece(slice(0, len(places)), slice(0, len(units)))]
+    if per_row.sum() > most and per_row.max() > 1:
+        units, pieces = _cut(units, bases, per_row.sum(), most)
+        for rows, _ in pieces:
+            bases[rows] -= bases[rows.start]
+    keys = np.minimum(units[:, 3] - units[:, 5] * kernels.split, kernels.split)
+    for _, own in pieces:
+        units[own] = units[own][np.argsort(-keys[own], kind="stable")]
     return RowsPlan(
         places_T=places.astype(np.int32),
         slots_T=(slots + stored % page_size).astype(np.int32),
@@ -87,8 +112,9 @@ def plan_rows(
         units_U=units.astype(np.int32),
         pages_P=pages.astype(np.int32),
         tails_XJ=np.array(padded, np.int32).reshape(len(tails), width),
-        partials=int(per_row.sum()),
+        partials=int((bases + per_row).max(initial=0)),
         splits=bool(per_row.max(initial=1) > 1),
+        pieces=tuple(pieces),
     )
 
 
@@ -143,8 +169,26 @@ def _units(
     splits = (end - 1) // kernels.split + 1
     units = np.repeat(tile, splits, axis=0)
     _, units[:, 5] = _runs_of(splits)
-    keys = np.minimum(units[:, 3] - units[:, 5] * kernels.split, kernels.split)
-    return units[np.argsort(-keys, kind="stable")]
+    return units
+
+
+def _cut(
+    units: npt.NDArray[Any], bases: npt.NDArray[Any], total: int, most: int
+) -> tuple[npt.NDArray[Any], list[Piece]]:
+    """Units in pieces of whole tiles of rows, each with `most` partial results at most."""
+    first, at = units[:, 0], 0
+    starts = np.unique(first)
+    largest = np.diff(bases[starts], append=total).max()
+    assert largest <= most, (largest, most)
+    piece = bases[starts] // max(most - largest, 1)
+    edges = [*starts[np.unique(piece, return_index=True)[1]].tolist(), len(bases)]
+    order = np.argsort(first, kind="stable")
+    units, pieces = units[order], []
+    for start, end in pairwise(edges):
+        count = int(((first >= start) & (first < end)).sum())
+        pieces.append(Piece(slice(start, end), slice(at, at + count)))
+        at += count
+    return units, pieces
 
 
 def attention_shape(geometry: Geometry) -> AttentionShape:
@@ -168,6 +212,31 @@ def layer_of(layer_SKh: Tensor) -> KVLayer:
     return KVLayer(layer_SKh[..., :-KV_SCALE_BYTES], scales)
 
 
+def run_attention(
+    kernels: GpuKernels,
+    shape: AttentionShape,
+    step: AttentionInts,
+    pieces: Sequence[Piece],
+    on: tuple[Tensor, KVLayer, Partials, Tensor],
+) -> None:
+    """Attention of a step, piece by piece.
+
+    Args:
+        kernels: what is launched.
+        shape: heads and pages.
+        step: all rows.
+        pieces: none: all rows at once.
+        on: queries, a layer's keys and values, room for partial results, and where results go.
+    """
+    q_THh, layer, partials, out_TD = on
+    for rows, units in pieces or (Piece(slice(None), slice(None)),):
+        own = step._replace(units_U=step.units_U[units])
+        kernels.attend(q_THh, layer, shape, own, partials, out_TD)
+        if step.splits:
+            own = step._replace(places_T=step.places_T[rows], bases_T=step.bases_T[rows])
+            kernels.combine(partials, shape, own, out_TD[rows])
+
+
 @final
 class GpuAttention(Attention):
     """The kernels, for layers that are called one by one: a copy a step, and memory a call."""
@@ -180,16 +249,20 @@ class GpuAttention(Attention):
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Units of the spans, on the device."""
         geometry, kernels = self.geometry, self.kernels
-        plan = plan_rows(spans, kernels, geometry.group, geometry.page_size)
+        ends = max(span.end for span in spans)
+        plan = plan_rows(spans, kernels, self.shape, most_partials(kernels, self.shape, ends))
         device = geometry.device
-        parts = (plan.places_T, plan.runs_T, plan.bases_T, plan.units_U, plan.pages_P, plan.tails_XJ)
+        rows = (plan.places_T, plan.runs_T, plan.bases_T)
+        parts = (*rows, plan.units_U, plan.pages_P, plan.tails_XJ)
         flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
         pieces = flat.split([part.size for part in parts])
         step = AttentionInts(
-            *pieces[:3],
-            pieces[3].view(-1, UNIT_INTS),
-            pieces[4],
-            pieces[5].view(plan.tails_XJ.shape),
+            places_T=pieces[0],
+            runs_T=pieces[1],
+            bases_T=pieces[2],
+            units_U=pieces[3].view(-1, UNIT_INTS),
+            pages_P=pieces[4],
+            tails_XJ=pieces[5].view(plan.tails_XJ.shape),
             trees=len(plan.tails_XJ) > 0,
             splits=plan.splits,
         )
@@ -198,9 +271,8 @@ class GpuAttention(Attention):
             heads, size = q_THh.shape[1:]
             out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
             partials = Partials.empty(plan.partials if plan.splits else 0, self.shape, device)
-            kernels.attend(q_THh, layer_of(layer_SKh), self.shape, step, partials, out_TD)
-            if plan.splits:
-                kernels.combine(partials, self.shape, step, out_TD)
+            layer = layer_of(layer_SKh)
+            run_attention(kernels, self.shape, step, plan.pieces, (q_THh, layer, partials, out_TD))
             return out_TD
 
         return attend
