@@ -76,7 +76,7 @@ class Kept(NamedTuple):
     """Where each row goes."""
 
 
-class HeadNorm(NamedTuple):
+class QueryKeyNorm(NamedTuple):
     """RMS norms of queries and keys."""
 
     query: Tensor
@@ -176,6 +176,8 @@ class GpuKernels(ABC):
     """Rows times queries of a key head in an attention unit."""
     types: frozenset[torch.dtype] = frozenset((torch.bfloat16, torch.float16))
     """Types of rows."""
+    on_gpu = True
+    """Whether what is launched goes on by itself."""
     few_rows: int
     """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
 
@@ -269,7 +271,7 @@ class GpuKernels(ABC):
         self,
         parts_PTA: Tensor,
         bias_A: Tensor | None,
-        norm: HeadNorm | None,
+        norm: QueryKeyNorm | None,
         rotary: Rotary,
         places_T: Tensor,
         slots_T: Tensor,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     GpuKernels,
-    HeadNorm,
+    QueryKeyNorm,
     Kept,
     Partials,
     Recorder,
@@ -41,7 +41,7 @@ from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import (
     GpuAttention,
-    RowsPlan,
+    UnitPlan,
     layer_of,
     most_partials,
     plan_rows,
@@ -191,7 +191,9 @@ class GpuDecoder:
         q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
         norm = None
         if norms is not None:
-            norm = HeadNorm(norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole)
+            norm = QueryKeyNorm(
+                norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
+            )
         layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
         kernels.turn_and_write(
             self._run(bound.qkv, x_TD, work),
@@ -252,10 +254,11 @@ class CapturedSteps:
             self._recorded.clear()
             self._store = store
             scratch = store.num_pages * store.page_size
-            self._buffers = StepBuffers(self._decoder.parts.embedding.device, scratch)
+            device, kernels = self.parts.embedding.device, self._decoder.kernels
+            self._buffers = StepBuffers(device, scratch, on_gpu=kernels.on_gpu)
         return self._buffers
 
-    def _plan(self, spans: Sequence[SpanWindow]) -> RowsPlan:
+    def _plan(self, spans: Sequence[SpanWindow]) -> UnitPlan:
         decoder = self._decoder
         return plan_rows(spans, decoder.kernels, decoder.shape, decoder.most_partials)
 
@@ -309,7 +312,7 @@ class CapturedSteps:
         passes = []
         for step in range(plan.steps):
             at = slice(step * count, (step + 1) * count)
-            how = type(draws)(*(values[at] for values in draws))
+            how = draws.part(at)
             windows = [
                 SpanWindow(layout.window.end - 1 + step, 1, layout.page_table) for layout in layouts
             ]

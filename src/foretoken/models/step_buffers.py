@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
-from foretoken.ops.attention.gpu import Ints, Piece, RowsPlan
+from foretoken.ops.attention.gpu import Ints, RowPiece, UnitPlan
 from foretoken.ops.drawing_gpu import Draws
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
@@ -33,7 +33,7 @@ class PassKey(NamedTuple):
     depth: int
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[RowPiece, ...] = ()
     """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
 
@@ -53,7 +53,7 @@ def _power(count: int) -> int:
 class PassRows:
     """One pass as the host knows it."""
 
-    plan: RowsPlan
+    plan: UnitPlan
     tokens: Sequence[int]
     """Empty: they are those that the pass before draws."""
     logits: Sequence[int] | npt.NDArray[np.int64]
@@ -84,22 +84,22 @@ class DevicePass(NamedTuple):
     keys_R2: Tensor
     temperature_R: Tensor
     attention: AttentionInts
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowPiece, ...]
 
 
 @final
 class StepBuffers:
     """The block, once on the host and once on the device."""
 
-    def __init__(self, device: torch.device, scratch: int) -> None:
+    def __init__(self, device: torch.device, scratch: int, *, on_gpu: bool) -> None:
         """Nothing is filled yet.
 
         Args:
             device: where passes run.
             scratch: a slot that nobody reads, for keys and values of rows that are padding.
+            on_gpu: whether copies go on by themselves.
         """
-        self._device, self._scratch = device, scratch
-        self._on_gpu = device.type == "cuda"
+        self._device, self._scratch, self._on_gpu = device, scratch, on_gpu
         self.generation = 0
         """Grows where the block moves: what was recorded reads the old one."""
         self._copied: torch.cuda.Event | None = None
