@@ -58,11 +58,12 @@ def test_drafts_change_nothing(
     plain: dict[str, list[Result]],
     kernels: TwinKernels,
 ) -> None:
-    config = METHODS.get(method)
-    if config is None:
+    if method in METHODS:
+        config = with_model(METHODS[method], folders["draft_model"])
+    else:
         config = {**HEADS[method], "model": str(folders[method])}
     kernels.launched.clear()
-    with open_exact(model, with_model(config, folders["draft_model"]), max_num_seqs=4) as llm:
+    with open_exact(model, config, max_num_seqs=4) as llm:
         for name in NAMES:
             assert run(llm, name) == plain[name], name
         assert counted(llm, "num_accepted_tokens") > 0

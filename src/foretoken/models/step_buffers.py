@@ -33,6 +33,7 @@ class PassKey(NamedTuple):
     depth: int
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
+    masks: bool = False
     pieces: tuple[RowPiece, ...] = ()
     """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
@@ -60,6 +61,9 @@ class PassRows:
     """Rows that need logits."""
     draws: Draws | None
     """How their tokens are drawn; None: not here."""
+    masks: tuple[Sequence[int], Sequence[int]] | None = None
+    """Of a head with mask slots: for each row the number of its mask, 0 for a row that has
+    features, and the row whose features it takes; as many as the pass is padded to: none."""
 
     @property
     def key(self) -> PassKey:
@@ -71,6 +75,7 @@ class PassRows:
             logits=bucket(len(self.logits)) if len(self.logits) else 0,
             depth=_power(plan.tails_XJ.shape[1]),
             splits=plan.splits,
+            masks=self.masks is not None,
             pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
@@ -85,6 +90,10 @@ class DevicePass(NamedTuple):
     temperature_R: Tensor
     attention: AttentionInts
     pieces: tuple[RowPiece, ...]
+    mask_T: Tensor
+    """Which mask each row has; of a pass with masks."""
+    anchor_T: Tensor
+    """Whose features it has."""
 
 
 @final
@@ -154,6 +163,9 @@ class StepBuffers:
             "rows": np.asarray(one.logits, np.int32),
             "units": plan.units_U.ravel(),
         }
+        if one.masks is not None:
+            parts["anchor"][:] = key.rows  # What stands there is 0.
+            found["mask"], found["anchor"] = one.masks
         if one.draws is not None:
             found["keys"] = one.draws.keys_R2.ravel()
             found["temperature"] = one.draws.temperature_R.view(np.int32)
@@ -188,6 +200,8 @@ class StepBuffers:
                         splits=key.splits,
                     ),
                     pieces=key.pieces,
+                    mask_T=parts["mask"],
+                    anchor_T=parts["anchor"],
                 )
             )
             at += count
@@ -219,6 +233,7 @@ def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
     sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
+    sizes |= {name: key.rows if key.masks else 0 for name in ("mask", "anchor")}
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():
         named[name] = slice(at, at + size)
