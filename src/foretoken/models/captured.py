@@ -18,9 +18,9 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     GpuKernels,
-    QueryKeyNorm,
     Kept,
     Partials,
+    QueryKeyNorm,
     Recorder,
     Rotary,
 )
@@ -35,7 +35,6 @@ from foretoken.models.step_buffers import (
     PassRows,
     StepBuffers,
     StepKey,
-    bucket,
 )
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.activation import COMPILED
@@ -121,7 +120,8 @@ class Workspace:
             self.streams.append(empty(rows, hidden))
             self.embedded_TD, self.both_TX = empty(rows, hidden), empty(rows, 2 * hidden)
             self.gathered_TF = empty(rows, parts.beside.features.width)
-            self.mixed_TD = empty(rows + 1, hidden)
+            self.mixed_TD = empty(RECORDED_ROWS + 1, hidden)
+            """Of a recorded pass; the last is 0."""
             self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
             self.masks_KD = empty(rows + 1, hidden, dtype=torch.float32)
             """Number 0 is 0."""
@@ -173,8 +173,7 @@ class GpuDecoder:
         sums_PTD = self._run(parts.mixer, gathered_TF, work)
         kernels.add_parts(sums_PTD, parts.mixer.bias_N, None, mixed_TD)
         if masked:
-            # A row's own features, or those of its anchor or none, and its mask.
-            work.mixed_TD[rows : rows + 1].zero_()
+            # A row's own features, those of its anchor or none, and its mask.
             kernels.take_rows(work.mixed_TD, one.anchor_T, stream_TD)
             mask_TD = work.parts[: stream_TD.numel()].view_as(stream_TD)
             kernels.take_rows(work.masks_KD, one.mask_T, mask_TD)
@@ -475,13 +474,13 @@ class CapturedSteps:
     ) -> PassRows:
         """One pass, in which every sequence has a row of logits for each of its drafts."""
         units, extra = self._plan([layout.window for layout in layouts]), plan.steps - 1
-        nothing, at = bucket(len(tokens)), 0
+        at = 0
         numbers, anchors, newest = list[int](), list[int](), list[int]()
         for layout in layouts:
             known = layout.num_tokens - extra
             newest.append(at + known - 1)
             numbers += [0] * known + list(range(1, plan.steps))
-            anchor = newest[-1] if masks.anchored else nothing
+            anchor = newest[-1] if masks.anchored else RECORDED_ROWS
             anchors += [*range(at, at + known), *[anchor] * extra]
             at += layout.num_tokens
         logits = [row + step for step in range(plan.steps) for row in newest]

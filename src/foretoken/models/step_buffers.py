@@ -63,7 +63,7 @@ class PassRows:
     """How their tokens are drawn; None: not here."""
     masks: tuple[Sequence[int], Sequence[int]] | None = None
     """Of a head with mask slots: for each row the number of its mask, 0 for a row that has
-    features, and the row whose features it takes; as many as the pass is padded to: none."""
+    features, and the row whose features it takes; RECORDED_ROWS: none."""
 
     @property
     def key(self) -> PassKey:
@@ -164,7 +164,7 @@ class StepBuffers:
             "units": plan.units_U.ravel(),
         }
         if one.masks is not None:
-            parts["anchor"][:] = key.rows  # What stands there is 0.
+            parts["anchor"][:] = RECORDED_ROWS
             found["mask"], found["anchor"] = one.masks
         if one.draws is not None:
             found["keys"] = one.draws.keys_R2.ravel()
@@ -233,7 +233,7 @@ def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
     sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
-    sizes |= {name: key.rows if key.masks else 0 for name in ("mask", "anchor")}
+    sizes |= dict.fromkeys(("mask", "anchor"), key.rows if key.masks else 0)
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():
         named[name] = slice(at, at + size)
