@@ -61,16 +61,17 @@ def twins() -> Iterator[TwinKernels]:
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "twins")
-        _forget()
+        forget()
         try:
             kernels = backend_for(torch.device("cpu")).gpu
             assert isinstance(kernels, TwinKernels)
             yield kernels
         finally:
-            _forget()
+            forget()
             torch.set_num_threads(threads)
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Ask again which kernels serve the CPU."""
     backend_for.cache_clear()
     find_library.cache_clear()

@@ -33,18 +33,20 @@ UNIT_INTS: Final = 9
 class GpuWeights:
     """A matrix [N, K] on its device.
 
-    y[n] of a segment is the sum over its groups g, in order, of
-    scale[n, g] * (sum of x[k] * (value - 8 if 4 bits) + (8 - zero[n, g]) * sum of x[k]).
+    Of integers in groups a weight is scale[n, g] * (value - zero[n, g]) in float32, rounded to x's
+    type, and multiplied as a float is; 8 bits have no zero. Without groups the sum of a segment is
+    made of values and scaled.
     """
 
     values_NK: Tensor
     """Floats [N, K]; 8 bits: int8 [N, K]; 4 bits: uint8 [N, K / 2], of each group the first half in
     the low bits of its bytes, the second in the high ones. Contiguous."""
     segment: int
-    """Inputs of a segment, a multiple of KEY_BLOCK, or K; the last may be shorter. Of the shape."""
+    """Inputs of a segment, as `segment_of` gives them, or K; the last may be shorter."""
     inputs: int
     scale_NG: Tensor | None = None
-    """Of integers: float16 or float32; G = 1 of 8 bits per output."""
+    """Of integers: float16 or float32 (of groups of 128 float32, which is read ahead faster); G = 1
+    of 8 bits per output."""
     zero_NG: Tensor | None = None
     """Of 4 bits, in the scale's type; None: 8."""
     bits: int = 0

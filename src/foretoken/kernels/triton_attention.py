@@ -109,14 +109,31 @@ def attend(
             tail = tl.load(tails + run * tails_stride + n - start, mask=behind, other=0)
             stored = tl.where(behind, start + tail, n)
             mine = there & (run_of_row == tl.where(branch < 0, run_of_row, run))
-        k, v = _stored(
-            keys, values, key_scales, value_scales, table, stored, n < end, slot_stride,
-            scale_stride, x.dtype, SIZE, WIDTH, PAGE,
-        )  # fmt: skip
-        seen = (n[None, :] <= place[:, None]) & mine[:, None]
-        top, mass, total = _weigh(
-            x, k, v, n, seen, place, top, mass, total, scale, softcap, KEYS, WINDOW, CAPPED
+        page = tl.load(table + stored // PAGE, mask=n < end, other=0)
+        slot = (page * PAGE + stored % PAGE).to(tl.int64)
+        k = _stored(
+            keys, key_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
+        score = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
+        seen = (n[None, :] <= place[:, None]) & mine[:, None]
+        if WINDOW > 0:
+            seen = seen & (n[None, :] > place[:, None] - WINDOW)
+        if CAPPED:
+            t = tl.exp(-2.0 * tl.abs(score / softcap))
+            t = (1.0 - t) / (1.0 + t)
+            score = softcap * tl.where(score < 0, -t, t)
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp(top - finite)[:, None]
+        weight = tl.exp(score - finite[:, None]).to(x.dtype)
+        top = higher
+        ones = tl.full((KEYS, 16), 1.0, x.dtype)
+        mass = tl.dot(weight, ones, mass * shrink, input_precision="ieee")
+        v = _stored(
+            values, value_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
+        )
+        total = tl.dot(weight, v, total * shrink, input_precision="ieee")
     # All columns are equal.
     mass = tl.max(mass, 1)
     if SPLITS:
@@ -143,49 +160,19 @@ def attend(
 
 @triton.jit
 def _stored(
-    keys, values, key_scales, value_scales, table, places, there, slot_stride, scale_stride,
-    kind: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    numbers, scales, slot, there, slot_stride, scale_stride,
+    kind: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [keys, WIDTH] that are stored at these places of a sequence."""
+    """A head's keys, or values, in these slots: [keys, WIDTH]."""
     d = tl.arange(0, WIDTH)
-    page = tl.load(table + places // PAGE, mask=there, other=0)
-    slot = (page * PAGE + places % PAGE).to(tl.int64)
-    at = slot[:, None] * slot_stride + d[None, :]
     cell = there[:, None]
     if SIZE != WIDTH:
         cell = cell & (d < SIZE)[None, :]
-    k = tl.load(keys + at, mask=cell, other=0)
-    v = tl.load(values + at, mask=cell, other=0)
-    if key_scales is not None:
-        k_scale = tl.load(key_scales + slot * scale_stride, mask=there, other=0.0)
-        v_scale = tl.load(value_scales + slot * scale_stride, mask=there, other=0.0)
-        k = (k.to(tl.float32) * k_scale[:, None]).to(kind)
-        v = (v.to(tl.float32) * v_scale[:, None]).to(kind)
-    return k, v
-
-
-@triton.jit
-def _weigh(
-    x, k, v, n, seen, place, top, mass, total, scale, softcap,
-    KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-):  # fmt: skip
-    """The online softmax, one block of keys further."""
-    score = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
-    if CAPPED:
-        t = tl.exp(-2.0 * tl.abs(score / softcap))
-        t = (1.0 - t) / (1.0 + t)
-        score = softcap * tl.where(score < 0, -t, t)
-    if WINDOW > 0:
-        seen = seen & (n[None, :] > place[:, None] - WINDOW)
-    score = tl.where(seen, score, float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
-    finite = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp(top - finite)[:, None]
-    weight = tl.exp(score - finite[:, None]).to(v.dtype)
-    ones = tl.full((KEYS, 16), 1.0, v.dtype)
-    mass = tl.dot(weight, ones, mass * shrink, input_precision="ieee")
-    total = tl.dot(weight, v, total * shrink, input_precision="ieee")
-    return higher, mass, total
+    found = tl.load(numbers + slot[:, None] * slot_stride + d[None, :], mask=cell, other=0)
+    if scales is not None:
+        scale = tl.load(scales + slot * scale_stride, mask=there, other=0.0)
+        found = (found.to(tl.float32) * scale[:, None]).to(kind)
+    return found
 
 
 @triton.jit

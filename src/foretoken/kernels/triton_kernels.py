@@ -5,6 +5,7 @@ stages go by shapes, types and the device's capability, never by a timing: what 
 segments of a matrix, the class of matrix instructions) belongs to the weights and the device.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, final
 
 import torch
@@ -23,6 +24,7 @@ from foretoken.kernels.gpu_kernels import (
     Kept,
     KVLayer,
     Partials,
+    Recorder,
     Rotary,
 )
 
@@ -40,19 +42,31 @@ formula's was measured to be faster (benchmarks/gpu_check.py)."""
 
 
 class Tiles(NamedTuple):
-    """How a product is cut: outputs and inputs of a step of a program, its warps and stages."""
+    """How a product is cut: outputs, rows and inputs of a step of a program; warps and stages."""
 
     outputs: int
+    rows: int
     step: int
     warps: int
     stages: int
 
 
-_FEW: Final = {0: Tiles(64, 128, 4, 4), 8: Tiles(64, 128, 4, 4), 4: Tiles(64, 128, 4, 4)}
-"""Of few rows, by bits; a group of integers is a step."""
-_MANY: Final = {0: Tiles(128, 64, 8, 3), 8: Tiles(128, 64, 8, 3), 4: Tiles(128, 64, 8, 3)}
-_GATED: Final = {0: Tiles(64, 64, 4, 4), 8: Tiles(64, 64, 4, 4), 4: Tiles(64, 64, 4, 4)}
-_MANY_ROWS: Final = 128
+def tiles_of(w: GpuWeights, rows: int, gated: bool = False) -> Tiles:
+    """How a product of so many rows with these weights is cut.
+
+    In flight is what a GPU has to have read ahead: 16 KiB of weights a program. A step of integers
+    has two groups where scales have 16 bits: one alone is too few bytes to be read ahead. The step
+    of 4 bits is one for all, since it says in which order halves of groups are added.
+    """
+    if rows > 64 and w.group and not gated:
+        return Tiles(128, 64, 128 if w.bits == 4 else max(64, min(128, 2 * w.group)), 8, 3)
+    if rows > 64 and not (w.bits and gated):
+        return Tiles(64 if gated else 128, 128, 64, 8, 3)
+    # Integers of gates and ups fill the registers.
+    tile = min(32 if w.bits and gated else 64, max(16, triton.next_power_of_2(rows)))
+    step = 64 if not w.bits and (gated or tile == 64) else 128
+    size = 64 * step * (w.bits or 8 * w.values_NK.element_size()) // 8
+    return Tiles(64, tile, step, 4, max(4, min(8, (16 << 10) // size + 1)))
 
 
 @final
@@ -95,35 +109,38 @@ class TritonKernels(GpuKernels):
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
         kernel[grid](*arguments, **constants, **options)
 
+    def recorder(self) -> Recorder | None:
+        """CUDA's graphs; the interpreter has none."""
+        return _Graphs() if torch.cuda.is_available() else None
+
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
         """The least power of two of segments that gives enough programs."""
         count = _SEGMENTS.get((outputs, inputs, bits, self._capability))
         if count is None:
-            count, programs = 1, triton.cdiv(outputs, _FEW[bits].outputs)
+            count, programs = 1, triton.cdiv(outputs, 64)
             while programs * count < _PROGRAMS and inputs >= 2 * count * _LEAST_SEGMENT:
                 count *= 2
-        # A multiple of every step and group.
-        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 128) * 128
+        # A multiple of every step.
+        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 256) * 256
 
     def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
         """A program for each segment."""
-        tile = min(64, max(16, triton.next_power_of_2(x_TK.shape[0])))
-        self._linear("linear_splits", x_TK, w, parts_PTN, _FEW[w.bits], tile)
+        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, min(64, x_TK.shape[0])))
 
     def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
         """All segments in a program."""
-        self._linear("linear_long", x_TK, w, parts_1TN, _MANY[w.bits], _MANY_ROWS)
+        self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, max(65, x_TK.shape[0])))
 
     def _linear(
-        self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles, tile: int
+        self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles
     ) -> None:
-        rows, whole = x_TK.shape[0], name == "linear_long"
-        grid = (triton.cdiv(w.outputs, tiles.outputs), triton.cdiv(rows, tile), parts.shape[0])
+        rows = x_TK.shape[0]
         self._run(
-            name, triton_matrix.linear, grid,
+            name, triton_matrix.linear,
+            (triton.cdiv(w.outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), parts.shape[0]),
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, parts,
             rows, w.outputs, w.inputs, w.segment, x_TK.stride(0),
-            WHOLE=whole, TILE_T=tile, **_constants(w, tiles),
+            WHOLE=name == "linear_long", **_constants(w, tiles),
             warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
@@ -132,13 +149,13 @@ class TritonKernels(GpuKernels):
     ) -> None:
         """Gate and up of the same outputs in one program."""
         rows, width = y_TF.shape
-        tiles, tile = _GATED[w.bits], min(64, max(16, triton.next_power_of_2(rows)))
+        tiles = tiles_of(w, rows, gated=True)
         self._run(
             "gate_up", triton_matrix.gate_up,
-            (triton.cdiv(width, tiles.outputs), triton.cdiv(rows, tile)),
+            (triton.cdiv(width, tiles.outputs), triton.cdiv(rows, tiles.rows)),
             x_TK, w.values_NK, w.scale_NG, w.zero_NG, bias_N, y_TF,
             rows, width, w.inputs, w.segment, x_TK.stride(0), y_TF.stride(0),
-            GELU=activation == _GELU, TILE_T=tile, **_constants(w, tiles),
+            GELU=activation == _GELU, **_constants(w, tiles),
             warps=tiles.warps, stages=tiles.stages,
         )  # fmt: skip
 
@@ -321,19 +338,40 @@ class TritonKernels(GpuKernels):
         )  # fmt: skip
 
 
+class _Graphs:
+    """Graphs in one pool of memory: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        # What is new is compiled and loaded, which no graph may do.
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
 def _stride(x: Tensor | None, dimension: int = 0) -> int:
     return 0 if x is None else x.stride(dimension)
 
 
 def _constants(w: GpuWeights, tiles: Tiles) -> dict[str, Any]:
     """What products of these weights are compiled for."""
-    step = w.group or tiles.step
+    scale = w.values_NK if w.scale_NG is None else w.scale_NG
+    assert w.segment % tiles.step == 0 or w.segment == w.inputs, (w.segment, tiles)
     return {
         "BITS": w.bits,
         "GROUP": w.group,
-        "TAIL": w.inputs % step != 0,
+        "PAIRS": 0 < w.group < tiles.step
+        and scale.dtype == torch.float16
+        and scale.shape[1] % 2 == 0,
+        "TAIL": w.inputs % tiles.step != 0,
         "TILE_N": tiles.outputs,
-        "STEP": step,
+        "TILE_T": tiles.rows,
+        "STEP": tiles.step,
     }
 
 

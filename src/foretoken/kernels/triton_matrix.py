@@ -27,6 +27,7 @@ def linear(
     x_stride,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
+    PAIRS: tl.constexpr,
     WHOLE: tl.constexpr,
     TAIL: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -50,13 +51,13 @@ def linear(
             end = tl.minimum(start + segment, inputs)
             total += _sum(
                 x_rows, row_there, values, scale, zero, w, start, end, inputs,
-                BITS, GROUP, TAIL, TILE_N, TILE_T, STEP,
+                BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
             )  # fmt: skip
     else:
         start = part * segment
         total = _sum(
             x_rows, row_there, values, scale, zero, w, start, tl.minimum(start + segment, inputs),
-            inputs, BITS, GROUP, TAIL, TILE_N, TILE_T, STEP,
+            inputs, BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
         )  # fmt: skip
     to = parts + (part.to(tl.int64) * rows + t[None, :]) * outputs + n[:, None]
     tl.store(to, total, mask=(n < outputs)[:, None] & row_there)
@@ -79,6 +80,7 @@ def gate_up(
     GELU: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
+    PAIRS: tl.constexpr,
     TAIL: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_T: tl.constexpr,
@@ -96,7 +98,7 @@ def gate_up(
         end = tl.minimum(start + segment, inputs)
         gate_part, up_part = _sums(
             x_rows, row_there, values, scale, zero, w, w + width, start, end, inputs,
-            BITS, GROUP, TAIL, TILE_N, TILE_T, STEP,
+            BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
         )  # fmt: skip
         gate += gate_part
         up += up_part
@@ -118,14 +120,14 @@ def gate_up(
 @triton.jit
 def _sum(
     x, row_there, values, scale, zero, w, start, end, inputs,
-    BITS: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
     TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The sum over one segment, scaled."""
     total = tl.zeros((TILE_N, TILE_T), tl.float32)
     for at in range(start, end, STEP):
-        low, high = _rows(x, row_there, at, end, BITS, TAIL, STEP)
-        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, TAIL, STEP)
+        low, high = _rows(x, row_there, at, end, BITS, GROUP, TAIL, STEP)
+        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP)
     if BITS > 0 and GROUP == 0:
         total *= tl.load(scale + w).to(tl.float32)[:, None]
     return total
@@ -134,17 +136,17 @@ def _sum(
 @triton.jit
 def _sums(
     x, row_there, values, scale, zero, w, w_2, start, end, inputs,
-    BITS: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
     TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The sums over one segment of two tiles of outputs, with the same bits as of each alone."""
     total = tl.zeros((TILE_N, TILE_T), tl.float32)
     total_2 = tl.zeros((TILE_N, TILE_T), tl.float32)
     for at in range(start, end, STEP):
-        low, high = _rows(x, row_there, at, end, BITS, TAIL, STEP)
-        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, TAIL, STEP)
+        low, high = _rows(x, row_there, at, end, BITS, GROUP, TAIL, STEP)
+        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP)
         total_2 = _add(
-            total_2, low, high, values, scale, zero, w_2, at, end, inputs, BITS, GROUP, TAIL, STEP
+            total_2, low, high, values, scale, zero, w_2, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP
         )
     if BITS > 0 and GROUP == 0:
         total *= tl.load(scale + w).to(tl.float32)[:, None]
@@ -153,50 +155,87 @@ def _sums(
 
 
 @triton.jit
-def _rows(x, row_there, at, end, BITS: tl.constexpr, TAIL: tl.constexpr, STEP: tl.constexpr):
-    """Inputs of a step [STEP, rows]; where two values share a byte, its first and second half."""
-    half: tl.constexpr = STEP // 2 if BITS == 4 else STEP
-    k = at + tl.arange(0, half)[:, None]
+def _rows(
+    x, row_there, at, end,
+    BITS: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Inputs of a step [STEP, rows]; where two values share a byte, those of the low bits, then
+    those of the high ones: the halves of each group."""
+    if BITS == 4:
+        j = tl.arange(0, STEP // 2)[:, None]
+        k = at + j // (GROUP // 2) * GROUP + j % (GROUP // 2)
+    else:
+        k = at + tl.arange(0, STEP)[:, None]
     there = row_there
     if TAIL:
         there = there & (k < end)
     low = tl.load(x + k, mask=there, other=0.0)
     high = low
     if BITS == 4:
-        high = tl.load(x + half + k, mask=row_there, other=0.0)
+        high = tl.load(x + GROUP // 2 + k, mask=there, other=0.0)
     return low, high
 
 
 @triton.jit
 def _add(
     total, low, high, values, scale, zero, w, at, end, inputs,
-    BITS: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr, STEP: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
     """The sum, one step of inputs further."""
     kind: tl.constexpr = low.dtype
-    part = total
-    if GROUP > 0:
-        part = tl.zeros_like(total)
+    row = values + w[:, None] * (inputs // 2 if BITS == 4 else inputs)
     if BITS == 4:
         byte = at // 2 + tl.arange(0, STEP // 2)[None, :]
-        both = tl.load(values + w[:, None] * (inputs // 2) + byte)
-        part = tl.dot(((both & 15).to(tl.int8) - 8).to(kind), low, part, input_precision="ieee")
-        part = tl.dot(((both >> 4).to(tl.int8) - 8).to(kind), high, part, input_precision="ieee")
+        tile = _tile(row + byte, byte < end // 2, TAIL)
+        first = (tile & 15).to(tl.float32)
+        second = (tile >> 4).to(tl.float32)
+        factor = _numbers(scale, w, at, end, inputs, GROUP // 2, GROUP, PAIRS, TAIL, STEP)
+        middle = 8.0
+        if zero is not None:
+            middle = _numbers(zero, w, at, end, inputs, GROUP // 2, GROUP, PAIRS, TAIL, STEP)
+        total = tl.dot(((first - middle) * factor).to(kind), low, total, input_precision="ieee")
+        total = tl.dot(((second - middle) * factor).to(kind), high, total, input_precision="ieee")
     else:
         k = at + tl.arange(0, STEP)[None, :]
-        cells = values + w[:, None] * inputs + k
-        if TAIL:
-            tile = tl.load(cells, mask=k < end, other=0)
-        else:
-            tile = tl.load(cells)
-        part = tl.dot(tile.to(kind), low, part, input_precision="ieee")
-    if GROUP > 0:
-        group = w * (inputs // GROUP) + at // GROUP
-        if zero is not None:
-            # Sums of the rows' inputs, in every output alike; as products, which have an order.
-            ones = tl.full((total.shape[0], low.shape[0]), 1.0, kind)
-            inputs_sum = tl.dot(ones, low, input_precision="ieee")
-            inputs_sum = tl.dot(ones, high, inputs_sum, input_precision="ieee")
-            part += inputs_sum * (8.0 - tl.load(zero + group).to(tl.float32))[:, None]
-        part = total + part * tl.load(scale + group).to(tl.float32)[:, None]
-    return part
+        tile = _tile(row + k, k < end, TAIL)
+        if GROUP > 0:
+            factor = _numbers(scale, w, at, end, inputs, GROUP, GROUP, PAIRS, TAIL, STEP)
+            tile = tile.to(tl.float32) * factor
+        total = tl.dot(tile.to(kind), low, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _tile(cells, there, TAIL: tl.constexpr):
+    if TAIL:
+        found = tl.load(cells, mask=there, other=0)
+    else:
+        found = tl.load(cells)
+    return found
+
+
+@triton.jit
+def _numbers(
+    numbers, w, at, end, inputs,
+    EACH: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a step's groups, float32, EACH times side by side."""
+    count: tl.constexpr = STEP // GROUP
+    size: tl.constexpr = w.shape[0]
+    if PAIRS:
+        # float16: what is read ahead comes four bytes at a time at least.
+        pairs = numbers.to(tl.pointer_type(tl.int32), bitcast=True)
+        group = at // GROUP // 2 + tl.arange(0, count // 2)[None, :]
+        cells = pairs + w[:, None] * (inputs // GROUP // 2) + group
+        both = _tile(cells, group < end // GROUP // 2, TAIL)
+        even = (both & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        odd = ((both >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        found = tl.reshape(tl.join(even, odd), (size, count))
+    else:
+        group = at // GROUP + tl.arange(0, count)[None, :]
+        cells = numbers + w[:, None] * (inputs // GROUP) + group
+        found = _tile(cells, group < end // GROUP, TAIL)
+    found = tl.broadcast_to(found.to(tl.float32)[:, :, None], (size, count, EACH))
+    return tl.reshape(found, (size, count * EACH))

@@ -465,6 +465,8 @@ def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
     parts = []
     for at in range(0, w.inputs, w.segment):
         matrix = _segment(w, at, min(at + w.segment, w.inputs))
+        if w.group:
+            matrix = matrix.to(x_TK.dtype).float()
         tiles = padded[:, at : at + w.segment].split(_TILE)
         parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
     return torch.stack(parts)[:, :rows]

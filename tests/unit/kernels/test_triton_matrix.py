@@ -15,7 +15,7 @@ from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores
 
 pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]
 __all__ = ["tensor_cores"]
-SHAPES = [(40, 203, 0), (70, 256, 128), (24, 320, 128)]
+SHAPES = [(40, 203, 0), (70, 512, 256), (24, 640, 256)]
 """Outputs, inputs, segment: inputs that no step divides, two segments, and a shorter last one."""
 
 
@@ -76,7 +76,7 @@ def test_it_is_the_twin(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["floats", "8", "4g32z"])
 def test_a_rows_bits_are_its_own(kind: str) -> None:
     """Alone, among few, among many, and where one program adds the segments."""
-    outputs, inputs, segment = (40, 320, 128) if kind != "4g32z" else (40, 256, 128)
+    outputs, inputs, segment = 40, 640, 256
     w, kernels = weights(kind, outputs, inputs, segment), triton_kernels()
     x_TK = normal(4, 67, inputs)
     together = added(parts_of(kernels, x_TK, w))
@@ -94,7 +94,7 @@ def test_a_rows_bits_are_its_own(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["floats", "8", "4g32z"])
 def test_gate_and_up(kind: str, activation: int) -> None:
     """The twin's numbers, a row's own bits, and each sum as `linear_splits` has it."""
-    outputs, inputs, segment = 2 * 37, 256, 128
+    outputs, inputs, segment = 2 * 37, 512, 256
     w, kernels = weights(kind, outputs, inputs, segment), triton_kernels()
     x_TK, bias_N = normal(4, 19, inputs), normal(5, outputs)
 
@@ -121,4 +121,4 @@ def test_segments_belong_to_the_shape() -> None:
     ):  # fmt: skip
         segment = kernels.segment_of(outputs, inputs, 4)
         assert -(-inputs // segment) == segments, (outputs, inputs, segment)
-        assert segments == 1 or segment % 128 == 0
+        assert segments == 1 or segment % 256 == 0

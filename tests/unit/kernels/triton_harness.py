@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -122,6 +122,8 @@ class Compiled:
 
     registers: int
     """Of a thread."""
+    threads: int
+    """Of a program."""
     shared: int
     """Bytes of shared memory of a program."""
     instructions: Counter[str]
@@ -143,70 +145,97 @@ class Compiled:
         return self.instructions["LDG.128"] + self.instructions["LDGSTS.128"]
 
 
-class Compiler:
-    """Machine code for GPUs that are not there."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel was to be launched with."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use `folder` for files."""
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Compiler:
+    """Machine code for GPUs that are not there, of launches as `TritonKernels` makes them."""
+
+    def __init__(self, capability: int, folder: Path) -> None:
+        """Compile for a capability such as 90; files go to `folder`."""
         triton: Any = importlib.import_module("triton")
+        self.capability = capability
         self._tools = Path(triton.__file__).parent / "backends/nvidia/bin"
         self._folder = folder
 
-    def __call__(
-        self,
-        kernel: Any,
-        types: dict[str, str],
-        constants: dict[str, Any],
-        *,
-        capability: int,
-        options: dict[str, Any],
-    ) -> Compiled:
-        """Compile for a capability such as 90.
+    def launched(self, call: Callable[[GpuKernels], None]) -> Launch:
+        """The last launch of a call, whose tensors may be of the meta device."""
+        module = importlib.import_module("foretoken.kernels.triton_kernels")
+        made: list[Launch] = []
 
-        Args:
-            kernel: the function.
-            types: of its arguments, in Triton's words.
-            constants: of others; None: no such pointer.
-            capability: of the device.
-            options: warps and stages.
-        """
+        def record(
+            name: str, kernel: Any, grid: Any, *arguments: Any, warps: int = 4, stages: int = 1,
+            **constants: Any,
+        ) -> None:  # fmt: skip
+            options = {"num_warps": warps, "num_stages": stages}
+            made.append(Launch(kernel, arguments, constants, options))
+
+        kernels = module.TritonKernels(divmod(self.capability, 10))
+        kernels._run = record
+        call(kernels)
+        return made[-1]
+
+    def __call__(self, launch: Launch) -> Compiled:
+        """Compile as the launch would: what of its arguments is a multiple of 16 is known to be."""
         compiler: Any = importlib.import_module("triton.compiler")
         backends: Any = importlib.import_module("triton.backends.compiler")
-        place = {name: (at,) for at, name in enumerate(kernel.arg_names)}
-        skipped = {kernel.arg_names[at] for at in _unspecialized(kernel)}
-        # What a launch finds in its arguments: pointers and strides are multiples of 16.
-        wide = [name for name, kind in types.items() if kind != "fp32" and name not in skipped]
+        types, constants, wide = dict[str, str](), dict(launch.constants), list[str]()
+        pairs = zip(launch.kernel.params, launch.arguments, strict=False)
+        for parameter, value in pairs:
+            name, free = parameter.name, parameter.do_not_specialize
+            if value is None or (isinstance(value, int) and value == 1 and not free):
+                constants[name] = value
+                continue
+            types[name] = _type(value)
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0 and not free):
+                wide.append(name)
+        place = {name: (at,) for at, name in enumerate(launch.kernel.arg_names)}
         source = compiler.ASTSource(
-            fn=kernel,
+            fn=launch.kernel,
             signature=types | dict.fromkeys(constants, "constexpr"),
             constexprs={place[name]: value for name, value in constants.items()},
             attrs={place[name]: [["tt.divisibility", 16]] for name in wide},
         )
-        target = backends.GPUTarget("cuda", capability, 32)
-        made = compiler.compile(
-            source, target=target, options={"enable_fp_fusion": False, **options}
-        )
+        target = backends.GPUTarget("cuda", self.capability, 32)
+        options = {"enable_fp_fusion": False, **launch.options}
+        made = compiler.compile(source, target=target, options=options)
         file = self._folder / "kernel.cubin"
         file.write_bytes(made.asm["cubin"])
         use = self._ask("cuobjdump", "--dump-resource-usage", file)
         found = re.search(r"REG:(\d+)", use)
         assert found is not None, use
         code = self._ask("nvdisasm", "-c", file)
-        return Compiled(int(found[1]), made.metadata.shared, _count(code))
+        threads = 32 * launch.options["num_warps"]
+        return Compiled(int(found[1]), threads, made.metadata.shared, _count(code))
 
     def _ask(self, tool: str, option: str, file: Path) -> str:
         asked = [str(self._tools / tool), option, str(file)]
         return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
 
 
-def _unspecialized(kernel: Any) -> list[int]:
-    return [at for at, one in enumerate(kernel.params) if one.do_not_specialize]
+def _type(value: Any) -> str:
+    """An argument's type in Triton's words."""
+    if not isinstance(value, Tensor):
+        return "fp32" if isinstance(value, float) else "i32"
+    kinds = {
+        torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
+        torch.uint8: "u8", torch.int32: "i32",
+    }  # fmt: skip
+    return f"*{kinds[value.dtype]}"
 
 
 def _count(code: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for name in re.findall(r"^\s+(?:/\*\w+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", code, re.M):
         found[name.split(".")[0]] += 1
-        if name.startswith(("LDG", "LDGSTS")) and ".128" in name:
-            found[f"{name.split('.')[0]}.128"] += 1
+        for width in (".64", ".128"):
+            if name.startswith("LDG") and width in name:
+                found[name.split(".")[0] + width] += 1
     return found

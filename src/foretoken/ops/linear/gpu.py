@@ -41,7 +41,7 @@ def pack_for_gpu(
         count = scale_NG.shape[1]
         low, high = values_NK.unflatten(1, (count, 2, inputs // count // 2)).unbind(2)
         values_NK = (low | high << 4).flatten(1)
-    if scale_NG.shape[1] > 1:
+    if 1 < scale_NG.shape[1] and inputs // scale_NG.shape[1] < 128:
         scale_NG, zero_NG = in_few_bits(scale_NG, zero_NG)
     return GpuWeights(
         values_NK=values_NK.contiguous(),
