@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.kv.store import KVStore
@@ -30,7 +31,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
                  "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
                  "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 16384,
                  "tie_word_embeddings": True},
-    "tiny": {**_LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "tiny": {**_LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
              "vocab_size": 500, "max_position_embeddings": 512, "tie_word_embeddings": False},
 }  # fmt: skip
@@ -74,6 +75,42 @@ def random_runner(
     pages = -(-(tokens or 64 * 1100) // options.page_size)
     store = KVStore(shape, num_pages=pages, page_size=options.page_size, dtype=dtype, device=device)
     return Runner(model, store), shape
+
+
+def write_random_eagle3(name: str, folder: Path, vocabulary: int) -> Path:
+    """A random EAGLE-3 head for one of SHAPES in the published format: none of its drafts is right,
+    and they cost what a trained one's do."""
+    shape = SHAPES[name]
+    hidden, inner, size = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    heads, keys = shape["num_attention_heads"] * size, shape["num_key_value_heads"] * size
+    matrices = {
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (vocabulary, hidden),
+        "midlayer.self_attn.q_proj": (heads, 2 * hidden),
+        "midlayer.self_attn.k_proj": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, heads),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+    }
+    tensors = {
+        f"{one}.weight": torch.randn(*of, dtype=torch.bfloat16).mul_(of[1] ** -0.5)
+        for one, of in matrices.items()
+    }
+    for norm in ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm",
+                 "midlayer.post_attention_layernorm"):  # fmt: skip
+        tensors[f"{norm}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    tensors["d2t"] = torch.zeros(vocabulary, dtype=torch.int64)
+    layers = shape["num_hidden_layers"]
+    points = [2, layers // 2, layers - 3] if layers > 8 else list(range(layers))[:3]
+    config = {**shape, "num_hidden_layers": 1, "draft_vocab_size": vocabulary,
+              "eagle_aux_hidden_state_layer_ids": points,
+              "architectures": ["LlamaForCausalLMEagle3"]}  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, str(folder / "model.safetensors"))
+    return folder
 
 
 def rows_at(

@@ -306,12 +306,16 @@ class GpuSteps(Backend):
             weights = round_weights(weights, scheme)
         if spec.dtype not in self._kernels.types:
             return self._plain.linear(replace(spec, weights=weights))
-        if not isinstance(weights, Tensor):
+        in_one = spec.is_head or spec.is_gate
+        if isinstance(weights, Tensor):
+            packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
+        else:
             fitting = for_kernels(weights)
             assert isinstance(fitting, IntWeights), "rounding makes groups that kernels have"
-            weights = fitting
-        in_one = spec.is_head or spec.is_gate
-        packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
+            values_NK, groups = fitting.values_NK, (fitting.scale_NG, fitting.zero_NG)
+            packed = pack_for_gpu(
+                self._kernels, values_NK, groups, bits=fitting.bits, in_one=in_one
+            )
         return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:

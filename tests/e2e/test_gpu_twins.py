@@ -4,12 +4,14 @@ without speculation, recorded and padded as on a device.
 `make test-gpu-twins` runs the whole suites so; these few are in every run.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foretoken.models.captured import CapturedSteps
 from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.testing import TreeProposer
 from tests.e2e.heads import HEADS
@@ -25,8 +27,8 @@ from tests.e2e.lossless import (
     open_exact,
     with_model,
 )
-from tests.gpu_twins import twins
-from tests.marks import slow_but
+from tests.gpu_twins import asked, twins
+from tests.marks import slow, slow_but
 
 COUNT, TOKENS = 6, 14
 NAMES = ("greedy", "seeded", "filters", "greedy penalties")
@@ -50,6 +52,12 @@ def plain(model: Path, kernels: TwinKernels) -> dict[str, list[Result]]:
         return {name: run(llm, name) for name in NAMES}
 
 
+def _config(method: str, folders: dict[str, Path]) -> dict[str, Any]:
+    if method in METHODS:
+        return with_model(METHODS[method], folders["draft_model"])
+    return {**HEADS[method], "model": str(folders[method])}
+
+
 @pytest.mark.parametrize("method", slow_but([*METHODS, *HEADS], "ngram", "draft auto", "eagle3"))
 def test_drafts_change_nothing(
     method: str,
@@ -58,15 +66,54 @@ def test_drafts_change_nothing(
     plain: dict[str, list[Result]],
     kernels: TwinKernels,
 ) -> None:
-    config = METHODS.get(method)
-    if config is None:
-        config = {**HEADS[method], "model": str(folders[method])}
     kernels.launched.clear()
-    with open_exact(model, with_model(config, folders["draft_model"]), max_num_seqs=4) as llm:
+    with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
         for name in NAMES:
             assert run(llm, name) == plain[name], name
         assert counted(llm, "num_accepted_tokens") > 0
     assert kernels.launched["attend"] > 0
+
+
+@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+def test_a_recorded_chain_drafts_what_single_passes_draft(
+    method: str, model: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many drafts, of which as many are right: they are the same."""
+    found = []
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(CapturedSteps, "__call__", lambda *_, **__: None)
+        with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
+            for name in ("greedy", "seeded"):
+                run(llm, name)
+            counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            found.append([counted(llm, f":spec_decode_{one}") for one in counts])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) -> None:
+    """The host copies numbers in and reads tokens, whatever the head; the masks of a head with some
+    are copied, too."""
+    found, chain = list[Any](), CapturedSteps.__call__
+
+    def counted_chain(*args: Any, **kwargs: Any) -> Any:
+        with asked() as counts:
+            rolled = chain(*args, **kwargs)
+        found.append(counts)
+        return rolled
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_exact(model, _config(method, folders), max_num_seqs=4) as llm,
+    ):
+        patch.setattr(CapturedSteps, "__call__", counted_chain)
+        run(llm, "greedy")
+    copies = 3 if method in ("peagle", "anchored") else 2
+    least = Counter({"copy_": copies, "read by the host": 1})
+    assert all(counts["read by the host"] == 1 for counts in found)
+    # Some were recorded in that call, which makes memory.
+    assert least in found and all(least <= counts for counts in found)
 
 
 def test_right_branches_of_trees(model: Path, plain: dict[str, list[Result]]) -> None:

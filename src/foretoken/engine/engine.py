@@ -208,8 +208,8 @@ class Engine:
                     planned = batch = parts.scheduler.join(batch)
                 joined = time.perf_counter()
                 draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
-                output = parts.runner.run(batch, draws)
-                verification, broken = verify_apart(parts.verifier, batch, output)
+                computed = parts.runner.run(batch, draws)
+                verification, broken = verify_apart(parts.verifier, batch, computed)
                 parts.runner.settle(batch, verification.paths)
         except BaseException as error:
             parts.scheduler.cancel(planned)

@@ -78,7 +78,7 @@ class Kept(NamedTuple):
     """Where each row goes."""
 
 
-class HeadNorm(NamedTuple):
+class QueryKeyNorm(NamedTuple):
     """RMS norms of queries and keys."""
 
     query: Tensor
@@ -178,6 +178,8 @@ class GpuKernels(ABC):
     """Rows times queries of a key head in an attention unit."""
     types: frozenset[torch.dtype] = frozenset((torch.bfloat16, torch.float16))
     """Types of rows."""
+    on_gpu = True
+    """Whether what is launched goes on by itself."""
     few_rows: int
     """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
 
@@ -271,7 +273,7 @@ class GpuKernels(ABC):
         self,
         parts_PTA: Tensor,
         bias_A: Tensor | None,
-        norm: HeadNorm | None,
+        norm: QueryKeyNorm | None,
         rotary: Rotary,
         places_T: Tensor,
         slots_T: Tensor,
@@ -384,6 +386,7 @@ class CudaGraphs:
             run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads of a server may ask for memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         return graph.replay

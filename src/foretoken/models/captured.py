@@ -8,9 +8,9 @@ weights belong to the layers.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -18,36 +18,36 @@ from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import (
     GpuKernels,
-    HeadNorm,
     Kept,
     Partials,
+    QueryKeyNorm,
     Recorder,
     Rotary,
 )
-from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.norm import RMSNorm
+from foretoken.models.rollout import MaskSlots
 from foretoken.models.step_buffers import (
     DevicePass,
     PassRows,
     StepBuffers,
     StepKey,
-    bucket,
 )
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.attention.gpu import (
     GpuAttention,
-    RowsPlan,
+    UnitPlan,
     layer_of,
     most_partials,
     plan_rows,
     run_attention,
 )
-from foretoken.ops.drawing_gpu import read_rows
+from foretoken.ops.drawing_gpu import Draws, read_rows
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
@@ -66,6 +66,26 @@ class DecoderParts:
     """One part."""
     softcap: float | None
     """Of logits."""
+    beside: "BesideParts | None" = None
+    """Of a head that takes embedded tokens beside a stream, which goes on from token to token."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that tokens are chosen from."""
+        return self.head.weights.outputs if self.beside is None else self.beside.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideParts:
+    """What stands around the layers of such a head."""
+
+    mixer: GpuLinear | None
+    """Makes the stream of features; None: it is given."""
+    features: FeatureView
+    ids_N: Tensor
+    """int64, ascending: the token of each of the head's outputs."""
+    vocab_size: int
+    """Tokens of the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +113,25 @@ class Workspace:
             return torch.zeros(size, dtype=dtype, device=like.device)
 
         self.rows = rows
-        self.stream_TD, self.normed_TD, self.hidden_TD = (empty(rows, hidden) for _ in range(3))
+        self.normed_TD, self.hidden_TD = empty(rows, hidden), empty(rows, hidden)
+        self.streams = [empty(rows, hidden)]
+        """Two where one pass goes on with rows of the other."""
+        if parts.beside is not None:
+            self.streams.append(empty(rows, hidden))
+            self.embedded_TD, self.both_TX = empty(rows, hidden), empty(rows, 2 * hidden)
+            self.gathered_TF = empty(rows, parts.beside.features.width)
+            self.mixed_TD = empty(RECORDED_ROWS + 1, hidden)
+            """Of a recorded pass; the last is 0."""
+            self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
+            self.masks_KD = empty(rows + 1, hidden, dtype=torch.float32)
+            """Number 0 is 0."""
         self.q_TA, self.attended_TA = empty(rows, heads), empty(rows, heads)
         self.gated_TF = empty(rows, inner)
         most = 0
-        for one in (one for layer in bound for one in (layer.qkv, layer.out, layer.down)):
+        several = [one for layer in bound for one in (layer.qkv, layer.out, layer.down)]
+        if parts.beside is not None and parts.beside.mixer is not None:
+            several.append(parts.beside.mixer)
+        for one in several:
             most = max(most, one.weights.outputs * max(one.most_parts, rows))
         self.parts = empty(most, dtype=torch.float32)
 
@@ -110,6 +144,7 @@ class GpuDecoder:
         self.parts, self.kernels = parts, kernels
         self.bound = [_bind(layer) for layer in parts.layers]
         self._head = parts.head
+        self.names_N = None if parts.beside is None else parts.beside.ids_N.int()
         self.shape = _attention(parts.kinds[0]).shape
         """Of attention; kinds of layers differ in windows alone."""
         positions = parts.kinds[0].rotary.cos.shape[0]
@@ -123,14 +158,54 @@ class GpuDecoder:
             for kind in parts.kinds
         ]
 
+    def mix(self, one: DevicePass, work: Workspace) -> None:
+        """The stream of a head's first pass, of features of the rows' slots and of masks."""
+        parts, kernels, rows = self.parts.beside, self.kernels, len(one.tokens_T)
+        assert parts is not None and parts.mixer is not None, "asked where features are read"
+        gathered_TF, stream_TD, at = work.gathered_TF[:rows], work.streams[0][:rows], 0
+        for columns in parts.features.pieces:
+            width = columns.stop - columns.start
+            rows_SF = parts.features.slots_SF[:, columns]
+            kernels.take_rows(rows_SF, one.slots_T, gathered_TF[:, at : at + width])
+            at += width
+        masked = len(one.mask_T) > 0
+        mixed_TD = work.mixed_TD[:rows] if masked else stream_TD
+        sums_PTD = self._run(parts.mixer, gathered_TF, work)
+        kernels.add_parts(sums_PTD, parts.mixer.bias_N, None, mixed_TD)
+        if masked:
+            # A row's own features, those of its anchor or none, and its mask.
+            kernels.take_rows(work.mixed_TD, one.anchor_T, stream_TD)
+            mask_TD = work.parts[: stream_TD.numel()].view_as(stream_TD)
+            kernels.take_rows(work.masks_KD, one.mask_T, mask_TD)
+            eps = self.parts.norm.eps
+            kernels.add_norm(mask_TD[None], None, stream_TD, None, work.normed_TD[:rows], eps)
+
+    def _first(self, one: DevicePass, work: Workspace, stream_TD: Tensor) -> Tensor:
+        """What the first layer of a head reads: embedded tokens and the stream, both normed."""
+        kernels, layer, rows = self.kernels, self.parts.layers[0], len(stream_TD)
+        assert layer.beside_norm is not None and layer.attention_norm is not None, "of a head"
+        embedded_TD, both_TX = work.embedded_TD[:rows], work.both_TX[:rows]
+        own_TD, beside_TD = both_TX.chunk(2, 1)
+        kernels.embed(one.tokens_T, self.parts.embedding.floats(), 1.0, embedded_TD)
+        eps = layer.beside_norm.eps
+        kernels.add_norm(None, None, embedded_TD, layer.beside_norm.weight_D, own_TD, eps)
+        kernels.add_norm(None, None, stream_TD, layer.attention_norm.weight_D, beside_TD, eps)
+        if layer.from_norm:
+            kernels.take_rows(beside_TD, work.every_T[:rows], stream_TD)
+        return both_TX
+
     def body(
-        self, one: DevicePass, work: Workspace, store: KVStore, features: FeatureStore | None
+        self,
+        one: DevicePass,
+        work: Workspace,
+        store: KVStore,
+        features: FeatureStore | None,
+        stream_TD: Tensor,
     ) -> None:
-        """From tokens to normed rows, in `work.normed_TD`; keys, values and features are kept."""
+        """From tokens to the stream and its norm, in `work.normed_TD`; keys, values and features
+        are kept. The stream of a head is there before."""
         parts, kernels, rows = self.parts, self.kernels, len(one.tokens_T)
-        stream_TD, normed_TD = work.stream_TD[:rows], work.normed_TD[:rows]
-        table = parts.embedding.floats()
-        kernels.embed(one.tokens_T, table, parts.scale, stream_TD)
+        normed_TD = work.normed_TD[:rows]
 
         def add(
             linear: GpuLinear | None,
@@ -153,10 +228,15 @@ class GpuDecoder:
                 **kept,
             )
 
-        add(None, stream_TD, parts.layers[0].attention_norm, kept=_kept(features, 0, one))
+        if parts.beside is None:
+            table = parts.embedding.floats()
+            kernels.embed(one.tokens_T, table, parts.scale, stream_TD)
+            add(None, stream_TD, parts.layers[0].attention_norm, kept=_kept(features, 0, one))
         following = [layer.attention_norm for layer in parts.layers[1:]] + [parts.norm]
         for index, (layer, bound) in enumerate(zip(parts.layers, self.bound, strict=True)):
             x_TD = stream_TD if layer.attention_norm is None else normed_TD
+            if layer.beside_norm is not None:
+                x_TD = self._first(one, work, stream_TD)
             attended_TA = self._attend(index, x_TD, one, work, store)
             add(bound.out, attended_TA, layer.mlp_norm, layer.after_attention)
             x_TD = stream_TD if layer.mlp_norm is None else normed_TD
@@ -191,7 +271,9 @@ class GpuDecoder:
         q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
         norm = None
         if norms is not None:
-            norm = HeadNorm(norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole)
+            norm = QueryKeyNorm(
+                norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
+            )
         layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
         kernels.turn_and_write(
             self._run(bound.qkv, x_TD, work),
@@ -252,10 +334,11 @@ class CapturedSteps:
             self._recorded.clear()
             self._store = store
             scratch = store.num_pages * store.page_size
-            self._buffers = StepBuffers(self._decoder.parts.embedding.device, scratch)
+            device, kernels = self.parts.embedding.device, self._decoder.kernels
+            self._buffers = StepBuffers(device, scratch, on_gpu=kernels.on_gpu)
         return self._buffers
 
-    def _plan(self, spans: Sequence[SpanWindow]) -> RowsPlan:
+    def _plan(self, spans: Sequence[SpanWindow]) -> UnitPlan:
         decoder = self._decoder
         return plan_rows(spans, decoder.kernels, decoder.shape, decoder.most_partials)
 
@@ -284,7 +367,7 @@ class CapturedSteps:
         how = None if draws is None else read_rows(draws)
         buffers = self._of(store)
         key = buffers.fill([PassRows(plan=plan, tokens=tokens, logits=rows, draws=how)])
-        found = self._play(("step", how is not None), key, store, features, keeps=False)
+        found = self._play(_Way("embedded", draws=how is not None), key, store, features)
         count = len(rows)
         tokens_R = buffers.read(found.tokens_KR[0, :count]) if how is not None else None
         work = self._workspace(key)
@@ -292,40 +375,125 @@ class CapturedSteps:
             logits_RV=found.logits_RV[:count], hidden_RD=work.hidden_TD[:count], chosen_R=tokens_R
         )
 
-    def roll_out(
+    @property
+    def reads_features(self) -> bool:
+        """Whether a head's stream begins with features of fed slots, where it is not given."""
+        return self.parts.beside is not None and self.parts.beside.mixer is not None
+
+    def outputs(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        stream_TD: Tensor,
+        store: KVStore,
+    ) -> Tensor:
+        """One pass of a head over slots, from this stream on; its outputs before the last norm."""
+        plan = self._plan([layout.window for layout in layouts])
+        buffers = self._of(store)
+        key = buffers.fill([PassRows(plan=plan, tokens=token_ids, logits=(), draws=None)])
+        own_TD = self._workspace(key).streams[0][: len(token_ids)]
+        own_TD.copy_(stream_TD)
+        self._play(_Way("given"), key, store, None)
+        return own_TD.clone()
+
+    def __call__(
         self,
         layouts: Sequence[SpanLayout],
         token_ids: Sequence[Sequence[int]],
         plan: RolloutPlan,
         store: KVStore,
+        stream_TD: Tensor | None = None,
+        masks: MaskSlots | None = None,
     ) -> RolledOut | None:
         """Draft several tokens after each sequence, without waiting for the device in between;
-        None: some rows are filtered, or there is too much to feed."""
-        count, first = len(layouts), self._plan([layout.window for layout in layouts])
-        draws = read_rows(plan.rows)
-        if bucket(len(first.places_T)) > RECORDED_ROWS or draws.filtered_R.any():
+        None: some rows are filtered, or there is too much to feed.
+
+        Args:
+            layouts: where the tokens to be fed stand; the pages must cover as many positions from
+                the last one of each as there are steps.
+            token_ids: those tokens.
+            plan: how many tokens, and how each is chosen.
+            store: keys and values.
+            stream_TD: where the stream of a head begins; None: with the features.
+            masks: draft all tokens in the first pass, whose spans end in that many mask slots.
+        """
+        draws, rows = read_rows(plan.rows), sum(layout.num_tokens for layout in layouts)
+        if max(rows, len(layouts) * plan.steps) > RECORDED_ROWS or draws.filtered_R.any():
             return None
-        ends = np.array([layout.num_tokens for layout in layouts]).cumsum() - 1
-        passes = []
-        for step in range(plan.steps):
-            at = slice(step * count, (step + 1) * count)
-            how = type(draws)(*(values[at] for values in draws))
-            windows = [
-                SpanWindow(layout.window.end - 1 + step, 1, layout.page_table) for layout in layouts
-            ]
-            rows = self._plan(windows) if step else first
-            tokens = () if step else list(chain.from_iterable(token_ids))
-            logits = np.arange(count) if step else ends
-            passes.append(PassRows(plan=rows, tokens=tokens, logits=logits, draws=how))
-        buffers = self._of(store)
-        key = buffers.fill(passes)
-        stops = plan.stop is not None
-        found = self._play(("chain", stops), key, store, None, keeps=plan.keeps_logits)
+        tokens, buffers = list(chain.from_iterable(token_ids)), self._of(store)
+        if masks is None:
+            key = buffers.fill(self._chain(layouts, tokens, plan, draws))
+            begin = "embedded" if self.parts.beside is None else "features"
+        else:
+            key = buffers.fill([self._masked(layouts, tokens, plan, draws, masks)])
+            begin = "features"
+            rows_KD = self._workspace(key).masks_KD[1 : plan.steps]
+            rows_KD.copy_(masks.rows_KD)
+        if stream_TD is not None:
+            begin = "given"
+            self._workspace(key).streams[0][: len(stream_TD)].copy_(stream_TD)
+        way = _Way(begin, draws=True, chances=plan.stop is not None, keeps=plan.keeps_logits)
+        found = self._play(way, key, store, None)
         made_KR = found.tokens_KR
-        if stops:
+        if way.chances:
             made_KR = torch.cat((made_KR, found.chances_KR.view(torch.int32)))
-        read = np.array(buffers.read(made_KR), np.int32).reshape(made_KR.shape)[:, :count]
-        return _rolled_out(read, plan, found.logits_RV)
+        width = len(layouts) * (plan.steps if masks is not None else 1)
+        read = np.array(buffers.read(made_KR), np.int32).reshape(made_KR.shape)[:, :width]
+        rolled = _rolled_out(read.reshape(-1, len(layouts)), plan)
+        logits_KV = None
+        if plan.keeps_logits:
+            whole = found.logits_RV[: sum(one.logits for one in key)]
+            logits_KV = self._over_all_ids(whole.unflatten(0, (len(key), -1))[:, :width])
+        stream_BD = None
+        if self.parts.beside is not None and masks is None:
+            stream_BD = self._workspace(key).streams[plan.steps % 2][: len(layouts)]
+        return replace(rolled, logits_KV=logits_KV, stream_BD=stream_BD)
+
+    def _chain(
+        self, layouts: Sequence[SpanLayout], tokens: list[int], plan: RolloutPlan, draws: Draws
+    ) -> list[PassRows]:
+        """A pass over what is to be fed, then one over each draft but the last."""
+        count = len(layouts)
+        logits = np.array([layout.num_tokens for layout in layouts]).cumsum() - 1
+        windows, passes = [layout.window for layout in layouts], []
+        for step in range(plan.steps):
+            how = draws.part(slice(step * count, (step + 1) * count))
+            units = self._plan(windows)
+            passes.append(PassRows(plan=units, tokens=tokens, logits=logits, draws=how))
+            tokens, logits = [], np.arange(count)
+            windows = [SpanWindow(one.end, 1, one.page_table) for one in windows]
+        return passes
+
+    def _masked(
+        self,
+        layouts: Sequence[SpanLayout],
+        tokens: list[int],
+        plan: RolloutPlan,
+        draws: Draws,
+        masks: MaskSlots,
+    ) -> PassRows:
+        """One pass, in which every sequence has a row of logits for each of its drafts."""
+        units, extra = self._plan([layout.window for layout in layouts]), plan.steps - 1
+        at = 0
+        numbers, anchors, newest = list[int](), list[int](), list[int]()
+        for layout in layouts:
+            known = layout.num_tokens - extra
+            newest.append(at + known - 1)
+            numbers += [0] * known + list(range(1, plan.steps))
+            anchor = newest[-1] if masks.anchored else RECORDED_ROWS
+            anchors += [*range(at, at + known), *[anchor] * extra]
+            at += layout.num_tokens
+        logits = [row + step for step in range(plan.steps) for row in newest]
+        both = (numbers, anchors)
+        return PassRows(plan=units, tokens=tokens, logits=logits, draws=draws, masks=both)
+
+    def _over_all_ids(self, logits_KBN: Tensor) -> Tensor:
+        """Copies of these, [rows, V]; ids that a head cannot draft get -inf."""
+        logits_RN, beside = logits_KBN.flatten(0, 1), self.parts.beside
+        if beside is None or beside.ids_N.shape[0] == beside.vocab_size:
+            return logits_RN.clone()
+        full = logits_RN.new_full((len(logits_RN), beside.vocab_size), -torch.inf)
+        return full.index_copy_(1, beside.ids_N, logits_RN)
 
     def _workspace(self, keys: StepKey) -> Workspace:
         """The one that recorded steps have, or a larger one."""
@@ -351,47 +519,45 @@ class CapturedSteps:
         return self._logits_RV
 
     def _play(
-        self,
-        way: tuple[str, bool],
-        keys: StepKey,
-        store: KVStore,
-        features: FeatureStore | None,
-        *,
-        keeps: bool,
+        self, way: "_Way", keys: StepKey, store: KVStore, features: FeatureStore | None
     ) -> _Recorded:
         """Launch the passes, as they were recorded if they were."""
         assert self._buffers is not None, "filled before"
         columns = None if features is None else tuple(features.columns)
-        key = (way, keys, keeps, columns, self._buffers.generation)
+        key = (way, keys, columns, self._buffers.generation)
         found = self._recorded.get(key)
         if found is not None:
             found.play()
             return found
         passes, work = self._buffers.passes(keys), self._workspace(keys)
         logits, device = keys[-1].logits, self._decoder.parts.embedding.device
-        logits_RV = self._logits_for(sum(one.logits for one in keys) if keeps else logits)
+        logits_RV = self._logits_for(sum(one.logits for one in keys) if way.keeps else logits)
         tokens_KR = torch.zeros(len(keys), logits, dtype=torch.int32, device=device)
         chances_KR = torch.zeros(len(keys), logits, device=device)
 
         def launch() -> None:
+            decoder = self._decoder
             for number, one in enumerate(passes):
                 if number:
                     one = one._replace(tokens_T=tokens_KR[number - 1])
-                self._decoder.body(one, work, store, features)
+                elif way.begin == "features":
+                    decoder.mix(one, work)
+                stream_TD = work.streams[number % len(work.streams)][: len(one.tokens_T)]
+                decoder.body(one, work, store, features, stream_TD)
                 count = len(one.rows_R)
                 if not count:
                     continue
-                at = number * count if keeps else 0
-                self._decoder.logits(one, work, logits_RV[at : at + count])
-                if way[0] == "chain" and way[1]:
-                    self._decoder.kernels.chance(logits_RV[at : at + count], chances_KR[number])
-                if way != ("step", False):
-                    self._decoder.kernels.draw(
-                        logits_RV[at : at + count],
-                        one.keys_R2,
-                        one.temperature_R,
-                        tokens_KR[number],
-                    )
+                at = number * count if way.keeps else 0
+                own_RV = logits_RV[at : at + count]
+                decoder.logits(one, work, own_RV)
+                if way.chances:
+                    decoder.kernels.chance(own_RV, chances_KR[number])
+                if way.draws:
+                    how = (one.keys_R2, one.temperature_R)
+                    decoder.kernels.draw(own_RV, *how, tokens_KR[number], decoder.names_N)
+                if len(work.streams) > 1 and not len(one.mask_T):
+                    next_RD = work.streams[(number + 1) % 2][:count]
+                    decoder.kernels.take_rows(stream_TD, one.rows_R, next_RD)
 
         most = max(one.rows for one in keys)
         if self._recorder is None or most > RECORDED_ROWS or any(one.pieces for one in keys):
@@ -403,23 +569,31 @@ class CapturedSteps:
         return found
 
 
-def _rolled_out(read_XR: Any, plan: RolloutPlan, logits_RV: Tensor) -> RolledOut:
+class _Way(NamedTuple):
+    """What is recorded, beside the sizes."""
+
+    begin: str
+    """`embedded`: with the tokens. Of heads: `given`, or with `features`."""
+    draws: bool = False
+    chances: bool = False
+    """Whether the chance of each best id is wanted, too."""
+    keeps: bool = False
+    """Whether the logits of all passes are."""
+
+
+def _rolled_out(read_XB: Any, plan: RolloutPlan) -> RolledOut:
     """Tokens of each sequence, less those that a rule ends; rows behind the tokens are chances."""
-    steps, count = plan.steps, read_XR.shape[1]
-    ids = read_XR[:steps].T.tolist()
+    steps = plan.steps
+    ids = read_XB[:steps].T.tolist()
     going = None
     if plan.stop is not None:
-        chances_KB = read_XR[steps:].view(np.float32)
+        chances_KB = read_XB[steps:].view(np.float32)
         unsure_KB = chances_KB < plan.stop.least_sure
         unsure_KB[: plan.stop.least] = False
         lengths = np.where(unsure_KB.any(0), unsure_KB.argmax(0), steps).tolist()
         ids = [tokens[:length] for tokens, length in zip(ids, lengths, strict=True)]
         going = [row for row, length in enumerate(lengths) if length == steps]
-    logits_KV = None
-    if plan.keeps_logits:
-        whole = logits_RV.unflatten(0, (steps, -1))[:, :count]
-        logits_KV = whole.flatten(0, 1).clone()
-    return RolledOut(ids=ids, logits_KV=logits_KV, going=going)
+    return RolledOut(ids=ids, logits_KV=None, going=going)
 
 
 def capture(
@@ -429,11 +603,11 @@ def capture(
     norms = [parts.norm]
     for layer in parts.layers:
         own = (layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp)
-        norms += [norm for norm in own if norm is not None]
+        norms += [norm for norm in (*own, layer.beside_norm) if norm is not None]
         linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
         if not all(isinstance(linear, GpuLinear) for linear in linears):
             return None
-        if layer.mlp.activate not in COMPILED or layer.beside_norm is not None:
+        if layer.mlp.activate not in COMPILED:
             return None
     known = all(isinstance(kind.attention, GpuAttention) for kind in parts.kinds)
     if not known or len({norm.eps for norm in norms}) > 1 or parts.head.most_parts > 1:

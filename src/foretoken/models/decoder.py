@@ -137,7 +137,7 @@ class Decoder(Model):
     ) -> RolledOut | None:
         """Draft several tokens after each sequence in one call into C; None: token by token."""
         if self.captured is not None:
-            return self.captured.roll_out(layouts, token_ids, plan, store)
+            return self.captured(layouts, token_ids, plan, store)
         # The kernel does not know soft caps. They keep the order of logits, so the best token is
         # the same without them; what is drawn is not.
         capped = self.shape.logit_softcap is not None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
-from foretoken.ops.attention.gpu import Ints, Piece, RowsPlan
+from foretoken.ops.attention.gpu import Ints, RowPiece, UnitPlan
 from foretoken.ops.drawing_gpu import Draws
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
@@ -33,7 +33,8 @@ class PassKey(NamedTuple):
     depth: int
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
-    pieces: tuple[Piece, ...] = ()
+    masks: bool = False
+    pieces: tuple[RowPiece, ...] = ()
     """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
 
@@ -53,13 +54,16 @@ def _power(count: int) -> int:
 class PassRows:
     """One pass as the host knows it."""
 
-    plan: RowsPlan
+    plan: UnitPlan
     tokens: Sequence[int]
     """Empty: they are those that the pass before draws."""
     logits: Sequence[int] | npt.NDArray[np.int64]
     """Rows that need logits."""
     draws: Draws | None
     """How their tokens are drawn; None: not here."""
+    masks: tuple[Sequence[int], Sequence[int]] | None = None
+    """Of a head with mask slots: for each row the number of its mask, 0 for a row that has
+    features, and the row whose features it takes; RECORDED_ROWS: none."""
 
     @property
     def key(self) -> PassKey:
@@ -71,6 +75,7 @@ class PassRows:
             logits=bucket(len(self.logits)) if len(self.logits) else 0,
             depth=_power(plan.tails_XJ.shape[1]),
             splits=plan.splits,
+            masks=self.masks is not None,
             pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
@@ -84,22 +89,26 @@ class DevicePass(NamedTuple):
     keys_R2: Tensor
     temperature_R: Tensor
     attention: AttentionInts
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowPiece, ...]
+    mask_T: Tensor
+    """Which mask each row has; of a pass with masks."""
+    anchor_T: Tensor
+    """Whose features it has."""
 
 
 @final
 class StepBuffers:
     """The block, once on the host and once on the device."""
 
-    def __init__(self, device: torch.device, scratch: int) -> None:
+    def __init__(self, device: torch.device, scratch: int, *, on_gpu: bool) -> None:
         """Nothing is filled yet.
 
         Args:
             device: where passes run.
             scratch: a slot that nobody reads, for keys and values of rows that are padding.
+            on_gpu: whether copies go on by themselves.
         """
-        self._device, self._scratch = device, scratch
-        self._on_gpu = device.type == "cuda"
+        self._device, self._scratch, self._on_gpu = device, scratch, on_gpu
         self.generation = 0
         """Grows where the block moves: what was recorded reads the old one."""
         self._copied: torch.cuda.Event | None = None
@@ -154,6 +163,9 @@ class StepBuffers:
             "rows": np.asarray(one.logits, np.int32),
             "units": plan.units_U.ravel(),
         }
+        if one.masks is not None:
+            parts["anchor"][:] = RECORDED_ROWS
+            found["mask"], found["anchor"] = one.masks
         if one.draws is not None:
             found["keys"] = one.draws.keys_R2.ravel()
             found["temperature"] = one.draws.temperature_R.view(np.int32)
@@ -188,6 +200,8 @@ class StepBuffers:
                         splits=key.splits,
                     ),
                     pieces=key.pieces,
+                    mask_T=parts["mask"],
+                    anchor_T=parts["anchor"],
                 )
             )
             at += count
@@ -219,6 +233,7 @@ def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
     sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
+    sizes |= dict.fromkeys(("mask", "anchor"), key.rows if key.masks else 0)
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}
     for name, size in sizes.items():
         named[name] = slice(at, at + size)

@@ -27,6 +27,10 @@ class Draws(NamedTuple):
     filtered_R: npt.NDArray[np.bool_]
     """Whether ids are left out first."""
 
+    def part(self, at: slice) -> "Draws":
+        """Some of the rows."""
+        return Draws(self.keys_R2[at], self.temperature_R[at], self.filtered_R[at])
+
 
 def read_rows(rows: bytes) -> Draws:
     """What `pack_rows` packed."""

@@ -18,7 +18,7 @@ from foretoken.kernels.gpu_kernels import (
     AttentionShape,
     GpuKernels,
     GpuWeights,
-    HeadNorm,
+    QueryKeyNorm,
     Kept,
     KVLayer,
     Partials,
@@ -40,7 +40,7 @@ class TwinKernels(GpuKernels):
 
     split = 2 * KEY_BLOCK
     tile = _TILE
-    few_rows = 16
+    few_rows, on_gpu = 16, False
     types = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class TwinKernels(GpuKernels):
         self,
         parts_PTA: Tensor,
         bias_A: Tensor | None,
-        norm: HeadNorm | None,
+        norm: QueryKeyNorm | None,
         rotary: Rotary,
         places_T: Tensor,
         slots_T: Tensor,

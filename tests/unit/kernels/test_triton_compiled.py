@@ -18,7 +18,7 @@ from foretoken.kernels.gpu_kernels import (
     AttentionShape,
     GpuKernels,
     GpuWeights,
-    HeadNorm,
+    QueryKeyNorm,
     Kept,
     KVLayer,
     Partials,
@@ -123,7 +123,7 @@ def add_norm(kernels: GpuKernels) -> None:
 def turn_and_write(kernels: GpuKernels) -> None:
     layer = KVLayer(empty(99, 16, 128, dtype=torch.int8), empty(99, 16, dtype=torch.float32))
     kernels.turn_and_write(
-        empty(4, 8, 48 * 128, dtype=torch.float32), None, HeadNorm(empty(128), empty(128), 1e-6),
+        empty(4, 8, 48 * 128, dtype=torch.float32), None, QueryKeyNorm(empty(128), empty(128), 1e-6),
         Rotary(empty(999, 128), empty(999, 128)), empty(8, dtype=INT), empty(8, dtype=INT),
         empty(8, 32, 128), layer,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels, HeadNorm, Kept, KVLayer, Rotary
+from foretoken.kernels.gpu_kernels import GpuKernels, QueryKeyNorm, Kept, KVLayer, Rotary
 from foretoken.ops.quantize_kv import dequantize
 from foretoken.ops.twin_kernels import TwinKernels
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
@@ -126,10 +126,10 @@ def test_turn_and_write(
     rotary = Rotary(cos.to(DEVICE, dtype), sin.to(DEVICE, dtype), scale)
     norms = None
     if norm == "head":
-        norms = HeadNorm(1 + normal(2, SIZE), (1 + normal(3, SIZE)).to(dtype), EPS)
+        norms = QueryKeyNorm(1 + normal(2, SIZE), (1 + normal(3, SIZE)).to(dtype), EPS)
     if norm == "whole":
         sizes = HEADS * SIZE, KV_HEADS * SIZE
-        norms = HeadNorm(normal(2, sizes[0]), normal(3, sizes[1]), EPS, whole=True)
+        norms = QueryKeyNorm(normal(2, sizes[0]), normal(3, sizes[1]), EPS, whole=True)
 
     def run(kernels: GpuKernels) -> list[Tensor]:
         q = torch.zeros(rows, HEADS, SIZE, dtype=dtype, device=DEVICE)

@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsPlan:
+class UnitPlan:
     """The rows of some spans laid end to end; fields as in `AttentionInts`, and where each row's
     keys and values go."""
 
@@ -44,11 +44,11 @@ class RowsPlan:
     partials: int
     """Partial results that there is to be room for."""
     splits: bool
-    pieces: tuple["Piece", ...]
+    pieces: tuple["RowPiece", ...]
     """What is run one after the other, where there is no room for the partial results of all."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """Some rows, and their units."""
 
     rows: slice
@@ -64,7 +64,7 @@ def most_partials(kernels: GpuKernels, shape: AttentionShape, positions: int) ->
 
 def plan_rows(
     spans: Sequence[SpanWindow], kernels: GpuKernels, shape: AttentionShape, most: int
-) -> RowsPlan:
+) -> UnitPlan:
     """The units of these spans, those with most keys first.
 
     Args:
@@ -96,7 +96,7 @@ def plan_rows(
     units = _units(counts, firsts, places, (tables[:-1], trees), kernels, group)
     per_row = places // kernels.split + 1
     bases = per_row.cumsum() - per_row
-    pieces = [Piece(slice(0, len(places)), slice(0, len(units)))]
+    pieces = [RowPiece(slice(0, len(places)), slice(0, len(units)))]
     if per_row.sum() > most and per_row.max() > 1:
         units, pieces = _cut(units, bases, per_row.sum(), most)
         for rows, _ in pieces:
@@ -104,7 +104,7 @@ def plan_rows(
     keys = np.minimum(units[:, 3] - units[:, 5] * kernels.split, kernels.split)
     for _, own in pieces:
         units[own] = units[own][np.argsort(-keys[own], kind="stable")]
-    return RowsPlan(
+    return UnitPlan(
         places_T=places.astype(np.int32),
         slots_T=(slots + stored % page_size).astype(np.int32),
         runs_T=runs.astype(np.int32),
@@ -174,7 +174,7 @@ def _units(
 
 def _cut(
     units: npt.NDArray[Any], bases: npt.NDArray[Any], total: int, most: int
-) -> tuple[npt.NDArray[Any], list[Piece]]:
+) -> tuple[npt.NDArray[Any], list[RowPiece]]:
     """Units in pieces of whole tiles of rows, each with `most` partial results at most."""
     first, at = units[:, 0], 0
     starts = np.unique(first)
@@ -186,7 +186,7 @@ def _cut(
     units, pieces = units[order], []
     for start, end in pairwise(edges):
         count = int(((first >= start) & (first < end)).sum())
-        pieces.append(Piece(slice(start, end), slice(at, at + count)))
+        pieces.append(RowPiece(slice(start, end), slice(at, at + count)))
         at += count
     return units, pieces
 
@@ -216,7 +216,7 @@ def run_attention(
     kernels: GpuKernels,
     shape: AttentionShape,
     step: AttentionInts,
-    pieces: Sequence[Piece],
+    pieces: Sequence[RowPiece],
     on: tuple[Tensor, KVLayer, Partials, Tensor],
 ) -> None:
     """Attention of a step, piece by piece.
@@ -229,7 +229,7 @@ def run_attention(
         on: queries, a layer's keys and values, room for partial results, and where results go.
     """
     q_THh, layer, partials, out_TD = on
-    for rows, units in pieces or (Piece(slice(None), slice(None)),):
+    for rows, units in pieces or (RowPiece(slice(None), slice(None)),):
         own = step._replace(units_U=step.units_U[units])
         kernels.attend(q_THh, layer, shape, own, partials, out_TD)
         if step.splits:

@@ -12,28 +12,34 @@ from torch import Tensor
 from foretoken.kernels.gpu_kernels import GpuKernels, GpuWeights
 from foretoken.kernels.group_numbers import in_few_bits
 from foretoken.ops.linear.base import Linear
-from foretoken.quant.weights import IntWeights
 
 
 def pack_for_gpu(
-    kernels: GpuKernels, weights: Tensor | IntWeights, *, in_one: bool = False
+    kernels: GpuKernels,
+    values_NK: Tensor,
+    groups: tuple[Tensor, Tensor | None] | None = None,
+    *,
+    bits: int = 0,
+    in_one: bool = False,
 ) -> GpuWeights:
-    """The weights as kernels read them, on their device.
+    """Weights as kernels read them, on their device.
 
     Args:
         kernels: say how long a segment is.
-        weights: groups as kernels have them (`quant.arrange.for_kernels`).
+        values_NK: floats, or integers as `quant.IntWeights` has them.
+        groups: scales and zero points of integers, in groups that kernels have
+            (`quant.arrange.for_kernels`).
+        bits: of integers; 0: floats.
         in_one: one segment, of heads and of what is gated.
     """
-    outputs, inputs = weights.shape
-    bits = 0 if isinstance(weights, Tensor) else weights.bits
+    outputs, inputs = values_NK.shape
     segment = inputs if in_one else kernels.segment_of(outputs, inputs, bits)
-    if isinstance(weights, Tensor):
-        return GpuWeights(values_NK=weights.contiguous(), segment=segment, inputs=inputs)
-    values_NK, scale_NG, zero_NG = weights.values_NK, weights.scale_NG, weights.zero_NG
+    if groups is None:
+        return GpuWeights(values_NK=values_NK.contiguous(), segment=segment, inputs=inputs)
+    scale_NG, zero_NG = groups
     if bits == 4:
-        groups = scale_NG.shape[1]
-        low, high = values_NK.unflatten(1, (groups, 2, inputs // groups // 2)).unbind(2)
+        count = scale_NG.shape[1]
+        low, high = values_NK.unflatten(1, (count, 2, inputs // count // 2)).unbind(2)
         values_NK = (low | high << 4).flatten(1)
     if 1 < scale_NG.shape[1] and inputs // scale_NG.shape[1] < 128:
         scale_NG, zero_NG = in_few_bits(scale_NG, zero_NG)

@@ -17,6 +17,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import RotaryTable, Rotation
+from foretoken.models.captured import CapturedSteps
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Geometry
@@ -36,7 +37,7 @@ class CompiledHead(Protocol):
     """A network with its own keys and values, bound to the compiled kernels."""
 
     @property
-    def rollout(self) -> CompiledRollout:
+    def rollout(self) -> CompiledRollout | CapturedSteps:
         """Drafts whole chains."""
 
     def mix(self, features_TF: Tensor) -> Tensor:
