@@ -93,6 +93,8 @@ class TritonKernels(GpuKernels):
         self.split = split
         self.tile = tile or (64 if capability[0] in (9, 10) else 32)
         self._capability = capability
+        # Else the interpreter runs them.
+        self.on_gpu = isinstance(triton_matrix.linear, triton.JITFunction)
 
     def _run(
         self,
@@ -111,7 +113,7 @@ class TritonKernels(GpuKernels):
 
     def recorder(self) -> Recorder | None:
         """CUDA's graphs; the interpreter has none."""
-        return _Graphs() if torch.cuda.is_available() else None
+        return _Graphs() if self.on_gpu else None
 
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
         """The least power of two of segments that gives enough programs."""
