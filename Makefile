@@ -114,8 +114,8 @@ $(RAY)/.installed: $(VENV)/.installed-dev
 	$(RAY)/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
 	@touch $@
 
-# Triton beside what the tests have already. The interpreter is chosen when kernels are imported, so
-# there are two runs; in the second one process does all, since each would compile the same again.
+# Triton beside what the tests have already, in the version that they have run with. The interpreter
+# is chosen when kernels are imported, so there are two runs.
 TRITON := .venv-triton
 TRITON_TESTS = tests/unit/test_triton_linear.py $(wildcard tests/unit/kernels/test_triton_*.py)
 
@@ -135,7 +135,7 @@ $(TRITON)/.installed: $(VENV)/.installed-dev
 	in="import sysconfig; print(sysconfig.get_path('purelib'))"; \
 	  $(RUN) -c "$$in" > "$$($(TRITON)/bin/python -c "$$in")/tests.pth"
 	rm -f $(TRITON)/.missing
-	$(TRITON)/bin/python -m pip install --quiet -c constraints.txt triton || touch $(TRITON)/.missing
+	$(TRITON)/bin/python -m pip install --quiet triton==3.9.0 || touch $(TRITON)/.missing
 	@touch $@
 
 check: $(VENV)/.installed-dev

@@ -6,7 +6,7 @@ no room for a second program, narrow loads."""
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -18,16 +18,21 @@ from foretoken.kernels.gpu_kernels import (
     AttentionShape,
     GpuKernels,
     GpuWeights,
-    QueryKeyNorm,
     Kept,
     KVLayer,
     Partials,
+    QueryKeyNorm,
     Rotary,
 )
-from tests.unit.kernels.triton_harness import Compiled, Compiler, compiles
+from tests.unit.kernels.triton_harness import Compiled, Compiler, compiles, triton_kernels
 
 pytestmark = compiles
 CAPABILITIES: Final = (80, 90, 100)
+each_capability = pytest.mark.parametrize(
+    "capability",
+    [pytest.param(one, marks=pytest.mark.xdist_group(f"sm{one}")) for one in CAPABILITIES],
+)
+"""In one process each: what is compiled is asked several things."""
 SHARED: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 REGISTERS: Final = 1 << 16
 Call = Callable[[GpuKernels], None]
@@ -137,28 +142,36 @@ def combine(kernels: GpuKernels) -> None:
     kernels.combine(Partials(sums, sums[..., :2]), shape, ints, empty(64, 4096))
 
 
-def chance(kernels: GpuKernels) -> None:
-    kernels.chance(empty(8, 128256, dtype=torch.float32), empty(8, dtype=torch.float32))
-
-
-def agree(kernels: GpuKernels) -> None:
-    ints = empty(64, dtype=INT)
+def choose(kernels: GpuKernels) -> None:
+    """All that is done with logits."""
+    logits, numbers, ints = empty(8, 128256, dtype=torch.float32), empty(8), empty(64, dtype=INT)
+    kernels.draw(logits, empty(8, 2, dtype=INT), numbers.float(), ints[:8], ints)
+    kernels.chance(logits, numbers.float())
+    kernels.cap(logits, 30.0)
     kernels.agree(ints, ints, empty(8, 3, dtype=INT), empty(8, 9, dtype=INT))
+
+
+def copy(kernels: GpuKernels) -> None:
+    ints, rows = empty(8, dtype=INT), empty(8, 4096)
+    kernels.embed(ints, empty(128256, 4096), 2.0, rows)
+    kernels.take_rows(rows, ints, rows)
+    kernels.add_parts(empty(4, 8, 4096, dtype=torch.float32), None, rows, rows)
 
 
 ROWS: Final[dict[str, Call]] = {
     "add_norm": add_norm,
     "turn_and_write": turn_and_write,
     "combine": combine,
-    "chance": chance,
-    "agree": agree,
+    "choose": choose,
+    "copy": copy,
 }
 
 
 @functools.cache
 def compiled(name: str, capability: int) -> Compiled:
     compiler = _compiler[capability]
-    return compiler(compiler.launched((MATRICES | ROWS)[name]))
+    (launch,) = compiler.launches(MATRICES[name])
+    return compiler(launch)
 
 
 _compiler: dict[int, Compiler] = {}
@@ -175,7 +188,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@each_capability
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_fit_and_spill_nothing(name: str, capability: int) -> None:
     made = compiled(name, capability)
@@ -189,7 +202,7 @@ def test_products_fit_and_spill_nothing(name: str, capability: int) -> None:
         assert 2 * made.shared <= SHARED[capability]
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@each_capability
 @pytest.mark.parametrize("kernel", ["linear", "gate_up", "attend"])
 def test_a_kernel_has_one_class_of_matrix_instruction(kernel: str, capability: int) -> None:
     """Whatever the number of rows, whatever the weights: instructions of another class may add in
@@ -202,13 +215,30 @@ def test_a_kernel_has_one_class_of_matrix_instruction(kernel: str, capability: i
 
 
 @pytest.mark.parametrize("name", ["linear 1 row", "linear 64 rows", "gate_up 1 row"])
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@each_capability
 def test_float_weights_come_16_bytes_at_a_time(name: str, capability: int) -> None:
     found = compiled(name, capability).instructions
     assert found["LDGSTS"] == found["LDGSTS.128"] > 0 and found["LDG"] == 0
 
 
+@pytest.mark.xdist_group("sm90")
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_compile_and_spill_nothing(name: str) -> None:
-    made = compiled(name, 90)
-    assert made.spills == 0 and made.registers <= 128 and not made.matrix_classes
+    launches = _compiler[90].launches(ROWS[name])
+    assert launches
+    for launch in launches:
+        made = _compiler[90](launch)
+        assert made.spills == 0 and made.registers <= 128 and not made.matrix_classes
+
+
+def test_nothing_is_fused() -> None:
+    """Multiplication and addition round apart, in every version of Triton."""
+    asked: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **options: asked.append(options)
+
+    kernels: Any = triton_kernels()
+    kernels._run("any", Kernel(), (1,))
+    assert asked[0]["enable_fp_fusion"] is False and kernels.launched["any"] == 1

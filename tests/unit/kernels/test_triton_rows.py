@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.gpu_kernels import GpuKernels, QueryKeyNorm, Kept, KVLayer, Rotary
+from foretoken.kernels.gpu_kernels import GpuKernels, Kept, KVLayer, QueryKeyNorm, Rotary
 from foretoken.ops.quantize_kv import dequantize
 from foretoken.ops.twin_kernels import TwinKernels
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels

@@ -166,8 +166,8 @@ class Compiler:
         self._tools = Path(triton.__file__).parent / "backends/nvidia/bin"
         self._folder = folder
 
-    def launched(self, call: Callable[[GpuKernels], None]) -> Launch:
-        """The last launch of a call, whose tensors may be of the meta device."""
+    def launches(self, call: Callable[[GpuKernels], None]) -> list[Launch]:
+        """What a call launches, whose tensors may be of the meta device."""
         module = importlib.import_module("foretoken.kernels.triton_kernels")
         made: list[Launch] = []
 
@@ -181,7 +181,7 @@ class Compiler:
         kernels = module.TritonKernels(divmod(self.capability, 10))
         kernels._run = record
         call(kernels)
-        return made[-1]
+        return made
 
     def __call__(self, launch: Launch) -> Compiled:
         """Compile as the launch would: what of its arguments is a multiple of 16 is known to be."""
