@@ -96,7 +96,7 @@ def attend(
             shared = tl.maximum(0, tl.minimum(blocks, start // KEYS - low // KEYS))
             own = blocks - shared
             blocks = shared + own * count_runs
-    for block in range(0, blocks):
+    for block in range(blocks):
         n = low + block * KEYS + tl.arange(0, KEYS)
         stored = n
         mine = there

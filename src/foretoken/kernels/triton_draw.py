@@ -36,7 +36,9 @@ def draw(
             token = i
             if names is not None:
                 token = tl.load(names + i, mask=i < vocabulary, other=0)
-            score = tl.div_rn(score, tl.zeros_like(score) + heat) - tl.log(_noise(token, first, second))
+            score = tl.div_rn(score, tl.zeros_like(score) + heat) - tl.log(
+                _noise(token, first, second)
+            )
         better = score > top
         top = tl.where(better, score, top)
         top_id = tl.where(better, i, top_id)
@@ -78,9 +80,7 @@ def pick(best, ids, names, tokens, tokens_stride, SPANS, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["logits_stride"])
-def weigh(
-    logits, best, mass, logits_stride, vocabulary, BLOCK: tl.constexpr, SPAN: tl.constexpr
-):
+def weigh(logits, best, mass, logits_stride, vocabulary, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     """Program (row, span): the highest logit, and the sum of e ** (logit - highest)."""
     row = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
@@ -121,10 +121,8 @@ def cap(logits, softcap, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def agree(
-    chosen, tokens, checks, found, found_stride, checks_stride, BLOCK: tl.constexpr
-):
-    """Program of a sequence: how many drafts are the target's own tokens, those, the token after."""
+def agree(chosen, tokens, checks, found, found_stride, checks_stride, BLOCK: tl.constexpr):
+    """Program of a sequence: how many drafts are the target's own, those, the token after."""
     sequence = tl.program_id(0)
     first = tl.load(checks + sequence * checks_stride)
     first_draft = tl.load(checks + sequence * checks_stride + 1)

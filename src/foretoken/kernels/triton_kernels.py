@@ -131,9 +131,7 @@ class TritonKernels(GpuKernels):
         """All segments in a program."""
         self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, max(65, x_TK.shape[0])))
 
-    def _linear(
-        self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles
-    ) -> None:
+    def _linear(self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles) -> None:
         rows = x_TK.shape[0]
         self._run(
             name, triton_matrix.linear,

@@ -48,16 +48,18 @@ def linear(
     if WHOLE:
         total = tl.zeros((TILE_N, TILE_T), tl.float32)
         for start in range(0, inputs, segment):
-            end = tl.minimum(start + segment, inputs)
-            total += _sum(
-                x_rows, row_there, values, scale, zero, w, start, end, inputs,
+            part_total, _ = _sums(
+                x_rows, row_there, values, scale, zero, w, None,
+                start, tl.minimum(start + segment, inputs), inputs,
                 BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
             )  # fmt: skip
+            total += part_total
     else:
         start = part * segment
-        total = _sum(
-            x_rows, row_there, values, scale, zero, w, start, tl.minimum(start + segment, inputs),
-            inputs, BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
+        total, _ = _sums(
+            x_rows, row_there, values, scale, zero, w, None,
+            start, tl.minimum(start + segment, inputs), inputs,
+            BITS, GROUP, PAIRS, TAIL, TILE_N, TILE_T, STEP,
         )  # fmt: skip
     to = parts + (part.to(tl.int64) * rows + t[None, :]) * outputs + n[:, None]
     tl.store(to, total, mask=(n < outputs)[:, None] & row_there)
@@ -118,39 +120,30 @@ def gate_up(
 
 
 @triton.jit
-def _sum(
-    x, row_there, values, scale, zero, w, start, end, inputs,
-    BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """The sum over one segment, scaled."""
-    total = tl.zeros((TILE_N, TILE_T), tl.float32)
-    for at in range(start, end, STEP):
-        low, high = _rows(x, row_there, at, end, BITS, GROUP, TAIL, STEP)
-        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP)
-    if BITS > 0 and GROUP == 0:
-        total *= tl.load(scale + w).to(tl.float32)[:, None]
-    return total
-
-
-@triton.jit
 def _sums(
     x, row_there, values, scale, zero, w, w_2, start, end, inputs,
     BITS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
     TILE_N: tl.constexpr, TILE_T: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The sums over one segment of two tiles of outputs, with the same bits as of each alone."""
+    """The sums over one segment of a tile of outputs, and of a second one if there is one; each
+    has the bits that it has alone."""
     total = tl.zeros((TILE_N, TILE_T), tl.float32)
-    total_2 = tl.zeros((TILE_N, TILE_T), tl.float32)
+    total_2 = total
     for at in range(start, end, STEP):
         low, high = _rows(x, row_there, at, end, BITS, GROUP, TAIL, STEP)
-        total = _add(total, low, high, values, scale, zero, w, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP)
-        total_2 = _add(
-            total_2, low, high, values, scale, zero, w_2, at, end, inputs, BITS, GROUP, PAIRS, TAIL, STEP
-        )
+        total = _add(
+            total, low, high, values, scale, zero, w, at, end, inputs,
+            BITS, GROUP, PAIRS, TAIL, STEP,
+        )  # fmt: skip
+        if w_2 is not None:
+            total_2 = _add(
+                total_2, low, high, values, scale, zero, w_2, at, end, inputs,
+                BITS, GROUP, PAIRS, TAIL, STEP,
+            )  # fmt: skip
     if BITS > 0 and GROUP == 0:
         total *= tl.load(scale + w).to(tl.float32)[:, None]
-        total_2 *= tl.load(scale + w_2).to(tl.float32)[:, None]
+        if w_2 is not None:
+            total_2 *= tl.load(scale + w_2).to(tl.float32)[:, None]
     return total, total_2
 
 

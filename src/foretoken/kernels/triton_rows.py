@@ -10,7 +10,15 @@ import triton.language as tl
 
 @triton.jit
 def embed(
-    tokens, table, y, table_stride, y_stride, scale, WIDTH, BLOCK: tl.constexpr, SCALED: tl.constexpr
+    tokens,
+    table,
+    y,
+    table_stride,
+    y_stride,
+    scale,
+    WIDTH,
+    BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """Program (row, columns): the row of a table that a number names, times scale."""
     row = tl.program_id(0).to(tl.int64)

@@ -3,6 +3,7 @@ seen by a row that must not, a split or a page lost, a row whose bits depend on 
 where its span begins or on the tree around it."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -111,3 +112,23 @@ def test_a_node_has_the_bits_of_its_chain(start: int) -> None:
             chain[slot(start + depth)] = kv[slot(start + index)]
         last = SpanWindow(start + len(path) - 1, 1, pages)
         assert torch.equal(attended([last], q[node : node + 1], chain, made)[0], tree[node])
+
+
+@pytest.mark.parametrize("length", [20, 150])
+def test_a_sink_is_one_more_key(length: int) -> None:
+    """Within the first split and beyond it: as a key whose score is the sink and whose value is 0,
+    which nobody else sees."""
+    made, pages = geometry(), shuffled(10)
+    kv, q = normal(0, 10 * PAGE, 2 * HEADS, SIZE), normal(1, 1, HEADS * GROUP, SIZE)
+    sinks = normal(2, HEADS * GROUP)
+    kernels: Any = triton_kernels(split=128, tile=16)
+    kernels.attend = partial(kernels.attend, sinks_H=sinks)
+    kernels.combine = partial(kernels.combine, sinks_H=sinks)
+    out = GpuAttention(made, kernels).plan([SpanWindow(length - 1, 1, pages)])(q, kv)
+    slots = torch.tensor([pages[at // PAGE] * PAGE + at % PAGE for at in range(length)])
+    keys, values = kv[slots.to(DEVICE)].split(HEADS, 1)
+    for head in range(HEADS * GROUP):
+        scores = keys[:, head % HEADS] @ q[0, head] * made.score_scale
+        weights = torch.cat((scores, sinks[head : head + 1])).softmax(0)[:-1]
+        wanted = weights @ values[:, head % HEADS]
+        torch.testing.assert_close(out.view(-1, SIZE)[head], wanted, rtol=1e-5, atol=1e-6)

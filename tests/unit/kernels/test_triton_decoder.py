@@ -1,5 +1,5 @@
-"""Whole decoders by Triton's kernels alone, in the interpreter: logits are those of transformers' own
-classes, and a prompt has the bits of its chunks, of a verification, and of one token at a time."""
+"""Whole decoders by Triton's kernels alone, in the interpreter: logits are those of transformers'
+own classes, and a prompt has the bits of its chunks, of a verification, of one token at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

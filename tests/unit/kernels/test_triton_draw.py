@@ -1,6 +1,6 @@
 """Tokens chosen by Triton's kernels, in the interpreter or on a GPU, against `ops.sampling` and the
-twin. The guarded bugs: another id of equals, noise of another row or id, an id whose noise rounds to
-nothing and is always drawn, a draft too many."""
+twin. The guarded bugs: another id of equals, noise of another row or id, an id whose noise rounds
+to nothing and is always drawn, a draft too many."""
 
 import random
 

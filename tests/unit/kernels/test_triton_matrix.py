@@ -32,11 +32,12 @@ def weights(
     low, high, of = (0, 256, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
     drawn = torch.randint(low, high, shape, generator=torch.Generator().manual_seed(1))
     groups = outputs, inputs // group
+    scale_NG = (normal(2, *groups) / (64 if bits == 8 else 4)).half()
     return GpuWeights(
         values_NK=drawn.to(DEVICE, of),
         segment=segment,
         inputs=inputs,
-        scale_NG=(normal(2, *groups) / (64 if bits == 8 else 4)).half().to(torch.float16 if "g" in kind else torch.float32),
+        scale_NG=scale_NG if "g" in kind else scale_NG.float(),
         zero_NG=(normal(3, *groups) * 3 + 8).half() if kind.endswith("z") else None,
         bits=bits,
     )

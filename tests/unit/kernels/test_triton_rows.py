@@ -160,9 +160,7 @@ def test_turn_and_write(
         values = slice(KV_HEADS, None)
         assert torch.equal(found[1][:, values], wanted[1][:, values]), "values are only rounded"
         assert torch.equal(found[2][:, values], wanted[2][:, values])
-        whole = [
-            numbers.float() * scales[..., None] for numbers, scales in (found[1:], wanted[1:])
-        ]
+        whole = [numbers.float() * scales[..., None] for numbers, scales in (found[1:], wanted[1:])]
         torch.testing.assert_close(*whole, rtol=0.05, atol=0.03)
 
 

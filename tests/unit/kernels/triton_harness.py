@@ -85,7 +85,8 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of the interpreter as a tensor core makes them: onto the sum that is there, by so
     many inputs at once, every place alike. NumPy's BLAS, which the interpreter takes, may give a
     row of a tile other bits at another place of it, knows no bfloat16, and adds a block to itself
-    before it adds it to the sum. To bfloat16 numbers are rounded, not cut off. Nor does a GPU warn of what is not finite."""
+    before it adds it to the sum. To bfloat16 numbers are rounded, not cut off. Nor does a GPU warn
+    of what is not finite."""
     if GPU or not HAS_TRITON:
         yield
         return
@@ -194,7 +195,7 @@ class Compiler:
                 constants[name] = value
                 continue
             types[name] = _type(value)
-            if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0 and not free):
+            if isinstance(value, Tensor) or (_type(value) == "i32" and not value % 16 and not free):
                 wide.append(name)
         place = {name: (at,) for at, name in enumerate(launch.kernel.arg_names)}
         source = compiler.ASTSource(
