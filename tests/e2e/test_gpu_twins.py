@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken.models.captured import CapturedSteps
+from foretoken.models.tensors import SpanLayout
 from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.testing import TreeProposer
 from tests.e2e.heads import HEADS
@@ -89,6 +91,32 @@ def test_a_recorded_chain_drafts_what_single_passes_draft(
             counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
             found.append([counted(llm, f":spec_decode_{one}") for one in counts])
     assert found[0] == found[1]
+
+
+def test_a_pass_of_a_head_is_the_same_when_it_is_recorded(
+    model: Path, folders: dict[str, Path]
+) -> None:
+    """Rows alone, together and in a pass that is too long to be recorded; first and again."""
+    with open_exact(model, _config("eagle3", folders)) as llm:
+        [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
+        runner = member.proposer.network._runner
+        runner.features.slots_SF.normal_(generator=torch.Generator().manual_seed(1))
+        counts = (3, 14, 5, 200, 190)
+        spans = [
+            SpanLayout(start=0, num_tokens=n, page_table=list(range(20 * i, 20 * i + 20)))
+            for i, n in enumerate(counts)
+        ]
+        ids = [7 * i % VOCAB for i in range(412)]
+        with torch.inference_mode():
+            mixed = runner.mixed_features(spans)
+            whole = runner.forward(spans, ids, mixed)
+            for _ in range(2):
+                at = 0
+                for span in spans:
+                    part = slice(at, at + span.num_tokens)
+                    own = runner.forward([span], ids[part], mixed[part])
+                    assert torch.equal(own, whole[part]), span.num_tokens
+                    at = part.stop
 
 
 @pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])

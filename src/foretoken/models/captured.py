@@ -118,6 +118,8 @@ class Workspace:
         """Two where one pass goes on with rows of the other."""
         if parts.beside is not None:
             self.streams.append(empty(rows, hidden))
+            self.given_TD = empty(rows, hidden)
+            """Where a stream begins that is given; what runs twice begins there twice."""
             self.embedded_TD, self.both_TX = empty(rows, hidden), empty(rows, 2 * hidden)
             self.gathered_TF = empty(rows, parts.beside.features.width)
             self.mixed_TD = empty(RECORDED_ROWS + 1, hidden)
@@ -391,10 +393,10 @@ class CapturedSteps:
         plan = self._plan([layout.window for layout in layouts])
         buffers = self._of(store)
         key = buffers.fill([PassRows(plan=plan, tokens=token_ids, logits=(), draws=None)])
-        own_TD = self._workspace(key).streams[0][: len(token_ids)]
-        own_TD.copy_(stream_TD)
+        work = self._workspace(key)
+        work.given_TD[: len(token_ids)].copy_(stream_TD)
         self._play(_Way("given"), key, store, None)
-        return own_TD.clone()
+        return work.streams[0][: len(token_ids)].clone()
 
     def __call__(
         self,
@@ -431,7 +433,7 @@ class CapturedSteps:
             rows_KD.copy_(masks.rows_KD)
         if stream_TD is not None:
             begin = "given"
-            self._workspace(key).streams[0][: len(stream_TD)].copy_(stream_TD)
+            self._workspace(key).given_TD[: len(stream_TD)].copy_(stream_TD)
         way = _Way(begin, draws=True, chances=plan.stop is not None, keeps=plan.keeps_logits)
         found = self._play(way, key, store, None)
         made_KR = found.tokens_KR
@@ -540,9 +542,12 @@ class CapturedSteps:
             for number, one in enumerate(passes):
                 if number:
                     one = one._replace(tokens_T=tokens_KR[number - 1])
-                elif way.begin == "features":
-                    decoder.mix(one, work)
                 stream_TD = work.streams[number % len(work.streams)][: len(one.tokens_T)]
+                if not number and way.begin == "features":
+                    decoder.mix(one, work)
+                elif not number and way.begin == "given":
+                    every_T = work.every_T[: len(stream_TD)]
+                    decoder.kernels.take_rows(work.given_TD, every_T, stream_TD)
                 decoder.body(one, work, store, features, stream_TD)
                 count = len(one.rows_R)
                 if not count:
