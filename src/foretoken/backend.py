@@ -298,23 +298,25 @@ class GpuSteps(Backend):
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Weights as the kernels read them, floats and integers alike."""
+        if spec.dtype not in self._kernels.types:
+            return self._plain.linear(spec)
         spec = spec.settled()
         weights, scheme = spec.weights, spec.scheme
-        if isinstance(weights, BlockWeights):
-            weights = weights.dequantized(spec.dtype)
         if isinstance(weights, Tensor) and scheme is not None:
             weights = round_weights(weights, scheme)
-        if spec.dtype not in self._kernels.types:
-            return self._plain.linear(replace(spec, weights=weights))
         in_one = spec.is_head or spec.is_gate
         if isinstance(weights, Tensor):
             packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
         else:
             fitting = for_kernels(weights)
-            assert isinstance(fitting, IntWeights), "rounding makes groups that kernels have"
-            values_NK, groups = fitting.values_NK, (fitting.scale_NG, fitting.zero_NG)
+            assert fitting is not None, "rounding makes groups that kernels have"
+            found = fitting.integers() if isinstance(fitting, BlockWeights) else fitting
             packed = pack_for_gpu(
-                self._kernels, values_NK, groups, bits=fitting.bits, in_one=in_one
+                self._kernels,
+                found.values_NK,
+                (found.scale_NG, found.zero_NG),
+                bits=found.bits,
+                in_one=in_one,
             )
         return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
 

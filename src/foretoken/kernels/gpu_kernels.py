@@ -34,7 +34,7 @@ class GpuWeights:
     """A matrix [N, K] on its device.
 
     Of integers in groups a weight is scale[n, g] * (value - zero[n, g]) in float32, rounded to x's
-    type, and multiplied as a float is; 8 bits have no zero. Without groups the sum of a segment is
+    type, and multiplied as a float is. Without groups the sum of a segment is
     made of values and scaled.
     """
 
@@ -48,7 +48,7 @@ class GpuWeights:
     """Of integers: float16 or float32 (of groups of 128 float32, which is read ahead faster); G = 1
     of 8 bits per output."""
     zero_NG: Tensor | None = None
-    """Of 4 bits, in the scale's type; None: 8."""
+    """Of groups, in the scale's type; None: 8 of 4 bits, 0 of 8."""
     bits: int = 0
     """0: floats; else 8 or 4."""
 

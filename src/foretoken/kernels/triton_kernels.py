@@ -20,10 +20,10 @@ from foretoken.kernels.gpu_kernels import (
     AttentionShape,
     GpuKernels,
     GpuWeights,
-    QueryKeyNorm,
     Kept,
     KVLayer,
     Partials,
+    QueryKeyNorm,
     Recorder,
     Rotary,
 )

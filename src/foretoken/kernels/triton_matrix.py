@@ -194,7 +194,10 @@ def _add(
         tile = _tile(row + k, k < end, TAIL)
         if GROUP > 0:
             factor = _numbers(scale, w, at, end, inputs, GROUP, GROUP, PAIRS, TAIL, STEP)
-            tile = tile.to(tl.float32) * factor
+            tile = tile.to(tl.float32)
+            if zero is not None:
+                tile -= _numbers(zero, w, at, end, inputs, GROUP, GROUP, PAIRS, TAIL, STEP)
+            tile *= factor
         total = tl.dot(tile.to(kind), low, total, input_precision="ieee")
     return total
 

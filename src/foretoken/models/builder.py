@@ -133,8 +133,15 @@ class Builder:
         """As few matrices as the parts give, each as it was packed before, if it was."""
         ready = None if self.packed is None else self.packed.ready()
         if ready is None:
-            return [(weights, None) for weights in join_rows(parts)]
+            joined = join_rows(parts)
+            if len(joined) > 1 and self.backend.gpu is not None:
+                # Whole steps there read one matrix: what is stored in several ways becomes floats.
+                joined = [torch.cat([self._floats(part) for part in joined])]
+            return [(weights, None) for weights in joined]
         return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
+
+    def _floats(self, weights: Weights) -> Tensor:
+        return weights if isinstance(weights, Tensor) else weights.dequantized(self.options.dtype)
 
     def norm(
         self, name: str, width: int, arrange: Callable[[Tensor], Tensor] = lambda rows: rows
@@ -239,9 +246,7 @@ class Builder:
 
         changed = change_columns(weights, reordered, shape.head_dim)
         if changed is None:
-            assert not isinstance(weights, Tensor), "floats have no groups"
-            floats = weights.dequantized(self.options.dtype)
-            changed = change_columns(floats, reordered, shape.head_dim)
+            changed = change_columns(self._floats(weights), reordered, shape.head_dim)
         assert changed is not None, "floats have no groups"
         return changed
 

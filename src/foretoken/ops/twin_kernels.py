@@ -18,10 +18,10 @@ from foretoken.kernels.gpu_kernels import (
     AttentionShape,
     GpuKernels,
     GpuWeights,
-    QueryKeyNorm,
     Kept,
     KVLayer,
     Partials,
+    QueryKeyNorm,
     Recorder,
     Rotary,
 )
@@ -479,11 +479,12 @@ def _segment(w: GpuWeights, first: int, stop: int) -> Tensor:
     assert w.scale_NG is not None, "integers have scales"
     group = w.group or w.inputs
     scale_NK = w.scale_NG.float().repeat_interleave(group, 1)[:, first:stop]
-    if w.bits == 8:
-        return w.values_NK[:, first:stop].float() * scale_NK
-    bytes_NGH = w.values_NK.unflatten(1, (-1, group // 2))
-    values_NK = torch.stack((bytes_NGH & 15, bytes_NGH >> 4), 2).flatten(1)[:, first:stop].float()
-    zero: float | Tensor = 8.0
+    values_NK, zero = w.values_NK, 0.0
+    if w.bits == 4:
+        bytes_NGH, zero = values_NK.unflatten(1, (-1, group // 2)), 8.0
+        values_NK = torch.stack((bytes_NGH & 15, bytes_NGH >> 4), 2).flatten(1)
+    values_NK = values_NK[:, first:stop].float()
     if w.zero_NG is not None:
-        zero = w.zero_NG.float().repeat_interleave(group, 1)[:, first:stop]
+        zeros_NK = w.zero_NG.float().repeat_interleave(group, 1)[:, first:stop]
+        return (values_NK - zeros_NK) * scale_NK
     return (values_NK - zero) * scale_NK

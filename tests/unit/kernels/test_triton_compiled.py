@@ -128,7 +128,8 @@ def add_norm(kernels: GpuKernels) -> None:
 def turn_and_write(kernels: GpuKernels) -> None:
     layer = KVLayer(empty(99, 16, 128, dtype=torch.int8), empty(99, 16, dtype=torch.float32))
     kernels.turn_and_write(
-        empty(4, 8, 48 * 128, dtype=torch.float32), None, QueryKeyNorm(empty(128), empty(128), 1e-6),
+        empty(4, 8, 48 * 128, dtype=torch.float32), None,
+        QueryKeyNorm(empty(128), empty(128), 1e-6),
         Rotary(empty(999, 128), empty(999, 128)), empty(8, dtype=INT), empty(8, dtype=INT),
         empty(8, 32, 128), layer,
     )  # fmt: skip

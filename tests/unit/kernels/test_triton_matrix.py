@@ -38,7 +38,7 @@ def weights(
         segment=segment,
         inputs=inputs,
         scale_NG=scale_NG if "g" in kind else scale_NG.float(),
-        zero_NG=(normal(3, *groups) * 3 + 8).half() if kind.endswith("z") else None,
+        zero_NG=(normal(3, *groups) * 3 + bits).half() if kind.endswith("z") else None,
         bits=bits,
     )
 
@@ -58,7 +58,7 @@ def added(parts_PTN: Tensor) -> Tensor:
     return total
 
 
-KINDS = ["floats", "8", "8g32", "8g64", "4g32", "4g32z", "4g64", "4g128z"]
+KINDS = ["floats", "8", "8g16z", "8g32", "8g64", "4g32", "4g32z", "4g64", "4g128z"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
