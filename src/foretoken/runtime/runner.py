@@ -296,7 +296,11 @@ class Runner:
             token_ids: the tokens of each span.
             rows: which of the step's tokens need logits, in order.
         """
-        return self._forward(layouts, token_ids, rows, self.features)
+        found = self._forward(layouts, token_ids, rows, self.features)
+        if not self.draws:
+            return found
+        # Of a recorded step they are valid until the next one.
+        return replace(found, logits_RV=found.logits_RV.clone(), hidden_RD=found.hidden_RD.clone())
 
     def _forward(
         self,
