@@ -31,7 +31,7 @@ from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine, Tabl
 from benchmarks.simulate.serving import ServingLimits, SimulatedRun, simulate
 from benchmarks.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
 from foretoken.control.adaptive.controller import AdaptiveControl
-from foretoken.control.cost import CostModel, StepShape, StepTime
+from foretoken.control.cost import CostModel, StepShape
 from foretoken.control.learned.calibration import TIMED_SD, draft_lengths, step_shapes
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
@@ -74,11 +74,9 @@ class _TargetSteps(CostModel):
     sequence_s: float = 0.03 * MS
     check_s: float = 0.15 * MS
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         checking = self.check_s if shape.rows > shape.sequences else 0.0
-        return StepTime(
-            PASSES.seconds(shape).seconds + self.sequence_s * shape.sequences + checking
-        )
+        return PASSES.seconds(shape) + self.sequence_s * shape.sequences + checking
 
 
 @final
@@ -86,10 +84,10 @@ class _TargetSteps(CostModel):
 class _DraftPasses(CostModel):
     """A pass of the draft model, and its reading: more rows than sequences."""
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         if shape.rows > shape.sequences:
-            return StepTime(MS * (0.5 + 0.012 * shape.rows))
-        return StepTime(MS * (0.3 + 0.03 * shape.rows))
+            return MS * (0.5 + 0.012 * shape.rows)
+        return MS * (0.3 + 0.03 * shape.rows)
 
 
 DRAFTER = SimulatedDrafter(
@@ -120,14 +118,14 @@ class MistimedControl:
         chance = Random(self.seed)
         whole = chance.lognormvariate(0.0, self.spread / 2)
         rows, drafting, reading = (chance.lognormvariate(0.0, self.spread) for _ in range(3))
-        one_s = self.passes.seconds(StepShape(1)).seconds
+        one_s = self.passes.seconds(StepShape(1))
 
         def timed(seconds: float) -> float:
             return whole * seconds * chance.lognormvariate(0.0, SHAPE_ERROR)
 
         target = TargetStepTimeModel(
             [
-                (shape, timed(one_s + rows * (self.passes.seconds(shape).seconds - one_s)))
+                (shape, timed(one_s + rows * (self.passes.seconds(shape) - one_s)))
                 for shape in step_shapes(most_sequences=64, most_rows=2048, most_context=2048)
             ],
             sd=TIMED_SD,

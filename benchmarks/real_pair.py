@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.repeats import in_turn
 from foretoken.shape.gguf import open_gguf
+from foretoken.types.accepted import acceptance_rate, accepted_by_position
 
 PROMPTS = (128, 2048)
 LETTERS_PER_TOKEN = 4
@@ -141,13 +143,12 @@ def drafts_of(records: Sequence[RequestRecord]) -> dict[str, Any]:
     known = [one.acceptance for one in records if one.acceptance is not None]
     drafted = sum(one.num_drafted for one in known)
     tokens = sum(one.output_tokens or 0 for one in records)
-    deepest = max((len(one.histogram) for one in known), default=0) - 1
-    counts = [sum(sum(one.histogram[j + 1 :]) for one in known) for j in range(max(deepest, 0))]
-    steps = sum(sum(one.histogram) for one in known)
+    accepted = sum(one.num_accepted for one in known)
+    steps_j = list(map(sum, zip_longest(*(one.histogram for one in known), fillvalue=0)))
     return {
         "drafted_per_token": drafted / tokens if tokens else 0.0,
-        "accepted_share": sum(one.num_accepted for one in known) / drafted if drafted else 0.0,
-        "accepted_by_position": [count / steps for count in counts] if steps else [],
+        "accepted_share": acceptance_rate(accepted, drafted),
+        "accepted_by_position": list(accepted_by_position(steps_j, steps_j, of_all=True)),
     }
 
 

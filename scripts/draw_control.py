@@ -88,7 +88,7 @@ def chosen(count: int, chance: float) -> float:
         {"draft": DrafterCost(passes, sd=0.1, machine=target)},
         LearnedAcceptance({"draft": chance}),
     )
-    load = StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0)
+    load = StepLoad(num_decoding=count, num_prefilling=0)
     plan = planner.make([decoding(number) for number in range(count)], load).plan
     return sum(plan.lengths) / count
 

@@ -16,9 +16,14 @@ from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
 from foretoken.config.method_registry import known_methods
 from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.speculative import LoadConfig, RuleConfig
-from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
+from foretoken.training.settings import (
+    DataSettings,
+    HeadSettings,
+    LlamaShape,
+    Settings,
+    StateSettings,
+)
 from foretoken.types import SamplingParams
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"

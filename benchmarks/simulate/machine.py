@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
+from foretoken.control.cost import CostModel, LineCost, StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
@@ -62,12 +62,12 @@ class SimulatedDrafter:
             rows = sum(length > depth for length in lengths)
             if self.one_pass and not self.looks_up:
                 rows = sum(lengths)
-            seconds += self.passes.seconds(StepShape(rows, rows, context)).seconds
+            seconds += self.passes.seconds(StepShape(rows, rows, context))
         return seconds
 
     def reading_s(self, rows: int, context: float) -> float:
         """Reading so many tokens that it missed."""
-        return self.passes.seconds(StepShape(rows, 1, context)).seconds if rows else 0.0
+        return self.passes.seconds(StepShape(rows, 1, context)) if rows else 0.0
 
 
 @final
@@ -102,7 +102,7 @@ class SimulatedMachine:
 
     def target_s(self, shape: StepShape, tokens: int) -> float:
         """All of a step that gives so many tokens, but drafting."""
-        return self.host_s + self.token_s * tokens + self.target.seconds(shape).seconds
+        return self.host_s + self.token_s * tokens + self.target.seconds(shape)
 
     def drafter(self, name: str) -> SimulatedDrafter:
         return next(one for one in self.drafters if one.name == name)
@@ -149,13 +149,13 @@ class TableCost(CostModel):
     key_s: float = 0.0
     """What each token that a sequence attends to adds."""
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """Beyond the last point the last slope goes on."""
         points = self.points
         place = min(max(bisect_left([rows for rows, _ in points], shape.rows), 1), len(points) - 1)
         (low, low_s), (high, high_s) = points[place - 1], points[place]
         seconds = low_s + (high_s - low_s) / (high - low) * (shape.rows - low)
-        return StepTime(seconds + self.key_s * shape.sequences * shape.context)
+        return seconds + self.key_s * shape.sequences * shape.context
 
 
 def machine_of_costs(path: Path) -> SimulatedMachine:
@@ -199,13 +199,13 @@ class _LearnedPass(CostModel):
     def __init__(self, cost: DrafterCost) -> None:
         self._cost = cost
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """Of drafting where every row is a sequence's, else of reading."""
         if shape.rows > shape.sequences:
-            return StepTime(self._cost.feeding(shape.rows, shape.context))
+            return self._cost.feeding(shape.rows, shape.context)
         _, one, two = self._cost.drafting(shape.sequences, 2, shape.context).tolist()
         pass_s = one - self._cost.sequence_s * shape.sequences
-        return StepTime(pass_s if self._cost.one_pass else two - one)
+        return float(pass_s if self._cost.one_pass else two - one)
 
 
 def planned_machine(

@@ -137,11 +137,11 @@ def _download(asked: _HubId, revision: str | None) -> Path:
         return _weights(asked, revision)
     except RevisionNotFoundError as error:
         raise ModelNotFoundError("revision", revision, f"one that {name} has") from error
-    except _hub_errors() as error:
+    except hub_errors() as error:
         raise ModelNotFoundError("model", name, _allowed_instead(name, error)) from error
 
 
-def _hub_errors() -> tuple[type[Exception], ...]:
+def hub_errors() -> tuple[type[Exception], ...]:
     """What the hub library raises where something cannot be had. Over the years it has spoken HTTP
     through several packages; its own error is a child of what the present one raises."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -155,10 +155,10 @@ def _allowed_instead(name: str, error: Exception) -> str:
     near = nearest(name, installed())
     meant = f". Did you mean {near}?" if near else ""
     known = f"{', '.join(installed())}, a local folder, or a Hugging Face id"
-    return f"{known} ({_trouble(name, error)}){meant}"
+    return f"{known} ({hub_trouble(name, error)}){meant}"
 
 
-def _trouble(name: str, error: Exception) -> str:
+def hub_trouble(name: str, error: Exception) -> str:
     """Why there is no model `name` from the hub, in one line and in our words."""
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
     from huggingface_hub.errors import (
@@ -224,7 +224,7 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
         info = HfApi().model_info(repo, revision=revision)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
         raise
-    except _hub_errors() as error:
+    except hub_errors() as error:
         try:  # no patterns: nothing has to be there
             kept = snapshot_download(
                 repo, revision=revision, allow_patterns=[], local_files_only=True

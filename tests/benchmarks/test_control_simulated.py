@@ -40,7 +40,7 @@ def told(bench: ModuleType, spread: float, seed: int, rows: int) -> float:
 
 
 def test_starts_are_wrong_by_the_spread(bench: ModuleType) -> None:
-    true = bench.PASSES.seconds(StepShape(64)).seconds
+    true = bench.PASSES.seconds(StepShape(64))
     right = [told(bench, 0.0, seed, 64) / true for seed in range(6)]
     wrong = [told(bench, 0.8, seed, 64) / true for seed in range(6)]
     assert max(right) / min(right) < 1.3

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
-from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape

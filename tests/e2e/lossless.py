@@ -17,7 +17,7 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.testing import JunkProposer, ReplayProposer
 from foretoken.v1.metrics import reader as metrics
 

@@ -99,7 +99,7 @@ def test_a_pass_of_a_head_is_the_same_when_it_is_recorded(
     """Rows alone, together and in a pass that is too long to be recorded; first and again."""
     with open_exact(model, _config("eagle3", folders)) as llm:
         [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
-        runner = member.proposer.network._runner
+        runner = member.proposer.network
         runner.features.slots_SF.normal_(generator=torch.Generator().manual_seed(1))
         counts = (3, 14, 5, 200, 190)
         spans = [

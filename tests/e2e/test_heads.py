@@ -16,7 +16,7 @@ from foretoken.kernels.library import find_library
 from foretoken.models.builder import Builder
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.testing import TINY, ReplayProposer
 from foretoken.text.tokenizer import Tokenizer
 from tests.e2e.heads import HEADS

@@ -30,15 +30,14 @@ from foretoken.lab.plan.setup import PlanSettings
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
 from foretoken.proposers.heads.folder import HeadFolder, fill
-from foretoken.proposers.heads.head_runner import PagedHead
-from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
-from foretoken.proposers.heads.stateless import StatelessHead
+from foretoken.proposers.heads.stateless_head import StatelessHead, serve_stateless
 from foretoken.proposers.method import DrafterSpec, Target
-from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
+from foretoken.proposers.steps import DraftSteps, StateSteps
+from foretoken.proposers.tree import SpanTree, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 from foretoken.testing import TINY
@@ -86,7 +85,14 @@ PAGED = DraftingMethod(
 
 
 def load_spec(config: Any, target: Target) -> DrafterSpec:
-    return find_head(Toy if config.method == "toy" else PagedToy, config, target)
+    if config.method == "toy":
+        return find_head(Toy, serve_toy, config, target)
+    return find_head(PagedToy, serve_chains, config, target)
+
+
+def serve_toy(net: "Toy", site: HeadServingContext) -> Proposer:
+    net.scale = site.config.own.toy_scale
+    return serve_stateless(net, site)
 
 
 @final
@@ -111,10 +117,6 @@ class Toy(StatelessHead):
         fill(net, folder.tensors)
         return net
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        self.scale = site.config.own.toy_scale
-        return super().proposer(site)
-
     @property
     def max_drafts(self) -> int:
         return self.depth
@@ -123,56 +125,37 @@ class Toy(StatelessHead):
     def tops(self) -> tuple[nn.Module, ...]:
         return (self.top,)
 
-    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
-        return ToyChain(self, hidden_BD, spans)
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
+        return ToySteps(self, hidden_BD, spans)
 
-    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
-        return ToyTrees(self, hidden_BD, spans)
-
-    def advance(self, state_BD: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
-        """The next states, and the logits that they give."""
-        state_BD = torch.tanh(self.scale * state_BD + self.words(torch.tensor(tokens)))
-        return state_BD, self.top(state_BD).float()
+    def advance(self, state_BD: Tensor, tokens: list[int]) -> Tensor:
+        """The next states."""
+        return torch.tanh(self.scale * state_BD + self.words(torch.tensor(tokens)))
 
 
 @final
-class ToyChain(ChainSteps):
+class ToySteps(StateSteps):
     def __init__(self, net: Toy, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        self.net, self.state_BD = net, hidden_BD
-        self.newest = [span.sequence.token_ids[-1] for span in spans]
-        self.rows = list(range(len(spans)))
+        super().__init__(spans)
+        self.net, self.hidden_BD = net, hidden_BD
 
-    def first(self) -> Tensor:
-        self.state_BD, logits_BV = self.net.advance(self.state_BD, self.newest)
-        return logits_BV
+    def begin(self) -> Tensor:
+        newest = [sequence.token_ids[-1] for sequence in self.sequences]
+        return self.net.advance(self.hidden_BD, newest)
 
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        kept_BD = self.state_BD[[self.rows.index(i) for i in active]]
-        newest = [tokens[-1] for tokens in drafted]
-        self.state_BD, logits_BV = self.net.advance(kept_BD, newest)
-        self.rows = active
-        return logits_BV
+    def advance(self, states_BD: Tensor, active: list[int], drafted: list[list[int]]) -> Tensor:
+        return self.net.advance(states_BD, [tokens[-1] for tokens in drafted])
 
+    def grow(self, states_FD: Tensor, trees: Sequence[SpanTree]) -> Tensor:
+        return self.net.advance(states_FD, newest_tokens(trees))
 
-@final
-class ToyTrees(TreeSteps):
-    def __init__(self, net: Toy, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        self.net, self.state_FD = net, hidden_BD
-        self.newest = [span.sequence.token_ids[-1] for span in spans]
-        self.rows = LevelRows(len(spans))
-
-    def first(self) -> Tensor:
-        self.state_FD, logits_FV = self.net.advance(self.state_FD, self.newest)
-        return logits_FV
-
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        before_FD = self.state_FD[self.rows.advance(trees)]
-        self.state_FD, logits_FV = self.net.advance(before_FD, newest_tokens(trees))
-        return logits_FV
+    def logits(self, states_BD: Tensor) -> Tensor:
+        logits: Tensor = self.net.top(states_BD).float()
+        return logits
 
 
 @final
-class PagedToy(PagedHead):
+class PagedToy(ChainHead):
     """One layer of attention; its output is recycled where the target's states are not known."""
 
     method: ClassVar[str] = "paged_toy"
@@ -190,9 +173,6 @@ class PagedToy(PagedHead):
             net = cls(read_layer_shape(folder.config, target, 1))
         fill(net, folder.tensors)
         return net
-
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        return build_paged(self, site)
 
     @property
     def layer_shape(self) -> HeadShape:
@@ -215,8 +195,8 @@ class PagedToy(PagedHead):
         out: Tensor = x + self.attention(x, rotation, attends[0])
         return out
 
-    def logits(self, output: Tensor) -> Tensor:
-        logits: Tensor = self.top(output)
+    def logits(self, outputs: Tensor) -> Tensor:
+        logits: Tensor = self.top(outputs)
         return logits
 
 

@@ -19,7 +19,7 @@ from foretoken.quant.formats import format_of
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
-from foretoken.training.quantize import written_folder as written_folder
+from foretoken.training.quantize import job
 from tests.golden.families import write_checkpoint
 from tests.golden.quantized import SIZES
 
@@ -254,7 +254,7 @@ def test_large_models_are_cut_into_files(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = write(source, tmp_path / "whole", "--scheme", "int4")
-    monkeypatch.setattr(written_folder, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(job, "SHARD_BYTES", 100_000)
     cut = write(source, tmp_path / "cut", "--scheme", "int4")
     files = sorted(path.name for path in cut.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"

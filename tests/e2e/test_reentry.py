@@ -15,8 +15,8 @@ import pytest
 from foretoken import LLM
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftProgress
+from foretoken.proposers.kv_progress import DraftProgress
+from foretoken.proposers.kv_proposer import KVProposer
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PRESSURES, asking, open_exact
 from tests.marks import slow_but
@@ -80,9 +80,8 @@ class Entering(Proposer):
         fresh = KVProposer(
             kept.name,
             kept.network,
-            kept._sampler,
+            replace(kept.drafting, confidence=None),
             DraftProgress(book._generations, PAGE, book.limits, made_of=book.made_of),
-            trees=kept._trees,
         )
         spans = [
             replace(span, sequence=book.seen(span.sequence), draft_budget=span.draft_budget)

@@ -12,7 +12,7 @@ from foretoken import LLM
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.runner import slot_of
 from tests.e2e.heads import HEADS
 from tests.e2e.lossless import PRESSURES, asking, counted, open_exact
@@ -73,7 +73,7 @@ class Resting:
             slot_of(i, sequence.page_table, size) for i in range(first, sequence.num_tokens - 1)
         ]
         network: Any = proposer.network if isinstance(proposer, KVProposer) else None
-        view = proposer._site.view if network is None else network._runner.features
+        view = proposer._site.view if network is None else network.features
         assert not view.read(torch.tensor(slots)).isnan().any()
 
 

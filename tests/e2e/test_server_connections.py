@@ -21,7 +21,7 @@ from foretoken.config import EngineConfig
 from foretoken.engine.wiring import build_engine
 from foretoken.lab.measure.servers import free_port
 from foretoken.server.settings import Limits, ServerConfig
-from foretoken.server.transport.connection import MOST_HEAD_BYTES, MOST_HEADERS
+from foretoken.server.transport.draining_server import MOST_HEAD_BYTES, MOST_HEADERS
 from foretoken.types import FinishReason, Output
 from tests.e2e.serving import Serving, connect, serving, start_server
 

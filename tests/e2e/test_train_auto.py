@@ -16,8 +16,7 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
 from foretoken.training.auto import timetable
-from foretoken.training.auto.journal import FILE
-from foretoken.training.auto.run import DRAFTER, REPORT, TRAINED, Assignment, AutoRun
+from foretoken.training.auto.run import DRAFTER, FILE, REPORT, TRAINED, Assignment, AutoRun
 from tests.unit.training.own_runs import silent, write_prompts
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.heads.stateless import StatelessProposer
-from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.heads.stateless_head import StatelessProposer
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_tree import tree_of
 from foretoken.testing import TreeProposer, write_tiny_llama
@@ -212,7 +212,7 @@ def chain_logits(
     if isinstance(proposer, KVProposer):
         steps = proposer.make_steps([replace(span, draft_budget=DEPTH)])
     else:
-        steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
+        steps = proposer.head.steps(proposer.newest_states([span]), [span])
     logits = steps.first()
     for count in range(1, len(drafted) + 1):
         logits = steps.after([0], [drafted[:count]])

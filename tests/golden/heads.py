@@ -13,7 +13,7 @@ from foretoken.proposers.heads.base import DraftHead, TargetFacts
 from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
@@ -33,7 +33,7 @@ LAYER = {
 
 def load_head(path: Path, target: TargetFacts) -> DraftHead:
     folder = read_head(path)
-    return KINDS[method_of(folder)].load(folder, target)
+    return KINDS[method_of(folder)].read(folder, target)
 
 
 class Weights:

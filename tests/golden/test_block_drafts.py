@@ -12,20 +12,18 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.layers.embedding import Embedding
 from foretoken.ops.linear import Linear
-from foretoken.proposers.chain import ChainDraft, draft_chain
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
-from foretoken.proposers.heads.dflash.network import DFlash
-from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
-from foretoken.proposers.heads.dflash.serving import BlockSteps
+from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
+from foretoken.proposers.heads.chain_head import ChainRunner
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
+from foretoken.proposers.heads.dflash.runner import BlockRunner, BlockSteps
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
-from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.parallel import Masks
 from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.proposers.progress import Stretches
+from foretoken.proposers.kv_progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape
@@ -108,17 +106,17 @@ def runners(
     store.slots_SF.normal_()
     table_VD = torch.randn(VOCAB, HIDDEN)
     linear: Linear = HeadLinears()(table_VD, top=True)
-    top = TargetTop(logits=lambda x: linear(x).float(), vocab_size=VOCAB, linear=linear)
-    found = [
-        BlockRunner(
-            network(name),
-            FeatureView(store, [0, FINAL]),
-            top=top,
-            pages=HeadPages(10, PAGE, kv_store_dtype),
-            make=make,
-        )
-        for _ in range(2)
-    ]
+    context = PagedContext(
+        features=FeatureView(store, [0, FINAL]),
+        target_logits=lambda x: linear(x).float(),
+        vocab_size=VOCAB,
+        target_head=linear,
+        num_pages=10,
+        page_size=PAGE,
+        kv_store_dtype=kv_store_dtype,
+        make=make,
+    )
+    found = [BlockRunner(network(name), context) for _ in range(2)]
     found[1].kernels = None
     return found
 
@@ -142,15 +140,10 @@ def steps_of(runner: Any, counts: list[int], params: dict[str, Any]) -> tuple[An
         sequence.page_table = TABLES[i]
         spans.append(make_span(sequence, counts[i]))
     stretches = Stretches([2, 8], [6, 11])
-    if isinstance(runner, HeadRunner):
+    if isinstance(runner, ChainRunner):
         assert isinstance(runner.net, Eagle3)
-        return MaskedDrafts(runner.net)(runner, spans, stretches), spans
-    return BlockSteps(runner, spans, stretches, max(counts)), spans
-
-
-def ran(steps: Any) -> bool:
-    """Whether logits were asked for, instead of all drafts in one call."""
-    return steps.ran if isinstance(steps, ParallelSteps) else hasattr(steps, "_logits_KV")
+        return Masks(runner.net).steps(runner, spans, stretches, counts), spans
+    return BlockSteps(runner, spans, stretches, counts), spans
 
 
 def drafted(
@@ -169,7 +162,7 @@ def test_all_drafts_in_one_call(name: str, params: str, kv_store_dtype: torch.dt
     (at_once, steps), (chosen, other) = (
         drafted(one, params, [4, 4]) for one in both(name, kv_store_dtype)
     )
-    assert ran(other) and not ran(steps), "one call did it all"
+    assert other.ran and not steps.ran, "one call did it all"
     assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
     assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
     if at_once.probs_KV is not None and chosen.probs_KV is not None:
@@ -199,7 +192,7 @@ def test_unequal_numbers_of_drafts(name: str) -> None:
     for counts in ([4, 2], [1, 1], [5, 3]):
         (fast, steps), (plain, _) = (drafted(one, "greedy", counts) for one in both(name))
         assert fast.ids == plain.ids and [len(ids) for ids in fast.ids] == counts
-        assert name in PARALLEL or ran(steps) == (counts[0] != counts[1])
+        assert name in PARALLEL or steps.ran == (counts[0] != counts[1])
 
 
 @pytest.mark.parametrize("name", [name for name, (_, markov) in HEADS.items() if markov is None])
@@ -211,11 +204,11 @@ def test_few_drafts_are_the_first_of_many(name: str, monkeypatch: pytest.MonkeyP
         many, _ = drafted(runner, "greedy", [1, 4])
         few, steps = drafted(runner, "greedy", [1, 1])
         assert few.ids == [ids[:1] for ids in many.ids]
-        (first, second), tokens = steps._blocks()
+        (first, second), tokens = steps.blocks()
         assert (first.num_tokens, second.num_tokens, len(tokens)) == (6, 6, 12)
         assert not {*first.page_table[1:], *second.page_table[2:]} & {*range(10)}
         runner.max_positions = 14
-        assert [layout.num_tokens for layout in steps._blocks()[0]] == [6, 3]
+        assert [layout.num_tokens for layout in steps.blocks()[0]] == [6, 3]
 
 
 @torch.inference_mode()
@@ -235,10 +228,10 @@ def test_rows_do_not_depend_on_one_another(name: str, quantization: str) -> None
     """With integer weights, too: outputs of a block have the same bits alone and beside others."""
     runner = runners(name, None, HeadLinears(quantization))[0]
     steps, spans = steps_of(runner, [4, 4], PARAMS["greedy"])
-    blocks, tokens = steps._blocks()
-    together = runner.run(steps._context(), blocks, tokens).clone()
+    blocks, tokens = steps.blocks()
+    together = runner.run(steps.context, blocks, tokens).clone()
     size = len(tokens) // 2
-    for i, fed in enumerate(steps._context()):
+    for i, fed in enumerate(steps.context):
         alone = runner.run([fed], blocks[i : i + 1], tokens[i * size : (i + 1) * size])
         assert torch.equal(alone, together[i * size : (i + 1) * size])
     assert len(spans) == 2
@@ -247,14 +240,14 @@ def test_rows_do_not_depend_on_one_another(name: str, quantization: str) -> None
 def softmax_after(runner: BlockRunner, steps: BlockSteps, ids: list[list[int]]) -> Tensor:
     """What drafts at temperature 0.9 are drawn from by the equations, span after span."""
     net, rows = runner.net, []
-    newest = steps._newest()
-    blocks, tokens = steps._blocks()
-    outputs = runner.run(steps._context(), blocks, tokens).clone()
+    newest = steps.newest
+    blocks, tokens = steps.blocks()
+    outputs = runner.run(steps.context, blocks, tokens).clone()
     size = len(tokens) // len(ids)
     for i, drafts in enumerate(ids):
         for at, before in enumerate([newest[i], *drafts[:-1]]):
             row = outputs[i * size + net.shape.first_row + at][None]
-            logits = runner.logits(row)
+            logits = runner.own_logits(row)
             if isinstance(net, DSpark) and net.markov_head is not None:
                 short = net.markov_head.markov_w1.weight[before]
                 logits = logits + net.markov_head.markov_w2(short[None]).float()

@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
-from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 from foretoken.training import run_folder
-from foretoken.training.heads.export import export_head
+from foretoken.training.heads.export import export_run
 from tests.golden import test_dflash as ours
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
@@ -230,7 +229,7 @@ def exported(method: str, reduced: bool, verifier: Path, folder: Path, form: str
     run.mkdir()
     state = {"kind": method, "model": net.state_dict(), "shape": asdict(shape), "head": {}}
     run_folder.save(run, 1, state)
-    export_head(run, folder, verifier=str(verifier), dtype=torch.float32, form=form)
+    export_run(run, folder, verifier=str(verifier), dtype=torch.float32, form=form)
     return net
 
 

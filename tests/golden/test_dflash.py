@@ -12,12 +12,11 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockView
-from foretoken.proposers.heads.dflash.network import DFlash
-from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
+from foretoken.proposers.heads.dflash.network import BlockHead, DFlash
+from foretoken.proposers.heads.dflash.runner import BlockRunner
+from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.dspark import DSpark
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import blocks as ref
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED, TAPS, View
@@ -70,12 +69,14 @@ def make(net: BlockHead, features_TF: torch.Tensor, *, kernels: bool = True) -> 
     slots = [TABLE[i // PAGE] * PAGE + i % PAGE for i in range(features_TF.shape[0])]
     store.write(FINAL, torch.tensor(slots), features_TF)
     net.use_embedding(Embedding(table()))
-    runner = BlockRunner(
-        net,
-        FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x @ table().T, vocab_size=VOCAB),
-        pages=HeadPages(len(TABLE), PAGE),
+    context = PagedContext(
+        features=FeatureView(store, [FINAL]),
+        target_logits=lambda x: x @ table().T,
+        vocab_size=VOCAB,
+        num_pages=len(TABLE),
+        page_size=PAGE,
     )
+    runner = BlockRunner(net, context)
     assert (runner.kernels is None) == (find_library() is None)
     runner.kernels = runner.kernels if kernels else None
     return runner
@@ -87,7 +88,7 @@ def outputs_of(runner: BlockRunner, count: int, tokens: list[int]) -> torch.Tens
     at, pieces = 0, [5, 1, 9, 2, 30]
     while at < count:
         size = min(pieces.pop(0), count - at)
-        runner.feed([SpanLayout(start=at, num_tokens=size, page_table=TABLE)])
+        runner.feed_context([SpanLayout(start=at, num_tokens=size, page_table=TABLE)])
         at += size
     layout = SpanLayout(start=count, num_tokens=len(tokens), page_table=TABLE)
     return runner.run([], [layout], tokens).clone()
@@ -118,7 +119,7 @@ def test_dflash(tmp_path: Path, name: str, count: int, kernels: bool) -> None:
     outputs = outputs_of(runner, count, tokens)
     wanted = reference(weights, count, tokens, views)
     close(outputs, wanted)
-    close(runner.spread(runner.logits(outputs)), wanted @ table().double().numpy().T)
+    close(runner.logits(outputs), wanted @ table().double().numpy().T)
 
 
 @torch.inference_mode()
@@ -132,7 +133,7 @@ def test_blocks_leave_nothing_behind(tmp_path: Path) -> None:
     outputs_of(runner, 9, [12, MASK, 5, 6, 7])
     again = outputs_of(runner, 9, [11, *[MASK] * 4])
     assert torch.equal(first, again)
-    runner.feed([SpanLayout(start=9, num_tokens=3, page_table=TABLE)])
+    runner.feed_context([SpanLayout(start=9, num_tokens=3, page_table=TABLE)])
     close(
         outputs_of(runner, 12, [13, MASK, MASK]),
         reference(weights, 12, [13, MASK, MASK], (FULL, FULL)),
@@ -195,7 +196,7 @@ def test_the_format_of_speculators(tmp_path: Path, non_causal: bool | None) -> N
     views = (View(WINDOW, causal=not non_causal), FULL)
     runner, tokens = make(net, features_of(17)), [11, *[MASK] * 4]
     outputs = outputs_of(runner, 17, tokens)
-    logits = runner.spread(runner.logits(outputs))
+    logits = runner.logits(outputs)
     assert torch.isinf(logits[:, ::2]).all()
     wanted = reference(weights, 17, tokens, views) @ weights["lm_head.weight"].T
     close(logits[:, 1 : 2 * REDUCED : 2], wanted)
@@ -225,7 +226,7 @@ def test_dspark(tmp_path: Path, kind: str, by_token: bool) -> None:
     before = torch.tensor(previous)
     logits = wanted @ weights["lm_head.weight"].T + ref.markov_term(weights, wanted, previous)
     with torch.inference_mode():
-        close(net.after(runner.logits(outputs), outputs, before), logits)
+        close(net.after(runner.own_logits(outputs), outputs, before), logits)
         sure = net.sure(outputs, before)
     assert sure is not None
     close(sure, ref.confidence(weights, wanted, previous))
@@ -250,7 +251,7 @@ def test_dspark_in_the_format_of_speculators(tmp_path: Path) -> None:
     outputs = outputs_of(runner, 9, tokens)
     wanted = reference(weights, 9, tokens, (SLIDES, FULL))
     with torch.inference_mode():
-        own = net.after(runner.logits(outputs), outputs, torch.tensor(previous))
+        own = net.after(runner.own_logits(outputs), outputs, torch.tensor(previous))
     logits = wanted @ weights["lm_head.weight"].T + ref.markov_term(weights, wanted, previous)
     close(runner.spread(own)[:, 1 : 2 * REDUCED : 2], logits)
 
@@ -266,7 +267,9 @@ def test_without_its_parts_dspark_is_dflash(tmp_path: Path) -> None:
     outputs = outputs_of(runner, 9, tokens)
     close(outputs, reference(weights, 9, tokens, (FULL, FULL)))
     previous = torch.tensor(tokens)
-    assert torch.equal(net.after(runner.logits(outputs), outputs, previous), runner.logits(outputs))
+    assert torch.equal(
+        net.after(runner.own_logits(outputs), outputs, previous), runner.own_logits(outputs)
+    )
     assert net.sure(outputs, previous) is None
 
 

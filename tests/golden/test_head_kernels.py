@@ -11,9 +11,11 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.layers.embedding import Embedding
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.heads.chain_head import ChainRunner
+from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.proposers.heads.parts import HeadShape
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
@@ -33,7 +35,7 @@ SHAPES = {
 
 def runners(
     shape: Eagle3Shape, kv_store_dtype: torch.dtype | None = None
-) -> tuple[HeadRunner, HeadRunner]:
+) -> tuple[ChainRunner, ChainRunner]:
     torch.manual_seed(2)
     net = Eagle3(shape, mask_token_id=11 if shape.parallel and not shape.anchored else None)
     for parameter in net.parameters():
@@ -46,11 +48,15 @@ def runners(
     store.slots_SF.normal_()
     view = FeatureView(store, [0, FINAL])
 
-    def runner() -> HeadRunner:
-        pages = HeadPages(10, PAGE, kv_store_dtype)
-        return HeadRunner(net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=pages)
-
-    compiled, plain = runner(), runner()
+    context = PagedContext(
+        features=view,
+        target_logits=nn.Identity(),
+        vocab_size=VOCAB,
+        num_pages=10,
+        page_size=PAGE,
+        kv_store_dtype=kv_store_dtype,
+    )
+    compiled, plain = (ChainRunner(net, context, compile_eagle3) for _ in range(2))
     plain.kernels = None
     return compiled, plain
 
@@ -102,7 +108,7 @@ def test_chains_from_the_features_on(norms: bool) -> None:
 
 
 def one_by_one(
-    runner: HeadRunner, tables: list[list[int]], last: Tensor, count: int
+    runner: ChainRunner, tables: list[list[int]], last: Tensor, count: int
 ) -> list[list[int]]:
     found = [runner.logits(last).argmax(dim=-1).tolist()]
     for step in range(count - 1):

@@ -15,10 +15,10 @@ from foretoken.errors import CheckpointError, ConfigError, NotYetError, Unsuppor
 from foretoken.kv.features import FINAL
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.base import DraftHead
+from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import read_head
-from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape
@@ -131,7 +131,7 @@ def _embedding() -> torch.Tensor:
     return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(9))
 
 
-def _chunked(runner: HeadRunner, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+def _chunked(runner: ChainRunner, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Outputs of slots fed as a prompt in pieces through scattered pages."""
     return paged_runner.feed(runner, features, tokens, [5, 1, 9, 2])
 

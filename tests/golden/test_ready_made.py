@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.shape import ModelShape
-from foretoken.training.quantize.layers import Calibration
+from foretoken.training.quantize.calibration import Calibration
 from tests.golden import families
 from tests.golden import quantized as q
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables

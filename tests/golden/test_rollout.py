@@ -10,12 +10,10 @@ from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.chain import ChainDraft, draft_chain
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.head_runner import HeadRunner
-from foretoken.proposers.heads.paged import RecurrentSteps
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftLimits, Stretches
+from foretoken.proposers.chain import ChainDraft, Confidence, draft_chain
+from foretoken.proposers.heads.chain_head import ChainRunner, RecurrentSteps
+from foretoken.proposers.kv_progress import DraftLimits, Stretches
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
@@ -169,7 +167,7 @@ TABLES = [[3, 1, 4], [7, 2, 9], [0, 5, 6]]
 
 
 def draft(
-    runner: HeadRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
+    runner: ChainRunner, count: int, params: dict[str, Any], confidence: Confidence, budget: int
 ) -> ChainDraft:
     tokens = torch.randint(VOCAB, (30,), generator=torch.Generator().manual_seed(4)).tolist()
     spans = []

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from foretoken.layers.embedding import Embedding
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.training import run_folder
-from foretoken.training.heads.export import export_head
+from foretoken.training.heads.export import export_run
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
 
@@ -204,7 +204,7 @@ def test_the_package_loads_what_we_export(
     }
     (tmp_path / "run").mkdir()
     run_folder.save(tmp_path / "run", 1, state)
-    export_head(
+    export_run(
         tmp_path / "run", folder, verifier=str(verifier), dtype=torch.float32, embedding=True
     )
     model: Any = SpeculatorModel.from_pretrained(str(folder))

@@ -12,12 +12,12 @@ from foretoken.config import DrafterConfig
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.heads.base import HeadServingContext
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.proposers.heads.stateless import StatelessHead, StatelessProposer
+from foretoken.proposers.heads.stateless_head import StatelessHead, StatelessProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
@@ -84,10 +84,8 @@ def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]
         config=DrafterConfig(method=head.method, model="random"),
         engine=engine,
         view=view,
-        sampler=DraftSampler(Sampler(VOCAB)),
+        drafting=DraftSampling(DraftSampler(Sampler(VOCAB))),
         linears=HeadLinears(),
-        trees=None,
-        confidence=Confidence(),
     )
     assert view.rows_SF is not None
     call = head.compiled(view.rows_SF)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretoken.control.cost import speculative_step
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.workload import WORDS
 from foretoken.lab.stats.intervals import Floats
@@ -228,7 +229,8 @@ class MockEngine:
         for job in self.running:
             job.prefill_left_s = 0.0
         rows = len(self.running) * (1 + self.law.k)
-        step = self.law.step_s + self.law.row_s * (rows - 1) + self.law.draft_s * self.law.k
+        target_s = self.law.step_s + self.law.row_s * (rows - 1)
+        step = speculative_step(target_s, self.law.draft_s, self.law.k)
         return step * self.pace + prefills
 
     def _emit(self, at: float) -> None:

@@ -43,7 +43,7 @@ class Pages(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(NUM_PAGES, PAGE_SIZE)
-        self.prefix = PrefixCache(self.pool, identity="model")
+        self.prefix = PrefixCache(self.pool)
         self.live: list[Holder] = []
         self.contents: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.marks: dict[int, int] = {}

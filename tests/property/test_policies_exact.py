@@ -14,13 +14,12 @@ from torch import Tensor
 from foretoken.control.plan import DraftPlan, StepForecast, StepLoad
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.choose import planned
+from foretoken.proposers.chain import Confidence
+from foretoken.proposers.choose import policy as policies
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy, Policy
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
+from foretoken.proposers.kv_progress import DraftLimits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
@@ -99,7 +98,7 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
 def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list[Span]) -> Batch:
     count = len(spans)
     plan = DraftPlan(
-        load=StepLoad(num_decoding=count, num_prefilling=0, num_waiting=0),
+        load=StepLoad(num_decoding=count, num_prefilling=0),
         budgets=(BUDGET,) * count,
         lengths=(BUDGET,) * count,
         drafters=("model",) * count,
@@ -134,7 +133,7 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
 def test_unseeded_outputs_have_the_targets_distribution(
     policy: type[Policy], confidence: Confidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned, "_ASKS_AGAIN", 1)  # look-ups are asked in every step
+    monkeypatch.setattr(policies, "_ASKS_AGAIN", 1)  # look-ups are asked in every step
     params, target = SamplingParams(temperature=0.9), TableModel(1, VOCAB)
     drafters, verifier = make_drafters(policy(), confidence), Verifier(VOCAB)
     requests = [

@@ -140,7 +140,7 @@ class Batch:
     def step(self, sequences: list[Running], prompt: int = 0) -> None:
         count = len(sequences)
         load = StepLoad(
-            num_decoding=count, num_prefilling=int(prompt > 0), num_waiting=0,
+            num_decoding=count, num_prefilling=int(prompt > 0),
             num_prompt_tokens=prompt,
         )  # fmt: skip
         plan = self.control.plan(sequences, load)

@@ -4,11 +4,11 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from foretoken.proposers.base import Context
-from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.models.draft_model.steps import ModelNetwork
-from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.own_kv import KVProposer
-from foretoken.proposers.progress import DraftLimits, DraftProgress
+from foretoken.proposers.chain import Confidence
+from foretoken.proposers.drafting import DraftSampling
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
+from foretoken.proposers.kv_proposer import KVProposer
+from foretoken.proposers.models.draft_model import ModelNetwork
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -37,7 +37,7 @@ def make_context(*pairs: tuple[Sequence, int]) -> Context:
 
 
 def draft_model(
-    runner: DraftLanguageModel,
+    runner: Any,
     sampler: DraftSampler,
     generations: list[int],
     limits: DraftLimits,
@@ -45,4 +45,4 @@ def draft_model(
 ) -> KVProposer:
     progress = DraftProgress(generations, runner.page_size, limits)
     network = ModelNetwork(runner)
-    return KVProposer("draft_model", network, sampler, progress, confidence=confidence)
+    return KVProposer("draft_model", network, DraftSampling(sampler, None, confidence), progress)

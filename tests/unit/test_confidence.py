@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.chain import Confidence, draft_chain
+from foretoken.proposers.steps import DraftSteps
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.unit.proposing import make_sequence, make_span
@@ -12,7 +12,7 @@ from tests.unit.proposing import make_sequence, make_span
 VOCAB = 8
 
 
-class Flat(ChainSteps):
+class Flat(DraftSteps):
     """A drafter whose best token has a chance that depends on how many were drafted alone."""
 
     def __init__(self, chances: list[list[float]]) -> None:

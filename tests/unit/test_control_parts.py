@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from foretoken.config import SpeculativeConfig
-from foretoken.control.adaptive.deciding_share import DecidingShare
 from foretoken.control.budget import PREDICTED_DRAFTS, LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.failsafe import Failsafe
 from foretoken.control.floor import FIRST_REST, JUDGED_FROM, LONGEST_REST, AcceptanceFloor
@@ -110,7 +109,7 @@ def test_a_request_that_was_not() -> None:
     assert explain.of_request(METRICS, 20, "") == "no step drafted"
 
 
-LOAD = StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0)
+LOAD = StepLoad(num_decoding=2, num_prefilling=0)
 FORECAST = StepForecast(seconds=0.013, plain_s=0.01, tokens=5.8, row_s=0.001, free_rows=12)
 RESTING = DraftPlan(load=LOAD, budgets=(0, 0), lengths=(0, 0), drafters=("", ""), forecast=FORECAST)
 PLAN = DraftPlan(
@@ -405,47 +404,11 @@ def test_the_key_is_a_share() -> None:
         SpeculativeConfig.from_dict({"method": "ngram", "min_acceptance": 1.0})
 
 
-def _noted(plain_us: float, drafted_us: float, steps: int = 400) -> DecidingShare:
-    share = DecidingShare()
-    for _ in range(steps):
-        share.note(plain_us * 1e-6, 1e-3, drafts=False)
-        share.note(drafted_us * 1e-6, 1e-3, drafts=True)
-    return share
-
-
-def test_the_difference_of_shares() -> None:
-    """Of steps of 1 ms, 50 us with drafts and 10 us without are 4 %."""
-    assert _noted(10, 50).of_drafts == pytest.approx(0.04)
-
-
-def test_drafts_are_not_praised_for_it() -> None:
-    """Deciding that takes less with drafts than without brings them nothing."""
-    assert _noted(50, 10).of_drafts == 0.0
-
-
-def test_nothing_before_both_are_known() -> None:
-    """A fifth of a second of each."""
-    assert _noted(0, 50, steps=150).of_drafts == 0.0
-    share = DecidingShare()
-    for _ in range(1000):
-        share.note(50e-6, 1e-3, drafts=True)
-    assert share.of_drafts == 0.0
-
-
-def test_what_was_long_ago_counts_little() -> None:
-    """Ten seconds of steps later the share is what it is now."""
-    share = _noted(10, 50)
-    for _ in range(10_000):
-        share.note(10e-6, 1e-3, drafts=False)
-        share.note(15e-6, 1e-3, drafts=True)
-    assert share.of_drafts == pytest.approx(0.005, abs=0.004)
-
-
 DRAFTERS = {"ngram": 8, "draft_model": 3}
 
 
 def load(running: int, prefilling: int = 0) -> StepLoad:
-    return StepLoad(num_decoding=running - prefilling, num_prefilling=prefilling, num_waiting=99)
+    return StepLoad(num_decoding=running - prefilling, num_prefilling=prefilling)
 
 
 def budget_of(policy: RequestBudget, running: int = 1, **request: Any) -> int:

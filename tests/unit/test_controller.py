@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
+from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
-from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.drafter_cost import DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import SamplingParams, Speculation, StepStats
 from tests.marks import slow_but
@@ -221,33 +221,6 @@ def answered(batch: Batch, count: int, tokens: int) -> list[float]:
     return speeds
 
 
-def test_who_is_alone_and_new_does_what_was_planned_for_the_last_one() -> None:
-    """Plans take half a step here, and answers some twenty steps."""
-    batch = Batch(World(), lambda sequence, step: 0.8, deciding_s=0.5)
-    answered(batch, 40, 60)
-    before = batch.searches
-    speeds = answered(batch, 80, 60)
-    assert batch.searches - before < 40
-    assert sum(speeds) / 80 >= 0.9 * best_speed(World(), 1, 0.8)
-
-
-def test_a_plan_for_the_last_one_does_not_outlive_what_it_was_made_of() -> None:
-    """The operator allows two drafts; another class has answers of its own."""
-    batch = Batch(World(), lambda sequence, step: 0.9, deciding_s=0.5)
-    answered(batch, 20, 60)
-    assert max(map(max, batch.lengths[-20:])) > 2
-    batch.live.speculation = Speculation(num_speculative_tokens=2)
-    before = len(batch.lengths)
-    answered(batch, 2, 60)
-    assert max(map(max, batch.lengths[before:])) == 2
-    batch.live.speculation = Speculation()
-    answered(batch, 4, 60)
-    searches = batch.searches
-    batch.answer([running("salted", most=60, salt="other")])
-    assert batch.searches > searches
-
-
-@pytest.mark.slow
 def test_poor_beginnings_are_not_believed_for_long() -> None:
     """The first three answers accept next to nothing, those that follow gain by drafts."""
     for seed in range(8):
@@ -275,9 +248,9 @@ def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
     kept: list[float] = []
 
     def watched(*given: Any) -> None:
-        before = planner.target.steps
+        before = planner.times.target.steps
         observe(*given)
-        kept.append(planner.target.steps - before)
+        kept.append(planner.times.target.steps - before)
 
     batch.control.observe = watched  # type: ignore[method-assign, assignment]
     batch.run(sequences, 100)
@@ -310,22 +283,6 @@ def test_a_trial_is_told_by_its_classes_though_requests_have_ended(
     assert told == [True]
 
 
-def test_a_drafter_whose_plans_do_not_last_has_to_bring_more_at_once() -> None:
-    """What it reads of sequences comes back in so many steps, or not at all."""
-    state = DrafterState(DrafterFacts(name="draft", max_drafts=5), DrafterCost(KNOWN, sd=0.1))
-    at_first = state.lasts
-    for _ in range(20):
-        state.pass_by(4, used=True, tried=False, rested=False)
-        state.pass_by(4, used=False, tried=False, rested=False)
-    assert state.lasts == pytest.approx(4.0, abs=4.0)
-    # It is believed to last again after a while at rest, or it would never be tried for long.
-    state.pass_by(20_000, used=False, tried=False, rested=True)
-    assert state.lasts > 0.9 * at_first
-    trials = state.lasts
-    state.pass_by(1, used=True, tried=True, rested=False)
-    assert state.lasts >= trials
-
-
 def test_the_operator_is_obeyed_at_once() -> None:
     batch, sequences = batch_of(2, 0.9)
     batch.run(sequences, 50)
@@ -345,7 +302,7 @@ def test_slow_steps_in_which_nobody_drafted_cost_nobody_anything() -> None:
     def idle(steps: int) -> None:
         """Slow steps of plans whose drafters, for once, found nothing."""
         for _ in range(steps):
-            load = StepLoad(num_decoding=4, num_prefilling=0, num_waiting=0)
+            load = StepLoad(num_decoding=4, num_prefilling=0)
             plan = batch.control.plan(sequences, load)
             batch.control.observe(plan, [], plain_stats(4, 20.0))
 
@@ -387,7 +344,7 @@ def test_a_request_without_drafts_says_nothing_of_drafters() -> None:
     params = SamplingParams(temperature=0.0, speculation={"enabled": False})
     plain = running("plain")
     plain = replace(plain, request=replace(plain.request, params=params))
-    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=0)
+    load = StepLoad(num_decoding=1, num_prefilling=0)
     for _ in range(60):
         assert not batch.control.plan([plain], load).wanted, "the journal counts no such step"
         batch.step([plain])
@@ -405,7 +362,7 @@ def test_a_drafter_below_its_floor_is_no_choice_and_no_trial() -> None:
     while not floor.rests:
         batch.step(sequences)
     assert sum(map(sum, batch.lengths))
-    plan = batch.control.plan(sequences, StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0))
+    plan = batch.control.plan(sequences, StepLoad(num_decoding=2, num_prefilling=0))
     assert plan.lengths == (0, 0), "the plan of before holds no more"
     assert plan.wanted, "the journal is to say that it rests"
     before = batch.control.facts()["trials_s"]

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.errors import ForetokenError, PromptError
-from foretoken.server.tools.messages import ChoiceMessage
-from foretoken.server.tools.parsers import PARSERS, ArgumentsParser
+from foretoken.server.tools import PARSERS, ArgumentsParser, ChoiceMessage
 from foretoken.text import renderers as rendering
 from foretoken.text.chat_template import ChatTemplate
 from foretoken.text.conversation import conversation_of

@@ -26,12 +26,12 @@ from foretoken.control.learned.target_step_time import TargetStepTimeModel
 def test_plain_steps_of_other_sizes_stand_in_against_speculation() -> None:
     cost = PlainCost()
     cost.observe(StepShape(4, sequences=4), 2.0)
-    assert cost.seconds(StepShape(1, sequences=1)).seconds == 0.5
-    assert cost.seconds(StepShape(9, sequences=9)).seconds == 2.0
+    assert cost.seconds(StepShape(1, sequences=1)) == 0.5
+    assert cost.seconds(StepShape(9, sequences=9)) == 2.0
 
 
 def test_a_line_counts_rows_after_the_first() -> None:
-    assert LineCost(1.0, 0.1).seconds(StepShape(rows=6)).seconds == 1.5
+    assert LineCost(1.0, 0.1).seconds(StepShape(rows=6)) == 1.5
 
 
 def roofline(**fields: float) -> RooflineCost:
@@ -41,19 +41,19 @@ def roofline(**fields: float) -> RooflineCost:
 
 
 def test_a_roofline_is_the_larger_of_reading_and_multiplying() -> None:
-    assert roofline().seconds(StepShape(1)).seconds == 0.5
-    assert roofline().seconds(StepShape(100)).seconds == 1.0
+    assert roofline().seconds(StepShape(1)) == 0.5
+    assert roofline().seconds(StepShape(100)) == 1.0
     with_context = StepShape(2, sequences=2, context=25.0)
-    assert roofline().seconds(with_context).seconds == (50 + 2 * 25 * 2) / 100
-    assert roofline(floor_s=3.0).seconds(StepShape(1)).seconds == 3.0
+    assert roofline().seconds(with_context) == (50 + 2 * 25 * 2) / 100
+    assert roofline(floor_s=3.0).seconds(StepShape(1)) == 3.0
     ranks = roofline(exchange_s=1.0, exchange_row_s=0.5)
-    assert ranks.seconds(StepShape(4)).seconds == 0.5 + 1.0 + 2.0
+    assert ranks.seconds(StepShape(4)) == 0.5 + 1.0 + 2.0
 
 
 def test_more_rows_read_more_experts() -> None:
     cost = roofline(expert_bytes=50.0, expert_share=0.5)
-    assert cost.seconds(StepShape(1)).seconds == 0.75
-    assert cost.seconds(StepShape(2)).seconds == 0.875
+    assert cost.seconds(StepShape(1)) == 0.75
+    assert cost.seconds(StepShape(2)) == 0.875
 
 
 KEY = CostKey(
@@ -136,8 +136,8 @@ def test_a_roofline_stands_in() -> None:
     )  # fmt: skip
     cost = TargetStepTimeModel(promised(roof, SHAPES), sd=0.4)
     for shape in SHAPES:
-        want = roof.seconds(shape).seconds
-        assert cost.seconds(shape).seconds == pytest.approx(want, rel=0.35)
+        want = roof.seconds(shape)
+        assert cost.seconds(shape) == pytest.approx(want, rel=0.35)
 
 
 def test_lengths_of_drafts() -> None:
@@ -237,7 +237,7 @@ def test_what_was_learnt_is_written_while_serving_and_at_the_end(tmp_path: Path)
     assert kept is not None and not kept.target["passes_only"]
     again = TargetStepTimeModel.from_dict(kept.target)
     shape = StepShape(4, 4, 32.0)
-    assert abs(again.seconds(shape).seconds / engine.target.seconds(shape).seconds - 1.0) < 0.25
+    assert abs(again.seconds(shape) / engine.target.seconds(shape) - 1.0) < 0.25
     written = engine.file.path.stat().st_mtime_ns
     engine.keeper.close()
     assert engine.file.path.stat().st_mtime_ns == written, "nothing new"

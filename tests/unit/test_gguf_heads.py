@@ -24,7 +24,7 @@ from foretoken.kernels.library import find_library
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.dflash.network import DFlash
 from foretoken.proposers.heads.dspark import DSpark
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.shape import ModelShape
@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, target: Path) -> nn.Module:
     found = read_head(path)
-    return KINDS[method_of(found)].load(found, ModelShape.from_config(target))
+    return KINDS[method_of(found)].read(found, ModelShape.from_config(target))
 
 
 def write(root: Path, name: str, path: Path, kind: Kind | None = None, **changes: Any) -> Path:

@@ -11,7 +11,7 @@ from foretoken.kv import table as tables
 from foretoken.kv.features import FeatureGaps, GapRecord
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_sequence, make_span
 
@@ -167,14 +167,13 @@ def test_one_token_is_left_to_compute() -> None:
     assert find(prefix, PROMPT[:1]) == []
 
 
-def test_salts_and_models_are_apart() -> None:
+def test_salts_are_apart() -> None:
     pool = PagePool(16, SIZE)
-    prefix = PrefixCache(pool, identity="one")
+    prefix = PrefixCache(pool)
     table = fill(pool, prefix, PROMPT, "secret")
     assert find(prefix, PROMPT, None) == []
     assert find(prefix, PROMPT, "other") == []
     assert find(prefix, PROMPT, "secret") == table[:3]
-    assert PrefixCache(pool, identity="two").root(None) != prefix.root(None)
 
 
 def test_the_first_page_of_a_name_stays() -> None:

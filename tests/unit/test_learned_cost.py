@@ -71,7 +71,7 @@ def test_planted_costs_are_found_under_noise(seed: int) -> None:
     for _ in range(3000):
         shape = draw.choice(SHAPES)
         cost.observe(shape, noisy(planted(shape), draw))
-    off = [math.log(cost.seconds(shape).seconds / planted(shape)) for shape in SHAPES]
+    off = [math.log(cost.seconds(shape) / planted(shape)) for shape in SHAPES]
     assert abs(np.mean(off)) < 0.05
     assert np.median(np.abs(off)) < 0.05, np.round(off, 3)
     assert cost.error[0] == pytest.approx(0.135, rel=0.4)
@@ -112,7 +112,7 @@ def test_another_speed_of_the_machine_is_a_level(times: float, lead: int) -> Non
     assert cost.level == pytest.approx(times, rel=0.1)
     for num in (0, 200, 200):
         steps(num, times)
-        ratios = [cost.seconds(s).seconds / steady.seconds(s).seconds for s in SHAPES]
+        ratios = [cost.seconds(s) / steady.seconds(s) for s in SHAPES]
         assert ratios == pytest.approx([ratios[0]] * len(SHAPES), rel=0.03)
         assert ratios[0] == pytest.approx(times, rel=0.1)
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_a_rare_shape_is_no_speed_of_the_machine() -> None:
         for step in range(1400):
             shape, seconds = (plain, 4e-3) if step % 300 >= 270 else (checking, 4.6e-3)
             cost.observe(shape, noisy(seconds, draw, 0.08))
-        found.append(cost.seconds(checking).seconds / cost.seconds(plain).seconds)
+        found.append(cost.seconds(checking) / cost.seconds(plain))
     assert statistics.mean(found) == pytest.approx(1.15, abs=0.01)
 
 
@@ -137,26 +137,11 @@ def test_one_long_step_changes_nothing() -> None:
     cost = exact()
     for shape in SHAPES * 4:
         cost.observe(shape, planted(shape))
-    before = cost.seconds(StepShape(4)).seconds
+    before = cost.seconds(StepShape(4))
     cost.observe(StepShape(4), 100 * planted(StepShape(4)))
     for shape in SHAPES * 2:
         cost.observe(shape, planted(shape))
-    assert cost.seconds(StepShape(4)).seconds == pytest.approx(before, rel=0.03)
-
-
-def test_a_batch_that_somebody_just_left_does_not_make_a_full_one_seem_slow() -> None:
-    """A server writes the end of an answer and reads the next request beside its steps."""
-    found = []
-    for settled in (False, True):
-        cost, full, left = exact(), StepShape(8, 8, 32.0), StepShape(7, 7, 32.0)
-        for _ in range(200):
-            for _ in range(3):
-                cost.observe(full, planted(full))
-                cost.observe(left, 1.2 * planted(left), settled=settled)
-        found.append(cost.seconds(full).seconds / planted(full))
-    assert found[0] == pytest.approx(1.0, abs=0.02)
-    # Slower with fewer rows is what the model cannot say: without being told, it blames both.
-    assert found[1] > 1.04
+    assert cost.seconds(StepShape(4)) == pytest.approx(before, rel=0.03)
 
 
 def test_a_wrong_prior_is_not_mistaken_for_a_slow_machine() -> None:
@@ -167,8 +152,8 @@ def test_a_wrong_prior_is_not_mistaken_for_a_slow_machine() -> None:
     for _ in range(64):
         cost.observe(StepShape(64, 64, 32.0), 40e-3)
     assert cost.level == pytest.approx(1.0, rel=0.3)
-    assert cost.seconds(StepShape(64, 64, 32.0)).seconds == pytest.approx(40e-3, rel=0.1)
-    assert cost.seconds(StepShape(1, 1, 32.0)).seconds == pytest.approx(5e-3, rel=0.3)
+    assert cost.seconds(StepShape(64, 64, 32.0)) == pytest.approx(40e-3, rel=0.1)
+    assert cost.seconds(StepShape(1, 1, 32.0)) == pytest.approx(5e-3, rel=0.3)
 
 
 @given(
@@ -183,29 +168,16 @@ def test_a_curve_is_seconds_and_never_falls(
     curve = cost.curve(shape, most)
     assert curve.dtype == np.float64
     assert curve == pytest.approx(
-        [cost.seconds(shape._replace(rows=rows + more)).seconds for more in range(most + 1)]
+        [cost.seconds(shape._replace(rows=rows + more)) for more in range(most + 1)]
     )
     assert (np.diff(curve) >= 0).all()
 
 
 def test_rows_beyond_all_tables_are_on_the_last_line() -> None:
     cost = exact()
-    far = [cost.seconds(StepShape(rows)).seconds for rows in (3000, 4000, 5000)]
+    far = [cost.seconds(StepShape(rows)) for rows in (3000, 4000, 5000)]
     assert far[2] - far[1] == pytest.approx(far[1] - far[0])
     assert cost.curve(StepShape(2000), 3000)[-1] == pytest.approx(far[2])
-
-
-def test_what_is_measured_is_less_doubted() -> None:
-    cost = exact(sd=0.4)
-    shape = StepShape(5, 1, 50.0)
-    before = cost.seconds(shape)
-    for _ in range(64):
-        cost.observe(shape, planted(shape))
-    after = cost.seconds(shape)
-    assert after.sd < 0.5 * before.sd
-    step = cost.difference(StepShape(6, 1, 50.0), shape)
-    assert 0.0 <= step.seconds
-    assert step.sd < math.hypot(after.sd, cost.seconds(StepShape(6, 1, 50.0)).sd)
 
 
 def test_what_is_visited_no_more_returns_to_the_prior() -> None:
@@ -216,7 +188,7 @@ def test_what_is_visited_no_more_returns_to_the_prior() -> None:
         cost.observe(shape, 1.1 * planted(shape))
     for _ in range(6000):
         cost.observe(StepShape(1, 1, 32.0), planted(StepShape(1, 1, 32.0)))
-    assert cost.seconds(shape).seconds == pytest.approx(planted(shape), rel=0.05)
+    assert cost.seconds(shape) == pytest.approx(planted(shape), rel=0.05)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
@@ -230,9 +202,7 @@ def test_scaling_all_times_scales_all_costs(scale: float) -> None:
         plain.observe(shape, seconds)
         scaled.observe(shape, scale * seconds)
     for shape in SHAPES:
-        assert scaled.seconds(shape).seconds == pytest.approx(
-            scale * plain.seconds(shape).seconds, rel=1e-6
-        )
+        assert scaled.seconds(shape) == pytest.approx(scale * plain.seconds(shape), rel=1e-6)
 
 
 def test_costs_come_back_from_a_file() -> None:
@@ -243,8 +213,8 @@ def test_costs_come_back_from_a_file() -> None:
         cost.observe(shape, 1.3 * planted(shape) * math.exp(draw.gauss(0, 0.02)))
     again = TargetStepTimeModel.from_dict(json.loads(json.dumps(cost.to_dict())))
     for shape in [*SHAPES, StepShape(5, 1, 300.0), StepShape(24, 3, 800.0, 20)]:
-        assert cost.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
-        assert again.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
+        assert cost.seconds(shape) == pytest.approx(1.3 * planted(shape), rel=0.07)
+        assert again.seconds(shape) == pytest.approx(1.3 * planted(shape), rel=0.07)
 
     drafter = DrafterCost([(shape, planted_draft(shape)) for shape in DRAFTS], sd=0.1)
     known = DrafterCost.from_dict(json.loads(json.dumps(drafter.to_dict())))
@@ -311,11 +281,11 @@ def test_a_resting_drafter_slows_down_with_its_target() -> None:
 
 def test_nothing_impossible_is_learnt() -> None:
     cost = exact()
-    before = cost.seconds(StepShape(1)).seconds
+    before = cost.seconds(StepShape(1))
     for seconds in (0.0, -1.0, math.inf, math.nan):
         for _ in range(20):
             cost.observe(StepShape(1), seconds)
-    assert cost.seconds(StepShape(1)).seconds == before
+    assert cost.seconds(StepShape(1)) == before
     assert math.isnan(cost.error[0])
     assert cost.describe()["error_p50"] is None
     json.dumps(cost.describe())

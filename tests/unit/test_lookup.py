@@ -16,7 +16,7 @@ from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.proposers.lookup.suffix.path import PathLimits, Place, RecentTokens, best_path
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.proposers.lookup.suffix.texts import OWN_LENGTHS, TOKENS_EACH, LocalText, SuffixCache
-from foretoken.proposers.models.draft_model.strings import StringDraftProposer
+from foretoken.proposers.models.strings import StringDraftProposer
 from foretoken.proposers.vocab.bytes import ByteEncoder, TokenBytes
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -379,7 +379,7 @@ SAYS = 261
 class Parrot:
     """Drafts one token, whatever came before; stands for a draft model."""
 
-    gain = None
+    name = "parrot"
 
     def __init__(self) -> None:
         self.progress = self

@@ -34,9 +34,9 @@ from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.drafter_factory import find_drafters
 from foretoken.proposers.heads.base import DraftHead
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.kv_proposer import KVProposer
 from foretoken.proposers.method import Target
-from foretoken.proposers.own_kv import KVProposer
 from foretoken.quant import round_weights, scheme_of
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape

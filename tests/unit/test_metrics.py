@@ -59,6 +59,17 @@ def test_totals_and_positions() -> None:
     assert per_pos.values == [3, 2, 1]
 
 
+def test_a_watched_gauge_outlives_a_restart() -> None:
+    """Warming up ends with one: what the engine watches is still told afterwards."""
+    metrics = EngineMetrics("m", log_stats=False)
+    metrics.watch("foretoken:drafter_bytes", lambda: 7.0)
+    metrics.record(stats((1,), drafts=1, drafted=3))
+    metrics.restart()
+    values = {m.name: m.value for m in metrics.read() if isinstance(m, Counter | Gauge)}
+    assert values["foretoken:drafter_bytes"] == 7.0
+    assert values["foretoken:engine_steps"] == 0
+
+
 def test_without_drafts_nothing_is_divided_by_zero() -> None:
     metrics = EngineMetrics("m", log_stats=False)
     values = {m.name: m.value for m in metrics.read() if isinstance(m, Gauge)}

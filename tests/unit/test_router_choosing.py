@@ -28,9 +28,9 @@ TOKENS = list(range(100, 141))
 
 
 def test_a_page_has_the_name_that_the_engine_gives_it() -> None:
-    prefix, names = PrefixCache(PagePool(16, PAGE), identity="model"), list[bytes]()
+    prefix, names = PrefixCache(PagePool(16, PAGE)), list[bytes]()
     prefix.extend_names(names, TOKENS, "tenant", 10)
-    routed = RoutedPrompt.of(TOKENS, "tenant", page_size=PAGE, identity="model")
+    routed = RoutedPrompt.of(TOKENS, "tenant", page_size=PAGE)
     assert routed.names == tuple(names) and routed.key == names[0]
 
 

@@ -404,7 +404,7 @@ def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
     engine.add(make_request("b", (1, 2, 3)))
     engine.add(make_request("c", (1, 2, 3)))
     batch = engine.plan()
-    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2, num_prompt_tokens=3)
+    load = StepLoad(num_decoding=1, num_prefilling=0, num_prompt_tokens=3)
     assert seen[1:] == [(["a"], load)]
     assert (batch.plan.load, batch.plan.budgets) == (load, (0,))
     assert batch.draft == Draft.empty(2)

@@ -31,12 +31,19 @@ from foretoken.server.schemas import (
     TokenizeBody,
 )
 from foretoken.server.settings import Limits
-from foretoken.server.transport.body_room import LARGEST_BODIES, BodyRoom
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
 from foretoken.server.transport.events import LateList, to_json
-from foretoken.server.transport.json_size import MOST, SMALL, JsonSize, check_json_size, json_size
-from foretoken.server.transport.reading import as_body
+from foretoken.server.transport.reading import (
+    LARGEST_BODIES,
+    MOST,
+    SMALL,
+    BodyRoom,
+    JsonSize,
+    as_body,
+    check_json_size,
+    json_size,
+)
 from foretoken.server.transport.slices import SLICE_BYTES, gathered, in_slices, pieces
 from foretoken.types import SamplingParams
 from tests.mock_server.server import mock_running

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.cli.timed_runs import repeated_ngrams
-from foretoken.training.llama import Llama
-from foretoken.training.llama_folder import read_exported
+from foretoken.training.llama import Llama, read_exported
 from tools.demo_models.batches import bytes_per_token, held_out_rows
 from tools.demo_models.lm import NATS_PER_BIT, held_out_loss
 from tools.demo_models.sampling import Sampling, generate
@@ -75,11 +74,11 @@ def cut_edits(tokenizer: Tokenizer, prompts: tuple[Prompt, ...], length: int) ->
 
 def greedy_run(target: Llama, prompts_BT: Tensor, new_tokens: int = NEW_TOKENS) -> GreedyRun:
     """The target's greedy continuations and its logits at every continued position."""
-    device = target.embed.weight.device
+    device = target.embed_tokens.weight.device
     tokens = generate(target, prompts_BT.to(device), Sampling(new_tokens=new_tokens))
     length = prompts_BT.shape[1]
     with torch.inference_mode():
-        hidden = target(tokens[:, :-1]).hidden[:, length - 1 :]
+        hidden = target.hidden(tokens[:, :-1])[:, length - 1 :]
         logits = target.logits(hidden).float()
     return GreedyRun(tokens=tokens, prompt_tokens=length, logits=logits)
 
@@ -111,7 +110,7 @@ def tokens_per_step(agree_BT: Tensor, draft_tokens: int) -> float:
 def measure(draft: Llama, run: GreedyRun, draft_tokens: int = DRAFT_TOKENS) -> Acceptance:
     """Compare `draft` with one run of the target."""
     with torch.inference_mode():
-        hidden = draft(run.tokens[:, :-1]).hidden[:, run.prompt_tokens - 1 :]
+        hidden = draft.hidden(run.tokens[:, :-1])[:, run.prompt_tokens - 1 :]
         logits = draft.logits(hidden).float()
         agree = logits.argmax(dim=-1) == run.tokens[:, run.prompt_tokens :]
         mine = torch.softmax(logits / TEMPERATURE, dim=-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.training.llama import Llama
 from foretoken.training.loop import Job, prepare
-from foretoken.training.losses import Head, distillation_loss
+from foretoken.training.losses import Head, distance
 from foretoken.training.precision import autocast
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
@@ -31,11 +31,10 @@ def begin_with_last_layers(draft: Llama, target: Llama) -> None:
         wanted, given = getattr(target.shape, field), getattr(draft.shape, field)
         if wanted != given:
             raise ConfigError(f"shape.{field}", given, f"the target's {wanted}")
-    draft.embed.load_state_dict(target.embed.state_dict())
+    draft.embed_tokens.load_state_dict(target.embed_tokens.state_dict())
     draft.norm.load_state_dict(target.norm.state_dict())
-    for index, block in enumerate(draft.blocks):
-        source = target.blocks[target.shape.layers - len(draft.blocks) + index]
-        block.load_state_dict(source.state_dict())
+    last = target.layers[target.shape.layers - draft.shape.layers :]
+    draft.layers.load_state_dict(last.state_dict())
 
 
 class Distillation:
@@ -43,7 +42,7 @@ class Distillation:
 
     def __init__(self, draft: Llama, target: Llama, data: MadeAhead, pool: SamplePool) -> None:
         self.draft, self.target, self.data, self.pool = draft, target, data, pool
-        self.device = target.embed.weight.device
+        self.device = target.embed_tokens.weight.device
         self.on_policy_share, self.tv_share, self.precision = 0.5, 0.5, "auto"
         self.runs: list[GreedyRun] = []
 
@@ -58,13 +57,13 @@ class Distillation:
         rows = self._tokens(index, tokens, stage.length).to(self.device)
         with autocast(self.device, self.precision):
             with torch.no_grad():
-                wanted = self.target(rows).hidden.flatten(0, 1)
-            hidden = self.draft(rows).hidden.flatten(0, 1)
-            return distillation_loss(
-                Head(hidden, self.draft.embed.weight),
-                Head(wanted, self.target.embed.weight),
+                wanted = self.target.hidden(rows).flatten(0, 1)
+            hidden = self.draft.hidden(rows).flatten(0, 1)
+            return distance(
+                Head(hidden, self.draft.embed_tokens.weight),
+                Head(wanted, self.target.embed_tokens.weight),
                 self.tv_share,
-            )
+            ).loss
 
     def evaluate(self) -> dict[str, float]:
         """Agreement and acceptance length on the target's greedy text."""
@@ -87,7 +86,7 @@ def build_draft_job(recipe: Recipe, source: Path, folder: Path) -> Job:
     torch.manual_seed(settings.seed)
     draft = Llama(settings.shape)
     begin_with_last_layers(draft, given.target)
-    draft.to(given.target.embed.weight.device)
+    draft.to(given.target.embed_tokens.weight.device)
     task = Distillation(draft, given.target, given.data, given.pool)
     task.tv_share, task.precision = settings.tv_share, settings.precision
     task.on_policy_share = recipe.on_policy_share if given.pool.tokens else 0.0

@@ -29,15 +29,9 @@ from tools.demo_models.recipe import Recipe
 @torch.no_grad()
 def capture(target: Llama, tokens_BT: Tensor, points: tuple[int, ...]) -> Captured:
     """Run the frozen target over rows and keep its hidden states at `points`."""
-    rope = target.rope(0, tokens_BT.shape[1])
-    hidden, kept = target.embed(tokens_BT), {}
-    for index, block in enumerate(target.blocks):
-        if index in points:
-            kept[index] = hidden
-        hidden, _ = block(hidden, rope)
-    kept[FINAL] = final = target.norm(hidden)
+    kept = target(tokens_BT, use_cache=False, output_hidden_states=True).hidden_states
     features = torch.cat([kept[point] for point in points], dim=-1)
-    return Captured(tokens_BT=tokens_BT, features_BTF=features, final_BTD=final)
+    return Captured(tokens_BT=tokens_BT, features_BTF=features, final_BTD=kept[FINAL])
 
 
 class CaptureSource:
@@ -57,7 +51,7 @@ class CaptureSource:
         self._target, self._data, self._pool = target, data, pool
         self._points, self._precision = points, precision
         self._share = on_policy_share if pool.tokens else 0.0
-        self.head_VD = target.embed.weight.detach()
+        self.head_VD = target.embed_tokens.weight.detach()
         self.device = self.head_VD.device
 
     def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
@@ -95,7 +89,7 @@ def require_answers(stages: tuple[Stage, ...], pool: SamplePool) -> None:
 
 def parts_of(target: Llama) -> TargetParts:
     """What a fresh head takes from a frozen target of the training code's layout."""
-    shape, table = target.shape, target.embed.weight.detach()
+    shape, table = target.shape, target.embed_tokens.weight.detach()
     return TargetParts(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -123,7 +117,7 @@ def build_head_job(recipe: Recipe, source: Path, folder: Path) -> Job:
     head = fresh_head(parts_of(target), settings, frequent)
     if isinstance(head.net, Llama) and settings.head.start is None:
         begin_with_last_layers(head.net, target)
-    head.net.to(target.embed.weight.device)
+    head.net.to(target.embed_tokens.weight.device)
     captured = CaptureSource(
         target,
         given.data,

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.llama import Llama, LlamaShape
+from foretoken.training.llama import Llama
 from foretoken.training.loop import (
     Job,
     Progress,
@@ -20,10 +20,12 @@ from foretoken.training.loop import (
     prepare,
     tell_compiling,
 )
+from foretoken.training.losses import head_loss
 from foretoken.training.precision import autocast
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
+from foretoken.training.settings import LlamaShape
 from tools.demo_models.batches import (
     Batch,
     MadeAhead,
@@ -48,10 +50,16 @@ def make_tokenizer(folder: Path, shape: LlamaShape) -> None:
         save_tokenizer(train_tokenizer(texts, shape.vocab_size), folder, shape.max_positions)
 
 
+def token_loss(model: Llama, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy in nats of int64 targets [B, T]; targets below 0 do not count."""
+    hidden = model.hidden(tokens_BT).flatten(0, 1)
+    return head_loss(hidden, model.embed_tokens.weight, targets_BT.flatten())
+
+
 def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
     """Mean loss in nats of `batch`, `rows` rows a time."""
     parts = zip(torch.split(batch.tokens, rows), torch.split(batch.targets, rows), strict=True)
-    losses = [model.loss(tokens, targets) for tokens, targets in parts]
+    losses = [token_loss(model, tokens, targets) for tokens, targets in parts]
     return float(torch.stack(losses).mean())
 
 
@@ -66,7 +74,9 @@ class LanguageModelling:
         """Mean cross entropy of part `index`, in nats a token."""
         batch = self.data.batch(index, tokens, stage.length)
         with autocast(self.device, self.precision):
-            return self.model.loss(batch.tokens.to(self.device), batch.targets.to(self.device))
+            return token_loss(
+                self.model, batch.tokens.to(self.device), batch.targets.to(self.device)
+            )
 
     def evaluate(self) -> dict[str, float]:
         """Held-out nats a token and bits a byte."""

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.llama import Llama
-from foretoken.training.llama_folder import copy_tokenizer, read_llama
+from foretoken.training.llama import Llama, copy_tokenizer, read_llama
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.precision import product_type
 from foretoken.training.ranks import Ranks
@@ -55,7 +54,7 @@ class SamplePool:
         temperature = TEMPERATURES[index % len(TEMPERATURES)]
         prompt = PROMPT_LENGTHS[index // len(TEMPERATURES) % len(PROMPT_LENGTHS)]
         batch = self._data.batch(10_000_000 + index, rows * 512, 512)
-        prompts = batch.tokens[:, :prompt].to(target.embed.weight.device)
+        prompts = batch.tokens[:, :prompt].to(target.embed_tokens.weight.device)
         torch.manual_seed(index)
         how = Sampling(new_tokens=SAMPLE_LENGTH - prompt, temperature=temperature)
         made = generate(target, prompts, how).cpu().numpy().astype(np.uint16)
@@ -100,8 +99,8 @@ def grow_pool(recipe: Recipe, source: Path, folder: Path, report: Callable[[str]
     """Sample from the target until the pool holds what the recipe asks for."""
     given, wanted = open_inputs(recipe, source, folder), recipe.pool_tokens
     target = given.target
-    for module in target.children():  # but for the rotary tables, which are the model's own
-        module.to(product_type(target.embed.weight.device))
+    for module in (target.embed_tokens, target.layers, target.norm):  # rotations stay exact
+        module.to(product_type(target.embed_tokens.weight.device))
     if given.pool.tokens < wanted:
         rows = f"{recipe.pool_rows} rows of {SAMPLE_LENGTH} tokens at a time"
         report(f"the target writes what is learned from: {wanted} tokens, {rows}")

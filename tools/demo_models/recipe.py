@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.config.reader import require
-from foretoken.training.config_file import build_settings, read_table
-from foretoken.training.settings import Settings
+from foretoken.training.settings import Settings, build_settings, read_table
 from tools.demo_models.batches import Mix
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -49,8 +48,6 @@ class Recipe:
         }
         for name, share in shares.items():
             require(name, share, 0 <= share <= 1, "0..1")
-        helpers = self.settings.helpers
-        require("loaders", self.loaders, not (self.loaders and helpers), "0 beside helpers")
         counts = (("pool_tokens", 0), ("pool_rows", 1), ("loaders", 0))
         for name, least in counts:
             require(name, getattr(self, name), getattr(self, name) >= least, f">= {least}")

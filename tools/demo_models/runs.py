@@ -4,16 +4,15 @@ Owns that choice. It knows no step of training.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from foretoken.training.loop import Progress
-from foretoken.training.ranks import is_alone, joined, launch, shared_out
+from foretoken.training.ranks import joined
 from tools.demo_models.distill import build_draft_job
 from tools.demo_models.heads import build_head_job
 from tools.demo_models.lm import train_language_model
 from tools.demo_models.pool import train_on_target
-from tools.demo_models.recipe import Recipe, read_recipe
+from tools.demo_models.recipe import read_recipe
 
 Report = Callable[[str], None]
 
@@ -25,15 +24,6 @@ def train(config: str | Path, out: Path | None, target: Path | None, report: Rep
     Raises ConfigError for a wrong config.
     """
     recipe = read_recipe(config, target)
-    helpers = recipe.settings.helpers
-    if helpers and is_alone():
-        shared = replace(recipe, settings=shared_out(recipe.settings))
-        return launch(helpers + 1, _run, shared, out, report)
-    return _run(recipe, out, report)
-
-
-def _run(recipe: Recipe, out: Path | None, report: Report) -> Progress:
-    """One process of a run."""
     with joined() as ranks:
         told = report if ranks.leads else _nothing
         if recipe.settings.kind == "lm":

@@ -95,7 +95,6 @@ class Conversation:
     """What was said, and what its answers took."""
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str | None) -> None:
-        """With nothing said yet."""
         self._llm, self._params = llm, params
         self._turns: list[dict[str, str]] = []
         self.system = system
@@ -162,7 +161,6 @@ class Terminal:
     """Somebody who types, and sees the answers come."""
 
     def __init__(self, talk: Conversation, screen: Screen) -> None:
-        """Nothing typed yet."""
         self._talk, self._screen = talk, screen
 
     def run(self) -> None:

@@ -80,7 +80,6 @@ class _Words(NamedTuple):
 
 
 def _words(first: str | None, second: str | None, option: str | None) -> _Words:
-    """Which word is what."""
     if second is None and (first is None or option is not None or not _is_model(first)):
         return _Words(option, first)
     if option is not None:

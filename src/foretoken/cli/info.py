@@ -107,7 +107,6 @@ def info(
 
 
 def _facts_of_files(path: Path, shape: ModelShape, *, own_tokenizer: bool) -> dict[str, Any]:
-    """What only the files say."""
     facts: dict[str, Any] = {"ends_of_text": None}
     if path.suffix == ".gguf":
         from foretoken.text.gguf_tokenizer import check_gguf_tokenizer
@@ -233,7 +232,7 @@ def _describe(costs: "EngineCosts") -> dict[str, Any]:
         "drafts": list(_DRAFTS),
         "sequences": list(_SEQUENCES),
         "step_s": [
-            [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)).seconds for k in _DRAFTS]
+            [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)) for k in _DRAFTS]
             for n in _SEQUENCES
         ],
         "target": costs.target.describe(),

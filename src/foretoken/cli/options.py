@@ -51,12 +51,15 @@ SeedOption = Annotated[
 def with_parameters(
     given: Iterable[inspect.Parameter],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What makes these parameters of a command out of its `**keywords`."""
+    """What makes these parameters of a command out of its `**keywords`, before those of its own
+    that are keywords only."""
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command)
         kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        command.__signature__ = own.replace(parameters=[*kept, *given])  # type: ignore[attr-defined]
+        last = [one for one in kept if one.kind is one.KEYWORD_ONLY]
+        first = [one for one in kept if one not in last]
+        command.__signature__ = own.replace(parameters=[*first, *given, *last])  # type: ignore[attr-defined]
         return command
 
     return extend

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import foretoken
 from foretoken.lab.stats.repeats import bootstrap_ends, in_turn
 from foretoken.types import CompletionOutput, SamplingParams
+from foretoken.types.accepted import acceptance_length, accepted_by_position, histogram_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,11 +62,6 @@ class TimedRun:
     def first_token_s(self) -> float:
         """Seconds until the first token, all of them where that is not known."""
         return self.output.metrics.first_token_s if self.output.metrics else self.seconds
-
-    @property
-    def accepted(self) -> tuple[int, ...]:
-        """Accepted drafts of each verification."""
-        return self.output.metrics.accepted_per_step if self.output.metrics else ()
 
 
 def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator[TimedRun]:
@@ -151,14 +147,6 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def acceptance_by_position(runs: Sequence[TimedRun]) -> tuple[float, ...]:
-    """For each draft position, the share of all verifications that accepted it."""
-    accepted = [count for run in runs for count in run.accepted]
-    metrics = [run.output.metrics for run in runs if run.output.metrics is not None]
-    deepest = max((n for one in metrics for n in one.drafted_per_step), default=0)
-    return tuple(sum(n > i for n in accepted) / len(accepted) for i in range(deepest))
-
-
 def summarize(runs: Sequence[TimedRun], baseline: str) -> tuple[ComparedArm, ...]:
     """One summary per workload and arm, in order of appearance.
 
@@ -182,7 +170,9 @@ def _summarize_arm(runs: list[TimedRun], base: list[TimedRun]) -> ComparedArm:
     first = {run.prompt_index: run for run in reversed(runs)}
     latency, first_token = _medians(runs, "seconds"), _medians(runs, "first_token_s")
     pace, base_pace = (_medians(each, "seconds_per_token") for each in (runs, base))
-    accepted = [count for run in runs for count in run.accepted]
+    done = [run.output.metrics for run in runs if run.output.metrics is not None]
+    accepted = [count for metrics in done for count in metrics.accepted_per_step]
+    drafted = [count for metrics in done for count in metrics.drafted_per_step]
     num_tokens = sum(len(first[i].output.token_ids) for i in common)
     repeated = [repeated_ngrams(first[i].output.token_ids) for i in common]
     return ComparedArm(
@@ -195,8 +185,10 @@ def _summarize_arm(runs: list[TimedRun], base: list[TimedRun]) -> ComparedArm:
         latency_s=estimate([latency[i] for i in common]),
         first_token_s=estimate([first_token[i] for i in common]),
         speedup=estimate([base_pace[i] / pace[i] for i in common]),
-        acceptance_length=1.0 + sum(accepted) / len(accepted) if accepted else 1.0,
-        acceptance_by_position=acceptance_by_position(runs),
+        acceptance_length=acceptance_length(sum(accepted), len(accepted)),
+        acceptance_by_position=accepted_by_position(
+            histogram_of(accepted), histogram_of(drafted), of_all=True
+        ),
         identical=all(run.output.token_ids == reference[run.prompt_index] for run in runs),
         repeated_4grams=sum(repeated) / len(repeated),
     )

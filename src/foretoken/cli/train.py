@@ -6,7 +6,7 @@ Owns argument parsing, the tables of what was measured and the verdict of `auto`
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -103,8 +103,6 @@ Form = Annotated[
 
 
 def _trains(kind: str) -> Callable[..., None]:
-    """The command that trains one kind of drafter."""
-
     def command(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
         from foretoken.training.runs import train
 
@@ -157,7 +155,7 @@ def auto(
         report = json.loads((asked.out / REPORT).read_text())
         typer.echo(json.dumps({**report, "verdict": verdict.word, "sentence": verdict.sentence}))
     _print_worth(console, outcome)
-    for line in (what_more(outcome), f"The drafter is in {outcome.folder}:", config):
+    for line in (f"The drafter is in {outcome.folder}:", config):
         console.print(line, soft_wrap=True, markup=False)
     console.print(verdict.sentence, style=verdict.style, soft_wrap=True, markup=False)
     raise typer.Exit(verdict.exit_code)
@@ -180,23 +178,6 @@ def verdict_on(found: "Judgement", use: str = "") -> Verdict:
         return Verdict(word=word, reason=f"{seen}; more prompts would tell")
     word = LEAVE_IT_OFF if word == MEASURE_MORE else word
     return Verdict(word=word, reason=seen, command="" if word == LEAVE_IT_OFF else use)
-
-
-def what_more(outcome: "AutoOutcome") -> str:
-    """What twice the time would bring, if the curve goes on."""
-    from foretoken.training.auto.run import TRAINED
-
-    found = outcome.doubling
-    if found is None:
-        return "The run was too short to say what more hours would bring."
-    speed = median(outcome.judgement.speedups(TRAINED))
-    guess = speed * (found.now + found.tokens) / found.now
-    return (
-        f"Twice the training would add about {found.tokens:.2f} [{found.low:.2f}, "
-        f"{found.high:.2f}] to {found.now:.2f} tokens a verification on held-out text, and make "
-        f"{speed:.2f}x about {guess:.2f}x, if the curve goes on; a small head or few prompts "
-        "may end it sooner."
-    )
 
 
 def _print_worth(console: "Console", outcome: "AutoOutcome") -> None:
@@ -313,7 +294,7 @@ def eval_drafter(
         raise ConfigError("TARGET", target, "a model with a tokenizer.json")
     told = partial(typer.echo, err=as_json)
     found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, told)
-    text = json.dumps(found.as_record(), indent=2)
+    text = json.dumps(asdict(found), indent=2)
     if as_json:
         typer.echo(text)
     else:

@@ -25,6 +25,7 @@ from foretoken.cli.options import (
 )
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.types import FinishReason, Output, RequestMetrics, SamplingParams, TokenSource
+from foretoken.types.accepted import acceptance_length
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -126,7 +127,6 @@ class TimedText:
     """A text that grows, and its times: seconds since it was asked for."""
 
     def __init__(self) -> None:
-        """Asked for now."""
         self._began = time.perf_counter()
         self.text = ""
         self.num_tokens = 0
@@ -177,7 +177,7 @@ def describe_acceptance(answers: Sequence[TimedText]) -> str | None:
     if not accepted:
         return None
     drafted = sum(sum(metrics.drafted_per_step) for metrics in done)
-    length = 1 + sum(accepted) / len(accepted)
+    length = acceptance_length(sum(accepted), len(accepted))
     return f"acceptance length {length:.2f}, {sum(accepted)} of {drafted} drafts accepted"
 
 
@@ -186,7 +186,6 @@ class Screen:
     """A terminal that shows texts in colours."""
 
     def __init__(self, llm: "LLM") -> None:
-        """Show what `llm` writes."""
         from rich.console import Console
 
         self._console = Console(highlight=False, soft_wrap=True)

@@ -50,15 +50,18 @@ def auto_drafters(target: str | None, max_drafts: int | None = None) -> tuple[Dr
     return tuple(found)
 
 
-def expected_gain(method: DraftingMethod, drafter: PackagedDrafter) -> float:
+def expected_gain(method: DraftingMethod, drafter: PackagedDrafter | None = None) -> float:
     """Tokens in the time of one plain step, with four drafts at a time; without drafts it is 1.
 
     Every draft counts as accepted with the same chance (Leviathan et al. 2022, section 3);
-    what checking takes is left out, since it is the same for all.
+    what checking takes is left out, since it is the same for all. Without a `drafter`: as is usual
+    for the method.
     """
-    chance = method.usual_acceptance if drafter.acceptance is None else drafter.acceptance
-    cost = method.usual_cost if drafter.cost is None else drafter.cost
-    drafts = min(_COSTED_DRAFTS, drafter.max_drafts or _COSTED_DRAFTS)
+    chance, cost, drafts = method.usual_acceptance, method.usual_cost, _COSTED_DRAFTS
+    if drafter is not None:
+        chance = chance if drafter.acceptance is None else drafter.acceptance
+        cost = cost if drafter.cost is None else drafter.cost
+        drafts = min(drafts, drafter.max_drafts or drafts)
     tokens: float = sum(chance**i for i in range(drafts + 1))
     return tokens / (1.0 + cost)
 

@@ -10,7 +10,7 @@ from typing import final
 
 TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
 """Upper edges of the temperature buckets by which acceptance is learnt and reported."""
-_FADE = 0.97
+RECENT_KEEPS = 0.97
 """What a draft's weight is multiplied by at each later one."""
 _TRUST = 0.7
 """Before it is known: accepted tokens per promised one."""
@@ -78,8 +78,8 @@ class KeptRatio:
 
     def observe(self, expected: float, accepted: float) -> None:
         """One draft's outcome."""
-        self._expected = _FADE * self._expected + expected
-        self._accepted = _FADE * self._accepted + accepted
+        self._expected = RECENT_KEEPS * self._expected + expected
+        self._accepted = RECENT_KEEPS * self._accepted + accepted
 
     def value(self, usual: float) -> float:
         """Accepted per expected token."""

@@ -6,7 +6,6 @@ plans are made by is `learned.target_step_time`. Knows neither tokens nor drafte
 fades, so that estimates follow the machine.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,19 +28,11 @@ class StepShape(NamedTuple):
     """How many of the rows are a prompt's, which have no logits."""
 
 
-class StepTime(NamedTuple):
-    """An estimate of a step's time."""
-
-    seconds: float
-    sd: float = math.inf
-    """Standard deviation of the estimate; infinite where the model does not say."""
-
-
 class CostModel(ABC):
     """Seconds of a step by its shape."""
 
     @abstractmethod
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """How long a step of this shape takes."""
 
 
@@ -67,14 +58,14 @@ class PlainCost(CostModel):
         known = self._seconds.get(shape.sequences, seconds)
         self._seconds[shape.sequences] = _PLAIN_KEEPS * known + (1 - _PLAIN_KEEPS) * seconds
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """A plain step of `shape.sequences`; asserts that any was seen."""
         assert self._seconds, "no plain step was seen"
         smaller = [seen for seen in self._seconds if seen <= shape.sequences]
         if smaller:
-            return StepTime(self._seconds[max(smaller)])
+            return self._seconds[max(smaller)]
         nearest = min(self._seconds)
-        return StepTime(self._seconds[nearest] * shape.sequences / nearest)
+        return self._seconds[nearest] * shape.sequences / nearest
 
 
 @final
@@ -86,9 +77,9 @@ class LineCost(CostModel):
     """1: times are in plain steps."""
     row_s: float = 0.0
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """The line at `shape.rows`."""
-        return StepTime(self.first_s + self.row_s * (shape.rows - 1))
+        return self.first_s + self.row_s * (shape.rows - 1)
 
 
 @final
@@ -126,7 +117,7 @@ class RooflineCost(CostModel):
     reread_rows: float = 8
     """From this many rows on, kernels unpack a weight once for all."""
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """The bound for this shape."""
         # With few rows most experts are read by none of them, with many rows by at least one.
         touched = 1.0 - (1.0 - self.expert_share) ** shape.rows
@@ -135,7 +126,7 @@ class RooflineCost(CostModel):
         moved += shape.sequences * shape.context * self.kv_bytes(shape.context)
         multiplying = shape.rows * self.flops(shape.context) / self.flops_per_s
         bound = max(moved / self.bandwidth, multiplying, self.floor_s)
-        return StepTime(bound + self.exchange_s + self.exchange_row_s * shape.rows)
+        return bound + self.exchange_s + self.exchange_row_s * shape.rows
 
 
 def speculative_step(verify_cost: float, draft_cost: float, k: float) -> float:

@@ -7,6 +7,7 @@ requests. Invariant: a drafter that rests is tried again after a bounded number 
 from collections.abc import Iterable
 from typing import final
 
+from foretoken.control.acceptance import RECENT_KEEPS
 from foretoken.control.plan import DraftOutcome
 
 JUDGED_FROM = 32
@@ -14,8 +15,6 @@ JUDGED_FROM = 32
 FIRST_REST = 64
 """Steps of the first rest; doubled by each trial that fails."""
 LONGEST_REST = 1024
-_FADE = 0.97
-"""What a verification's weight is multiplied by at each later one."""
 
 
 @final
@@ -54,8 +53,8 @@ class AcceptanceFloor:
             return
         for one in outcomes:
             if one.drafter == drafter:
-                self._drafted = _FADE * self._drafted + one.num_drafted
-                self._accepted = _FADE * self._accepted + one.num_accepted
+                self._drafted = RECENT_KEEPS * self._drafted + one.num_drafted
+                self._accepted = RECENT_KEEPS * self._accepted + one.num_accepted
                 self._checked += one.num_drafted
         if self._checked < JUDGED_FROM:
             return

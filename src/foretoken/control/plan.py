@@ -20,8 +20,6 @@ class StepLoad:
     """Sequences that decode in the step."""
     num_prefilling: int
     """Running sequences with prompt tokens left to compute."""
-    num_waiting: int
-    """Sequences not admitted yet."""
     num_prompt_tokens: int = 0
     """Prompt tokens that the step is about to compute."""
 
@@ -124,7 +122,7 @@ class DraftPlan:
         return self.limit == 0
 
 
-NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0, num_waiting=0), budgets=())
+NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0), budgets=())
 """The plan of a step in which nothing decodes."""
 
 DraftPlanner: TypeAlias = Callable[[Seq[DecodingSequence], StepLoad], DraftPlan]

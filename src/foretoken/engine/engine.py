@@ -38,6 +38,7 @@ from foretoken.types import (
     Speculation,
     StepStats,
 )
+from foretoken.types.accepted import histogram_of, reached
 
 StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
 """Is told of every step: the batch with its plan and drafts, the outcome, counts and times."""
@@ -290,10 +291,9 @@ class Engine:
         times: _StepTimes,
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
-        per_pos = [0] * max((span.draft_depth for span in batch.spans), default=0)
-        for v in checked:
-            for position in range(v.num_accepted):
-                per_pos[position] += 1
+        deepest = max((span.draft_depth for span in batch.spans), default=0)
+        per_pos = reached(histogram_of(v.num_accepted for v in checked))
+        per_pos += [0] * (deepest - len(per_pos))
         return StepStats(
             num_sequences=self.parts.scheduler.num_running,
             num_tokens=batch.num_tokens,

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from foretoken.control.cost import PlainCost, StepShape
 from foretoken.types import StepStats
+from foretoken.types.accepted import acceptance_length, acceptance_rate
 from foretoken.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 
 logger = logging.getLogger("foretoken")
@@ -59,12 +60,12 @@ class _Totals:
     @property
     def acceptance_length(self) -> float:
         """Tokens per verification with a draft, the recovered or bonus token included."""
-        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+        return acceptance_length(self.num_accepted_tokens, self.num_drafts)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted draft tokens per drafted one."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        return acceptance_rate(self.num_accepted_tokens, self.num_draft_tokens)
 
 
 class PlainEstimate:
@@ -90,14 +91,14 @@ class PlainEstimate:
         if stats.num_draft_tokens == 0:
             self.cost.observe(shape, stats.busy_s)
         if self.cost.known:
-            plain_s = self.cost.seconds(shape).seconds
+            plain_s = self.cost.seconds(shape)
             self.estimated_s += plain_s * stats.num_output_tokens / count
             self.measured_s += stats.busy_s
 
     def step_seconds(self, count: int) -> float:
         """Seconds of a plain step of `count` sequences; 0 if none was ever seen."""
         shape = StepShape(rows=count, sequences=count)
-        return self.cost.seconds(shape).seconds if self.cost.known else 0.0
+        return self.cost.seconds(shape) if self.cost.known else 0.0
 
 
 class Window:
@@ -138,10 +139,11 @@ class EngineMetrics:
         self._log_stats = log_stats
         self._log_interval_s = log_interval_s
         self.plain = PlainEstimate(PlainCost())
+        self._watched: dict[str, Callable[[], float]] = {}
         self.restart()
 
     def restart(self) -> None:
-        """Forget all counts; what a plain step costs stays known."""
+        """Forget all counts; what a plain step costs and which gauges are watched stay known."""
         self.plain = PlainEstimate(self.plain.cost)
         self._totals = _Totals()
         self._step_sizes = [0] * (len(_STEP_EDGES) + 1)
@@ -154,7 +156,6 @@ class EngineMetrics:
         self._recent = _Totals()
         self._recent_per_pos: list[int] = []
         self._logged_at = time.monotonic()
-        self._watched: dict[str, Callable[[], float]] = {}
 
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """Report a gauge that is read when asked for."""

@@ -204,7 +204,7 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
     else:
         guess = promised(_usual_machine(config, parts.runner), shapes)
         target = TargetStepTimeModel(guess, sd=PROMISED_SD, passes_only=True)
-    plain_s = target.seconds(_PLAIN).seconds
+    plain_s = target.seconds(_PLAIN)
     drafters = {}
     for name, member in parts.members.items():
         each_s = _DRAFTER_SHARE * most_seconds / len(parts.members)

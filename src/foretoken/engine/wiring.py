@@ -48,8 +48,7 @@ from foretoken.ops.quantize_kv import kv_store_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.choose.planned import PlannedPolicy
-from foretoken.proposers.choose.policy import FirstPolicy, Policy
+from foretoken.proposers.choose.policy import FirstPolicy, PlannedPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.drafter_factory import create_drafters, feature_points, find_drafters
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target

@@ -20,14 +20,12 @@ class PrefixCache:
     entry per page.
     """
 
-    def __init__(self, pool: PagePool, *, identity: str = "") -> None:
-        """`identity` names the model and everything else that the KV depends on."""
+    def __init__(self, pool: PagePool) -> None:
         self.num_queried_tokens = 0
         """Tokens of all prompts looked up."""
         self.num_hit_tokens = 0
         """Tokens of those that need not be computed."""
         self._pool = pool
-        self._identity = identity
         self._page_of: dict[bytes, int] = {}
         self._name_of: list[bytes | None] = [None] * pool.num_pages
         self._generation = [0] * pool.num_pages
@@ -48,7 +46,7 @@ class PrefixCache:
 
     def root(self, salt: str | None) -> bytes:
         """The parent of a first page."""
-        return root_name(self._identity, self._pool.page_size, salt)
+        return root_name(self._pool.page_size, salt)
 
     def extend_names(
         self, names: list[bytes], token_ids: Sequence[int], salt: str | None, num_pages: int

@@ -12,8 +12,6 @@ LEVELS = ("error", "warning", "note", "ok")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence about one thing."""
-
     check: str
     """Name of the check, as `docs/deciding.md` lists it."""
     level: str

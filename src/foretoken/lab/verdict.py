@@ -20,8 +20,6 @@ FASTER = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What it comes to."""
-
     word: str
     """USE_IT, LEAVE_IT_OFF or MEASURE_MORE."""
     reason: str

@@ -244,7 +244,6 @@ class _Buffers:
         return sequences > self.logits_BV.shape[0] or rows > self.x_TD.shape[0]
 
     def grown(self, sequences: int, rows: int) -> "_Buffers":
-        """Larger ones."""
         size = max(sequences, self.logits_BV.shape[0]), max(rows, self.x_TD.shape[0])
         return _Buffers.of(self.call, self.parts, size, self.units_a_row)
 

@@ -48,7 +48,7 @@ class SpanLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Where drafts of a rollout end early: `foretoken.proposers.confidence` says why."""
+    """Where drafts of a rollout end early: `foretoken.proposers.chain` says why."""
 
     least_sure: float
     """A draft is made if its chance is at least this."""

@@ -192,7 +192,6 @@ class SwappedLinear(nn.Module):
     """A linear layer of ours where transformers expects a module."""
 
     def __init__(self, linear: Linear, num_outputs: int) -> None:
-        """Wrap `linear`."""
         super().__init__()
         self._linear = linear
         self._num_outputs = num_outputs
@@ -207,7 +206,6 @@ class SwappedActivation(nn.Module):
     """An activation of ours where transformers expects a module."""
 
     def __init__(self, activate: Activation) -> None:
-        """Wrap `activate`."""
         super().__init__()
         self._activate = activate
 

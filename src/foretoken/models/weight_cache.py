@@ -441,7 +441,6 @@ class PackedWriting:
         os.close(self._fd)
 
     def __enter__(self) -> Self:
-        """The same."""
         return self
 
     def __exit__(

@@ -54,7 +54,6 @@ class DrawKernel:
     """The call; logits lie on the CPU."""
 
     def __init__(self, library: Library) -> None:
-        """Bind the function of `library`."""
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._draw = library.function("ft_draw", (ctypes.c_char_p, count, pointer, count, pointer))
 

@@ -55,7 +55,6 @@ class RejectKernel:
     """The calls; tensors lie on the CPU."""
 
     def __init__(self, library: Library) -> None:
-        """Bind the functions of `library`."""
         self._reject = library.function("ft_reject", (_PTR,))
         self._weigh = library.function(
             "ft_distributions", (ctypes.c_char_p, _I64, _PTR, _I64, _PTR), ctypes.c_int32

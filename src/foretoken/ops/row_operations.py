@@ -40,7 +40,6 @@ class RowKernels:
     """The calls; tensors lie on the CPU in a type of TYPES, their last dimension dense."""
 
     def __init__(self, library: Library) -> None:
-        """Bind the functions of `library`."""
         self._norm = library.function("ft_norm", (_PTR,))
         self._rotary = library.function("ft_rotary", (_PTR,))
         self._gate = library.function("ft_gate", (_PTR,))

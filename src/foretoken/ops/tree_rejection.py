@@ -119,7 +119,6 @@ class RecursiveWalk(BranchTest):
     """From the root down, child by child."""
 
     def __init__(self, nodes: Nodes) -> None:
-        """Begin at the root."""
         self._nodes = nodes
         self._at = Branching(nodes, -1, 1.0)
         self.path = ()
@@ -149,7 +148,6 @@ class Traversal(BranchTest):
     """From the leaves up, path by path."""
 
     def __init__(self, nodes: Nodes) -> None:
-        """Begin at the first leaf."""
         self._nodes = nodes
         self._frames = [Branching(nodes, -1, 1.0)]
         self.finished = False

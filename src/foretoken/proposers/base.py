@@ -43,10 +43,14 @@ class ProposerSettings:
 class Proposer(ABC):
     """Drafts tokens. Whether a token is dropped may depend only on what was known before it.
 
-    Every method writes `propose` and `release`, and names itself. The other members have an answer
-    that holds for whoever keeps nothing of sequences. `num_missing`, `feed` and `max_window` tell
-    control what catching up takes; `num_bytes` and `prefix_tokens` are shown; the rest says how its
-    drafts may be used.
+    Every method writes two members, `propose` and `release`, and its `name`. The others have an
+    answer that holds for whoever keeps nothing of sequences:
+
+    - for control: `looks_up`, `drafts_blocks`, `times`; and where there are keys and values of its
+      own `num_missing`, `max_window` and `feed`, which say what catching up takes and do it;
+    - shown to users: `num_bytes`, `prefix_tokens`.
+
+    None is for trees: they are in the `Draft`, and `drafting.py` makes them of a drafter's steps.
     """
 
     name: str

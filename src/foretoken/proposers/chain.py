@@ -5,70 +5,66 @@ still want some. It knows nothing of where logits come from. What is kept of a d
 the token was really drawn from.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
-from foretoken.proposers.confidence import Confidence
+from foretoken.config import DrafterConfig
+from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, StopRule
+from foretoken.proposers.steps import DraftSteps
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
 
 
-class ChainSteps(ABC):
-    """What makes the logits of one call of `draft_chain`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """How sure of its next token a drafter must be to go on.
 
-    rolls_out: bool = False
-    """Whether `roll_out` may be asked."""
-    all_or_none: bool = False
-    """Whether a rollout drafts everything from the start on, and only where all spans want equally
-    many drafts."""
+    Decided on the distribution before its token is drawn, and a token that was drawn is always
+    checked; what is dropped is never dropped for what it turned out to be.
+    """
 
-    @abstractmethod
-    def first(self) -> Tensor:
-        """float32 logits after the newest token of every span, [B, V]."""
+    threshold: float = 0.0
+    """Stop where the best next token has less probability than this, filters and temperature
+    aside; 0: never."""
+    least: int = 0
+    """Never stop before this many drafts."""
 
-    @abstractmethod
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """float32 logits after the drafts so far of the spans `active`, [len(active), V].
+    @classmethod
+    def of(cls, config: DrafterConfig) -> Self:
+        """What a drafter's settings say."""
+        stop = config.stop
+        return cls(threshold=stop.draft_confidence_threshold, least=stop.min_speculative_tokens)
 
-        Args:
-            active: indices of spans, ascending, each among those of the call before.
-            drafted: the drafts so far of each of them, equally many.
-        """
-
-    def roll_out(
-        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
-    ) -> RolledOut | None:
-        """Several drafts of each span by one call: those that one by one would give, or fewer.
-
-        It is asked before `first`, with nothing drafted yet, and before every `after`; what it
-        drafts from the start on makes `first` needless.
+    def keeps(self, logits_BV: Tensor, count: int, sure: Seq[float] | None = None) -> list[int]:
+        """Rows whose next token is to be drafted: before the first one, this may be none.
 
         Args:
-            active: indices of spans, ascending.
-            drafted: the drafts so far of each of them, equally many; they are not changed here.
-            plan: how many tokens, how each is chosen, and where they end.
-
-        Returns:
-            The drafts. None: nothing was drafted, and token by token it goes on.
+            logits_BV: float32, of that token.
+            count: the drafts that each has.
+            sure: the chance of each row's draft, if something better is known than that of its best
+                token.
         """
-        return None
+        if count < self.least:
+            return list(range(len(logits_BV)))
+        best_B = sure or best_chances(logits_BV)
+        return [row for row, chance in enumerate(best_B) if chance >= self.threshold]
 
-    def sure(self, active: list[int], drafted: list[list[int]]) -> list[float] | None:
-        """The chance that the next draft of each span is accepted, by an opinion of the drafter's
-        own; judged before it is drawn. None: that of its best token.
+    def on(self, plan: RolloutPlan, count: int) -> RolloutPlan:
+        """The rollout `plan` of sequences with `count` drafts each, made to end where this says."""
+        rule = StopRule(least_sure=self.threshold, least=max(self.least - count, 0))
+        return replace(plan, stop=rule)
 
-        Args:
-            active: indices of spans, ascending; their logits have just been asked for.
-            drafted: the drafts so far of each of them, equally many.
-        """
-        return None
+
+def best_chances(logits_BV: Tensor) -> list[float]:
+    """The probability of each row's best token."""
+    chances: list[float] = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp().tolist()
+    return chances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +84,7 @@ class ChainDraft:
 
 
 def draft_chain(
-    steps: ChainSteps,
+    steps: DraftSteps,
     sampler: DraftSampler,
     spans: list[Span],
     confidence: Confidence | None = None,
@@ -140,7 +136,7 @@ class _Chains:
         """The drafts so far of the active spans."""
         return [self._drafted[i] for i in self.active]
 
-    def roll_out(self, steps: ChainSteps, stopping: Confidence | None) -> RolledOut | None:
+    def roll_out(self, steps: DraftSteps, stopping: Confidence | None) -> RolledOut | None:
         """Draft several tokens of each active span by one call, if that can be done."""
         active, before = self.active, self.before
         left = [self._spans[i].draft_budget - len(self._drafted[i]) for i in active]

@@ -1,22 +1,18 @@
-"""Drafting trees level by level: the loop that all drafters of trees share.
+"""What a tree of drafts is while it grows, level by level.
 
-A drafter gives logits after the nodes of the newest level, this loop fills their places with
-candidates. It knows nothing of where logits come from. How a tree takes its shape is the business
-of its `Growth`, and `foretoken.proposers.tree_shapes` has the two ways.
+How it takes its shape is the business of its `Growth`, and `tree_shapes.py` has the two ways. Knows
+nothing of where logits come from.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
-from foretoken.runtime.candidates import Candidates, OpenNode, choose_candidates
-from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.candidates import Candidates, OpenNode
 from foretoken.runtime.rows import Rows
 
 
@@ -95,6 +91,16 @@ class SpanTree:
         path = self.growth.path(node)
         return path[-2] if len(path) > 1 else -1
 
+    def fed_branch(self) -> list[int]:
+        """Tokens of the first branch that were fed. They lie where those of a chain would; an
+        accepted branch beside it is fed again."""
+        found: list[int] = []
+        for place, node in enumerate(self.growth.inner):
+            if len(self.growth.path(node)) != place + 1:
+                break
+            found.append(self.growth.tokens[node])
+        return found
+
     def open_nodes(self) -> list[OpenNode]:
         """The nodes of the frontier, with what their children are chosen by."""
         found = []
@@ -105,106 +111,6 @@ class SpanTree:
         return found
 
 
-class TreeSteps(ABC):
-    """What makes the logits of one call of `draft_trees`."""
-
-    @abstractmethod
-    def first(self) -> Tensor:
-        """float32 logits after the newest token of every span, [B, V]."""
-
-    @abstractmethod
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        """float32 logits after every node of the frontiers, tree after tree, [N, V].
-
-        Args:
-            trees: those that go on, in order; each among those of the call before.
-        """
-
-
-@final
-class DepthSteps(TreeSteps):
-    """Logits that depend on the depth of a node alone: heads that guess all depths at once."""
-
-    def __init__(self, read: Callable[[list[int], int], Tensor], count: int) -> None:
-        """Read them by `read`(trees by index, depth), for `count` trees."""
-        self._read, self._count = read, count
-        self._depth = 0
-
-    def first(self) -> Tensor:
-        """Logits of depth 0."""
-        return self._read(list(range(self._count)), 0)
-
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        """Logits of the next depth, the same for all nodes of a tree."""
-        self._depth += 1
-        owners = [tree.index for tree in trees for _ in tree.growth.frontier]
-        return self._read(owners, self._depth)
-
-
-@final
-class LevelRows:
-    """Which row of a drafter's newest outputs belongs to each node.
-
-    A drafter that keeps a state a node runs one pass a level. Its outputs have one row for each
-    node of the level, and the next level begins from the rows of the nodes before it.
-    """
-
-    def __init__(self, count: int) -> None:
-        """The first outputs have one row for each of `count` trees: their roots."""
-        self._row = {(index, -1): index for index in range(count)}
-
-    def advance(self, trees: Sequence[SpanTree]) -> list[int]:
-        """Go to the level of the frontiers; for each node there, the row of the node before."""
-        nodes = [(tree.index, node) for tree in trees for node in tree.growth.frontier]
-        # Siblings begin from the same row; nodes that were dropped leave theirs unused.
-        before = [self._row[t.index, t.parent(node)] for t in trees for node in t.growth.frontier]
-        self._row = {node: row for row, node in enumerate(nodes)}
-        return before
-
-
 def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:
     """The tokens of the frontiers, tree after tree."""
     return [tree.growth.tokens[node] for tree in trees for node in tree.growth.frontier]
-
-
-def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTree]) -> list[Grown]:
-    """Draft all levels of all trees; distributions of all trees if any has some."""
-    draws = any(
-        sampler.draws(tree.span.sequence.request.params) and not tree.growth.fixed for tree in trees
-    )
-    logits_NV, growing = steps.first(), list(trees)
-    while True:
-        # All places of all trees are filled together: one sort and one draw for the whole level.
-        nodes = [tree.open_nodes() for tree in growing]
-        flat = [node for some in nodes for node in some]
-        found = choose_candidates(sampler, logits_NV, flat, with_probs=draws)
-        # What a tree keeps of its candidates is its own business; one without a new level is done.
-        for tree, some in zip(growing, nodes, strict=True):
-            tree.growth.grow(found[: len(some)])
-            found = found[len(some) :]
-        growing = [tree for tree in growing if tree.growth.frontier]
-        if not growing:
-            return [tree.growth.finish() for tree in trees]
-        logits_NV = steps.after(growing)
-
-
-def start_trees(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
-    """A tree of this shape for each span, with nothing but its root."""
-    return [SpanTree(i, span, shape.start(span.draft_budget)) for i, span in enumerate(spans)]
-
-
-def draft_of_trees(
-    found: Sequence[Grown], places: Sequence[int], count: int, drafter: str
-) -> Draft:
-    """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
-    ids: list[tuple[int, ...]] = [()] * count
-    parents: list[tuple[int, ...] | None] = [None] * count
-    for place, grown in zip(places, found, strict=True):
-        ids[place], parents[place] = grown.ids, grown.parents
-    probs = [row for grown in found for row in grown.probs]
-    return Draft(
-        ids=tuple(ids),
-        parents=tuple(parents),
-        probs_KV=torch.stack(probs) if probs else None,
-        drafter=drafter,
-    )

@@ -16,7 +16,6 @@ Sources: Cai et al. 2024 (Medusa, arXiv 2401.10774); Li et al. 2024 (EAGLE-2, ar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Self, final
 
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch import Tensor
 from foretoken.config import DrafterConfig
 from foretoken.proposers.tree import Grown, Growth, TreeShape
 from foretoken.runtime.candidates import Candidates
+from foretoken.runtime.draft_tree import tree_of
 
 
 def tree_shape(config: DrafterConfig) -> TreeShape | None:
@@ -57,39 +57,11 @@ class StaticTree(TreeShape):
         )
 
     @property
-    def num_nodes(self) -> int:
-        """Drafts of a whole tree."""
-        return len(self.parents)
-
-    @property
     def depth(self) -> int:
-        """Drafts of the longest path."""
-        return max(len(self.path(node)) for node in range(self.num_nodes))
-
-    def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
-        return _path(self.parents, node)
-
-    def forks(self, count: int) -> dict[int, list[int]]:
-        """Children of every node (-1: the root) that has some, among the first `count` nodes."""
-        return _forks(self.parents[:count])
+        return tree_of(self.parents).depth
 
     def start(self, budget: int) -> "StaticGrowth":
-        """The first `budget` nodes of the shape."""
         return StaticGrowth(self, budget)
-
-
-@lru_cache(maxsize=256)
-def _forks(parents: tuple[int, ...]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        found.setdefault(parent, []).append(node)
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _path(parents: tuple[int, ...], node: int) -> tuple[int, ...]:
-    return (*_path(parents, parents[node]), node) if node >= 0 else ()
 
 
 @final
@@ -98,38 +70,33 @@ class StaticGrowth(Growth):
 
     def __init__(self, shape: StaticTree, budget: int) -> None:
         """Nothing but the root, for the first `budget` nodes of `shape`; parents are among them."""
-        self.shape = shape
+        self._shape, self._tree = shape, tree_of(shape.parents[:budget])
         self.fixed = False
         self.tokens: dict[int, int] = {}
         self.frontier = [-1]
-        self._forks = shape.forks(budget)
         self._probs: dict[int, Tensor] = {}
 
     @property
     def inner(self) -> list[int]:
-        """Nodes in order of index."""
-        return [node for node in sorted(self.tokens) if node in self._forks]
+        return [node for node in sorted(self.tokens) if self._children(node)]
 
     def count(self, node: int) -> int:
-        """Up to the highest rank among the node's children."""
-        return max(self.shape.ranks[child] for child in self._forks[node]) + 1
+        return max(self._shape.ranks[child] for child in self._children(node)) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
-        return self.shape.path(node)
+        return self._tree.paths[node] if node >= 0 else ()
 
     def grow(self, chosen: Sequence[Candidates]) -> None:
-        """Fill the children of the frontier, as far as there are candidates."""
         added = []
         for parent, found in zip(self.frontier, chosen, strict=True):
-            for child in self._forks[parent]:
-                rank = self.shape.ranks[child]
+            for child in self._children(parent):
+                rank = self._shape.ranks[child]
                 if rank < len(found.ids):
                     self.tokens[child] = found.ids[rank]
                     added.append(child)
                     if found.probs_CV is not None:
                         self._probs[child] = found.probs_CV[rank]
-        self.frontier = sorted(child for child in added if child in self._forks)
+        self.frontier = sorted(child for child in added if self._children(child))
 
     def finish(self) -> Grown:
         """The nodes that were filled, in order of index; they may be drawn, so all are checked."""
@@ -138,9 +105,12 @@ class StaticGrowth(Growth):
         place[-1] = -1
         return Grown(
             ids=tuple(self.tokens[node] for node in nodes),
-            parents=tuple(place[self.shape.parents[node]] for node in nodes),
+            parents=tuple(place[self._shape.parents[node]] for node in nodes),
             probs=[self._probs[node] for node in nodes if node in self._probs],
         )
+
+    def _children(self, node: int) -> tuple[int, ...]:
+        return self._tree.children[node + 1]
 
 
 @final
@@ -156,7 +126,6 @@ class DynamicTree(TreeShape):
 
     @property
     def depth(self) -> int:
-        """Most drafts on a branch."""
         return self.most
 
     def start(self, budget: int) -> "DynamicGrowth":
@@ -169,7 +138,6 @@ class DynamicGrowth(Growth):
     """Nodes are numbered in the order in which they were found, parents first."""
 
     def __init__(self, shape: DynamicTree, budget: int) -> None:
-        """Nothing but the root."""
         self._shape, self._budget = shape, budget
         self.fixed = True
         self.tokens: dict[int, int] = {}
@@ -181,15 +149,12 @@ class DynamicGrowth(Growth):
 
     @property
     def inner(self) -> list[int]:
-        """Nodes in order of their paths of ranks."""
         return sorted(self._inner, key=self._ranks.__getitem__)
 
     def count(self, node: int) -> int:
-        """`top_k` for every node."""
         return self._shape.top_k
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
         found: list[int] = []
         while node >= 0:
             found.append(node)

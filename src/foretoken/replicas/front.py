@@ -3,12 +3,20 @@
 It checks keys, hosts and bodies as a server does (`foretoken.server`), says once whose a request
 is (`RequestOrigin`), and has replicas do the rest. What is about one process alone, /admin, is not
 offered.
+
+A request's prompt is made for the router without a tokenizer (`prompt_of`). Texts that begin with
+the same characters begin with the same tokens, but for the last one of what they share. So
+stretches of text stand for tokens: `_BYTES` bytes for each, which is about what a token of English
+is. Prompts of token ids are taken as they are. The names of pages are the front's own: replicas
+have others for the same text. Of a long prompt the first `MOST_NAMED` pages have names, since it
+costs its sender nothing and may be refused; what is alike so far goes together.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -23,18 +31,56 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from foretoken.errors import ForetokenError, ParameterError
-from foretoken.replicas.beginnings import prompt_of
 from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayParts, problem_from
+from foretoken.router.prompt import RoutedPrompt
 from foretoken.server.access import Access, as_response
-from foretoken.server.endpoints import page, status
+from foretoken.server.endpoints import status
 from foretoken.server.problems import Problem, draining
 from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, ORIGIN_HEADER, RequestOrigin
 from foretoken.server.schemas import ChatBody, CompletionBody
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, salt_from
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.events import EventStream, to_json, unless_gone
+from foretoken.server.transport.events import EventStream, json_response, to_json, unless_gone
 from foretoken.server.transport.reading import as_body, read_json
+
+PAGE = 32
+"""Tokens of a page, or stretches of text."""
+MOST_NAMED = 2048
+"""Pages of a prompt that are looked at: 64 Ki tokens, 256 KiB of text."""
+_ID = (1 << 63) - 1
+"""What of a token id counts; what is beyond is refused by a replica."""
+_BYTES = 4
+
+
+def prompt_of(body: CompletionBody | ChatBody, salt: str | None) -> RoutedPrompt:
+    """The prompt of a request within its salt; of several prompts the first, as all of one request
+    go to one replica."""
+    return RoutedPrompt.of(_pieces(body), salt, page_size=PAGE, most_pages=MOST_NAMED)
+
+
+def _pieces(body: CompletionBody | ChatBody) -> Sequence[int]:
+    if isinstance(body, ChatBody):
+        return _of_text(_conversation(body))
+    named = MOST_NAMED * PAGE
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return _of_text(prompt.encode()) or [0]
+    return [*(int(one) & _ID for one in prompt[:named]), *prompt[named:]] or [0]
+
+
+def _conversation(body: ChatBody) -> bytes:
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    messages = [to_json(message.model_dump(exclude_none=True)) for message in body.messages]
+    return b"\n".join([to_json([body.template_variables, tools]), *messages])
+
+
+def _of_text(text: bytes) -> Sequence[int]:
+    """One number for every few bytes, the last filled up."""
+    return array("I", text + bytes(-len(text) % _BYTES))
+
 
 _KINDS: dict[str, type[CompletionBody | ChatBody]] = {
     "/v1/completions": CompletionBody,
@@ -196,12 +242,12 @@ async def health(request: Request) -> Response:
     views = state.parts.members.views
     if all(view.draining for view in views):
         raise _nobody()
-    return Response(to_json({"status": "ready", "replicas": len(views)}), media_type=_JSON)
+    return json_response({"status": "ready", "replicas": len(views)})
 
 
 async def live(request: Request) -> Response:
     """200 while the process is worth keeping; as /health/live."""
-    return Response(to_json({"status": "live"}), media_type=_JSON)
+    return json_response({"status": "live"})
 
 
 async def metrics(request: Request) -> Response:
@@ -232,7 +278,6 @@ def _nobody() -> Problem:
     return Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
 
 
-_JSON = "application/json"
 _ROUTES = (
     *(Route(path, generate, methods=["POST"]) for path in _KINDS),
     Route("/v1/models", pass_on),
@@ -250,6 +295,6 @@ _ROUTES = (
     Route("/control", pass_on),
     Route("/openapi.json", status.openapi),
     Route("/admin/{rest:path}", no_admin, methods=["GET", "PUT", "DELETE"]),
-    Route("/", page.page),
-    Route("/page/{name}", page.page),
+    Route("/", status.page),
+    Route("/page/{name}", status.page),
 )

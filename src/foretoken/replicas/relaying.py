@@ -2,27 +2,220 @@
 
 Invariants: an answer that has begun to go out is of one piece, whoever wrote which part; what a
 replica sent after its last mark goes to nobody; every request to a replica is closed.
+
+An attempt at one replica (`Upstream`) owns its connection and what is read from it: the whole of an
+answer, or the events of a stream up to each mark (`server.replica_protocol.progress`). Whatever
+breaks it off is a `ReplicaFailed`. `FrontMetrics` are the front's own, and those of every replica
+with a label that names it; it knows the text that Prometheus scrapes, not what is in it.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, TypeVar, final
 
 import httpx
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Assigned, Members
-from foretoken.replicas.upstream import Marked, ReplicaFailed, Unmarked, Upstream
+from foretoken.router.choosing import Route
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.relay import Relay, RelayedRequest
 from foretoken.router.relay_messages import Chunk, End, Failed, Restart, Routed, Seek
 from foretoken.server.problems import Problem, draining
-from foretoken.server.replica_protocol.progress import StreamProgress
-from foretoken.server.transport.events import Events
+from foretoken.server.replica_protocol.progress import StreamProgress, read_mark
+from foretoken.server.transport.events import DONE, Events
+
+MOST_UNMARKED = 64 << 20
+"""Bytes between two marks; a replica that sends more does not speak our language."""
+_END = b"\n\n"
+Result = TypeVar("Result")
+
+
+class ReplicaFailed(Exception):
+    """The replica died, hung, or broke off; caught by whoever sends the request elsewhere."""
+
+
+class Marked(NamedTuple):
+    """Events up to a mark."""
+
+    events: bytes
+    """As a client takes them; empty where there is nothing for it."""
+    gained: list[StreamProgress]
+
+
+class Unmarked(NamedTuple):
+    """What stood behind the last mark of a stream that came to its end: an error, or nothing."""
+
+    events: bytes
+
+
+@final
+class Upstream:
+    """An open request; `close` it whatever happens."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        """Nothing is sent yet; `url` is the endpoint's."""
+        self._client = client
+        self._url = url
+        self._response: httpx.Response | None = None
+        self._waiting: asyncio.Timeout | None = None
+        self._lost = False
+        self.forget: Callable[[], None] = lambda: None
+        """Called when it is closed."""
+
+    async def open(self, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        """Send the request; the head of the answer.
+
+        Raises:
+            ReplicaFailed: there is none.
+        """
+        request = self._client.build_request("POST", self._url, content=body, headers=headers)
+        self._response = await self._wait_for(self._client.send(request, stream=True))
+        return self._response
+
+    async def whole(self) -> bytes:
+        """All of the answer.
+
+        Raises:
+            ReplicaFailed: it broke off.
+        """
+        assert self._response is not None, "nothing was sent"
+        return await self._wait_for(self._response.aread())
+
+    async def parts(self) -> AsyncGenerator[Marked | Unmarked, None]:
+        """The events of a stream; an `Unmarked` is the last.
+
+        Raises:
+            ReplicaFailed: it broke off, or cannot be read.
+        """
+        assert self._response is not None, "nothing was sent"
+        pieces = self._response.aiter_raw()
+        waiting, whole = b"", bytearray()
+        while True:
+            piece = await self._wait_for(anext(pieces, None))
+            if piece is None:
+                raise ReplicaFailed("its stream ended in the middle")
+            *events, waiting = (waiting + piece).split(_END)
+            for event in events:
+                try:
+                    gained = read_mark(event)
+                except ValueError as error:
+                    raise ReplicaFailed(f"it sent a mark that is none ({error})") from error
+                if gained is not None:
+                    yield Marked(bytes(whole), gained)
+                    whole.clear()
+                elif event + _END == DONE:
+                    yield Unmarked(bytes(whole))
+                    return
+                elif event != b":":  # an empty comment: it wanted to know whether we are there
+                    whole += event + _END
+            if len(whole) + len(waiting) > MOST_UNMARKED:
+                raise ReplicaFailed(f"it sent {len(whole):,} bytes without a mark")
+
+    def lose(self) -> None:
+        """The replica is known to be gone: end the waiting for it."""
+        self._lost = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Hang up; a replica that is still writing ends the request."""
+        self.forget()
+        if self._response is not None:
+            with suppress(httpx.HTTPError, OSError):
+                await self._response.aclose()
+
+    async def _wait_for(self, work: Awaitable[Result]) -> Result:
+        try:
+            async with asyncio.timeout(0.0 if self._lost else None) as self._waiting:
+                return await work
+        except TimeoutError:
+            raise ReplicaFailed("it does not answer any more") from None
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise ReplicaFailed(str(error) or type(error).__name__) from error
+        finally:
+            self._waiting = None
+
+
+@final
+class FrontMetrics:
+    """What the front counts."""
+
+    def __init__(self, prefix: str) -> None:
+        """Names start with `prefix`."""
+        self._registry = CollectorRegistry()
+        self.http = Counter(
+            f"{prefix}:front_http_responses",
+            "Answers of the front by path and status.",
+            ("path", "status"),
+            registry=self._registry,
+        )
+        self._routes = Counter(
+            f"{prefix}:routed_requests",
+            "Requests that were sent to a replica, by what decided.",
+            ("replica", "reason"),
+            registry=self._registry,
+        )
+        self._hits = Counter(
+            f"{prefix}:routed_known_tokens",
+            "Prompt tokens that the chosen replicas were known to hold, estimated from text.",
+            registry=self._registry,
+        )
+        self._restarts = Counter(
+            f"{prefix}:request_restarts",
+            "Requests that were begun again at another replica, by how.",
+            ("how",),
+            registry=self._registry,
+        )
+        self._replicas = Gauge(
+            f"{prefix}:replicas", "Replicas that can be asked.", registry=self._registry
+        )
+
+    def count_route(self, route: Route) -> None:
+        """A request goes to a replica."""
+        assert route.replica is not None, route
+        self._routes.labels(route.replica.replica_id, str(route.reason)).inc()
+        self._hits.inc(route.hit_tokens)
+
+    def count_restart(self, how: Restart) -> None:
+        """A request goes elsewhere."""
+        self._restarts.labels(str(how)).inc()
+
+    def render(self, pages: Mapping[str, str]) -> bytes:
+        """What Prometheus scrapes: with the replicas' own pages, by their ids."""
+        self._replicas.set(len(pages))
+        merged = CollectorRegistry()
+        merged.register(_Labelled(pages))
+        return generate_latest(self._registry) + generate_latest(merged)
+
+
+@final
+class _Labelled(Collector):
+    """The families of several pages, each once, with the label `replica`."""
+
+    def __init__(self, pages: Mapping[str, str]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterable[Metric]:
+        found: dict[str, Metric] = {}
+        for replica_id, page in sorted(self._pages.items()):
+            for family in text_string_to_metric_families(page):
+                kept = found.get(family.name)
+                if kept is None:
+                    kept = Metric(family.name, family.documentation, family.type)
+                    found[family.name] = kept
+                for sample in family.samples:
+                    labels = {"replica": replica_id, **sample.labels}
+                    kept.add_sample(sample.name, labels, sample.value)
+        return found.values()
+
 
 logger = logging.getLogger("foretoken")
 

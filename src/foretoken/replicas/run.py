@@ -17,9 +17,8 @@ from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, EngineLostError
 from foretoken.extras import OptionalPackages
 from foretoken.replicas.front import FrontState, build_front
-from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Directory, Members, ReplicaPlace
-from foretoken.replicas.relaying import RelayedRequests, RelayParts
+from foretoken.replicas.relaying import FrontMetrics, RelayedRequests, RelayParts
 from foretoken.replicas.settings import PER_NODE, ReplicaConfig, ReplicaSpec
 from foretoken.server.replica_protocol.origin import INTERNAL_HEADER
 from foretoken.server.replica_protocol.report import PATH, Report

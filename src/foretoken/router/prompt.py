@@ -30,7 +30,6 @@ class RoutedPrompt:
         salt: str | None,
         *,
         page_size: int,
-        identity: str = "",
         most_pages: int | None = None,
     ) -> Self:
         """Name the pages of `token_ids`.
@@ -40,11 +39,10 @@ class RoutedPrompt:
             salt: prefixes are known to prompts of the same salt only; a server makes it of the
                 tenant and the request's cache salt.
             page_size: tokens of a page, as the replicas have it.
-            identity: the model, as the replicas name it.
             most_pages: that are named, at least 1; None: all.
         """
         assert token_ids, "a prompt has at least one token"
-        root = root_name(identity, page_size, salt)
+        root = root_name(page_size, salt)
         names: list[bytes] = []
         named = token_ids if most_pages is None else token_ids[: most_pages * page_size]
         for start in range(0, len(named) - page_size + 1, page_size):

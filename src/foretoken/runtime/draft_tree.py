@@ -30,11 +30,6 @@ class Tree:
         """Nodes of the longest path."""
         return max(map(len, self.paths), default=0)
 
-    @property
-    def num_leaves(self) -> int:
-        """Nodes without children."""
-        return sum(not children for children in self.children[1:])
-
     def window_paths(self, length: int) -> tuple[tuple[int, ...], ...]:
         """Paths of `SpanWindow` for a span of `length` committed tokens and these nodes."""
         before = tuple(range(length))

@@ -25,8 +25,8 @@ from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.replica_protocol.origin import INTERNAL_HEADER, RequestOrigin
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of
-from foretoken.server.transport.body_room import BodyRoom
 from foretoken.server.transport.events import to_json
+from foretoken.server.transport.reading import BodyRoom
 
 logger = logging.getLogger("foretoken.access")
 

@@ -16,7 +16,7 @@ from foretoken.errors import ConfigError, ForetokenError
 from foretoken.extras import OptionalPackages
 from foretoken.server.access import Access, as_response
 from foretoken.server.auditor import auditor_of
-from foretoken.server.endpoints import admin, chat, completions, page, status, tokens
+from foretoken.server.endpoints import admin, chat, completions, status, tokens
 from foretoken.server.observing.process_memory import keep_trimmed
 from foretoken.server.observing.server_metrics import AuditCollector, ServerMetrics
 from foretoken.server.problems import Problem
@@ -54,8 +54,8 @@ ROUTES = (
     Route("/admin/corpora", admin.list_corpora),
     Route("/admin/corpora/{name}", admin.put_corpus, methods=["PUT"]),
     Route("/admin/corpora/{name}", admin.delete_corpus, methods=["DELETE"]),
-    Route("/", page.page),
-    Route("/page/{name}", page.page),
+    Route("/", status.page),
+    Route("/page/{name}", status.page),
 )
 
 

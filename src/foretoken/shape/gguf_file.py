@@ -197,8 +197,6 @@ def _text(name: str, raw: memoryview) -> str:
 @final
 @dataclass(slots=True)
 class _Reading:
-    """Goes through a file once."""
-
     path: Path
     data: memoryview
     at: int = 0

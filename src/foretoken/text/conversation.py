@@ -46,7 +46,6 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _content(place: str, fields: Mapping[str, Any]) -> Any:
-    """The text of a message, or its parts; what was refused instead, if there is none."""
     content = fields.get("content", fields.get("refusal", ""))
     if isinstance(content, str):
         return content
@@ -75,7 +74,6 @@ def _calls(place: str, calls: object) -> list[dict[str, Any]]:
 
 
 def _call(place: str, call: object) -> dict[str, Any]:
-    """A call with a function that has a name and arguments."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise PromptError(f"{place}.function", function, "an object with name and arguments")

@@ -101,7 +101,6 @@ class Detokenizer:
     """Text of one growing output; never gives out half a character or part of a stop string."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, options: TextOptions) -> None:
-        """Start with an empty output."""
         self._tokenizer = tokenizer
         self._options = options
         self._growing = GrowingText(self._decode)

@@ -302,8 +302,6 @@ def _powers(base: int, count: int) -> _Hashes:
 
 
 class _Known(NamedTuple):
-    """A table of hashes."""
-
     hashes: _Hashes
     """Ascending."""
     order: Ids

@@ -73,7 +73,6 @@ class Renderers:
     """Fills templates; used by any number of threads."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._num_busy = 0
@@ -228,7 +227,6 @@ class _Process:
         return refused, text
 
     def _receive(self, count: int, until: float, wanted: Callable[[], bool]) -> bytearray:
-        """So many bytes."""
         found = bytearray(count)
         rest = memoryview(found)
         while rest:

@@ -8,8 +8,8 @@ more, cost(k) the median time of a decoding step of one sequence with k drafts, 
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from foretoken.config import EngineConfig
 from foretoken.engine.engine import Engine
@@ -19,6 +19,7 @@ from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
 from foretoken.training.data.answers import answer_all
 from foretoken.types import CompletionOutput, SamplingParams, Speculation, StepStats
+from foretoken.types.accepted import accepted_by_position, histogram_of
 
 MOST_DRAFTS = 8
 COST_TOKENS = 24
@@ -38,7 +39,6 @@ class EvalPlan:
     max_num_seqs: int = 8
 
     def __post_init__(self) -> None:
-        """Check that there is something to run."""
         if not self.temperatures or min(self.temperatures) < 0:
             raise ConfigError("--temperature", self.temperatures, "one or more numbers >= 0")
         if self.max_tokens < 2:
@@ -78,10 +78,6 @@ class Worth:
     """Speed-ups of 1, 2, ... drafts over the same engine with none, by temperature, as follows from
     acceptance and cost."""
 
-    def as_record(self) -> dict[str, Any]:
-        """All numbers as plain dictionaries, for JSON."""
-        return asdict(self)
-
 
 def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> Engine:
     """The target with the drafter, asked for as many drafts as are measured.
@@ -92,14 +88,20 @@ def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> 
     speculative = {"model": drafter, "num_speculative_tokens": MOST_DRAFTS}
     if method is not None:
         speculative["method"] = method
-    config = EngineConfig.from_kwargs(
-        model=target,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        max_num_seqs=plan.max_num_seqs,
-        enable_prefix_caching=False,
+    return open_engine(target, speculative, plan.max_num_seqs)
+
+
+def open_engine(target: str, speculative: object, max_num_seqs: int) -> Engine:
+    """An engine to be measured: it keeps no prompts, and no control lowers what it drafts."""
+    return build_engine(
+        EngineConfig.from_kwargs(
+            model=target,
+            speculative_config=speculative,
+            adaptive_speculation=False,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=False,
+        )
     )
-    return build_engine(config)
 
 
 def measure_worth(
@@ -120,27 +122,26 @@ def measure_worth(
         report(f"temperature {temperature:g}: {kept.lengths[-1]:.2f} tokens a verification")
     most = max(len(kept.by_position) for kept in found.values())
     costs = step_costs(engine, prompts[0], most, plan.cost_repeats)
-    speedups = {name: expected_speedups(kept, costs) for name, kept in found.items()}
+    speedups = {
+        name: tuple(expected_speedups(kept, costs).values()) for name, kept in found.items()
+    }
     return Worth(acceptance=found, costs=costs, speedups=speedups)
 
 
 def accepted(outputs: Iterable[CompletionOutput]) -> Accepted:
     """Accepted over all verifications of finished outputs; at its longest drafts' positions."""
-    pairs: list[tuple[int, int]] = []
+    drafted: list[int] = []
+    kept: list[int] = []
     for output in outputs:
         metrics = output.metrics
         assert metrics is not None, "a finished output without metrics"
-        pairs += zip(metrics.drafted_per_step, metrics.accepted_per_step, strict=True)
-    pairs = [(drafted, kept) for drafted, kept in pairs if drafted]
-    shares, lengths = [], [1.0]
-    for position in range(max((drafted for drafted, _ in pairs), default=0)):
-        reached = [kept for drafted, kept in pairs if drafted > position]
-        shares.append(sum(kept > position for kept in reached) / len(reached))
-        lengths.append(lengths[-1] + shares[-1])
+        drafted += metrics.drafted_per_step
+        kept += metrics.accepted_per_step
+    shares = accepted_by_position(histogram_of(kept), histogram_of(drafted))
     return Accepted(
-        by_position=tuple(shares),
-        lengths=tuple(lengths[1:]) or (1.0,),
-        num_verifications=len(pairs),
+        by_position=shares,
+        lengths=tuple(accumulate(shares, initial=1.0))[1:] or (1.0,),
+        num_verifications=sum(map(bool, drafted)),
     )
 
 
@@ -188,12 +189,9 @@ def watch_steps(engine: Engine) -> list[StepStats]:
     return seen
 
 
-def expected_speedups(found: Accepted, costs: Sequence[DecodingStep]) -> tuple[float, ...]:
-    """Speed-up of 1, 2, ... drafts over none."""
+def expected_speedups(found: Accepted, costs: Sequence[DecodingStep]) -> dict[int, float]:
+    """Speed-up over none, by the number of drafts, of those numbers whose steps were timed."""
     by_count = {cost.drafts: cost.total_s for cost in costs}
     assert 0 in by_count, "plain steps were not measured"
-    return tuple(
-        length * by_count[0] / by_count[k]
-        for k, length in enumerate(found.lengths, start=1)
-        if k in by_count
-    )
+    lengths = enumerate(found.lengths, start=1)
+    return {k: length * by_count[0] / by_count[k] for k, length in lengths if k in by_count}

@@ -1,235 +1,159 @@
-"""The dense Llama that training runs: whole sequences, causal, no cache pages.
+"""The dense Llama that training runs: transformers' layers, over a head tied to the embedding.
 
-Owns the training-time architecture and its parameter layout (fused QKV and gate/up).
-It does not know about serving: `foretoken.training.llama_folder` splits the fused matrices into
-Hugging Face's Llama names. Invariant: with equal weights its logits equal LlamaForCausalLM's.
+Owns its first weights, reading it from a folder, and the files that stand beside its weights there;
+`foretoken.training.heads.export` writes it. Invariant: LlamaForCausalLM loads an exported folder
+and gives this model's logits.
 """
 
+import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+import shutil
+from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
 
-from foretoken.config.reader import at_least, check_fields, require
-from foretoken.training.losses import head_loss
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.training import run_folder
+from foretoken.training.settings import LlamaShape
 
-QUERY_BLOCK = 128
-LONGEST_BLOCKED = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape:
-    """Sizes of a Llama model; the embedding is tied to the output head."""
-
-    vocab_size: Annotated[int, at_least(1)] = 8000
-    """Tokens of the vocabulary; a draft has its target's."""
-    hidden_size: Annotated[int, at_least(1)] = 192
-    """Width of the residual stream."""
-    layers: Annotated[int, at_least(1)] = 24
-    """Decoder layers."""
-    heads: Annotated[int, at_least(1)] = 6
-    """Attention heads, which divide the width."""
-    kv_heads: Annotated[int, at_least(1)] = 2
-    """Heads of keys and values, which divide the heads."""
-    ffn_size: Annotated[int, at_least(1)] = 512
-    """Inner width of the gated MLP."""
-    max_positions: Annotated[int, at_least(1)] = 2048
-    """Longest sequence."""
-    rope_theta: float = 10000.0
-    """Base of the rotary frequencies."""
-    norm_eps: float = 1e-5
-    """Added to the mean square in RMSNorm."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for sizes that no model has."""
-        check_fields(self, "shape.")
-        even = self.hidden_size % (2 * self.heads) == 0
-        allowed = f"a divisor of half of shape.hidden_size {self.hidden_size}"
-        require("shape.heads", self.heads, even, allowed)
-        shared = self.heads % self.kv_heads == 0
-        allowed = f"a divisor of shape.heads {self.heads}"
-        require("shape.kv_heads", self.kv_heads, shared, allowed)
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden_size // self.heads
-
-    @property
-    def kv_size(self) -> int:
-        """Channels of all the key (or value) heads together."""
-        return self.kv_heads * self.head_dim
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as a plain dictionary, for checkpoints."""
-        return asdict(self)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SPECIAL = "special_ids.json"
+PACKAGED_IDS = {"bos_token_id": 0, "eos_token_id": 1}
+"""The ids that begin and end a text for the packaged models."""
+ADDED = ("o_proj.weight", "down_proj.weight")
+"""How the names of matrices end whose products are added to the residual stream."""
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+}
+"""The keys of config.json that hold the sizes of a shape."""
 
 
-class Rope(NamedTuple):
-    """Cosine and sine tables, [T, head_dim], float32."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-class KeyValue(NamedTuple):
-    """One layer's keys and values, each [B, kv_heads, T, head_dim]."""
-
-    key: Tensor
-    value: Tensor
-
-
-class QueryKeyValue(NamedTuple):
-    """Queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+def llama_config(shape: LlamaShape) -> dict[str, Any]:
+    """The contents of config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{key: getattr(shape, name) for name, key in _KEYS.items()},
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    }
 
 
-class BlockOutput(NamedTuple):
-    """A block's hidden states [B, T, D] and the keys and values it computed."""
-
-    hidden: Tensor
-    cache: KeyValue
+_Layers: Any = LlamaModel  # half of its methods have no types
 
 
-class LlamaOutput(NamedTuple):
-    """Final hidden states [B, T, D], normed, and one cache a layer."""
+class Llama(_Layers, nn.Module):  # type: ignore[misc]
+    """A Llama decoder with tied embeddings, float32; see `LlamaShape` for the sizes."""
 
-    hidden: Tensor
-    caches: list[KeyValue]
-
-
-def rope_tables(shape: LlamaShape, length: int) -> Rope:
-    """Rotary tables for positions 0..length-1 (RoFormer, Su et al. 2021; half-split form)."""
-    dim = shape.head_dim
-    inverse = 1.0 / shape.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
-    angles = torch.cat((angles, angles), dim=-1)
-    return Rope(angles.cos(), angles.sin())
-
-
-def rotate(x_BHTd: Tensor, rope: Rope) -> Tensor:
-    """Apply the rotary position embedding to [B, H, T, head_dim], in x's dtype."""
-    half = x_BHTd.shape[-1] // 2
-    turned = torch.cat((-x_BHTd[..., half:], x_BHTd[..., :half]), dim=-1)
-    return (x_BHTd * rope.cos + turned * rope.sin).to(x_BHTd.dtype)
-
-
-def blocked_attention(query_NTd: Tensor, key_NTd: Tensor, value_NTd: Tensor) -> Tensor:
-    """Causal attention on [B * H, T, head_dim] with explicit scores, a block of queries a time."""
-    length, dim = query_NTd.shape[1:]
-    query_NTd = query_NTd * dim**-0.5
-    outputs = []
-    for start in range(0, length, QUERY_BLOCK):
-        end = min(start + QUERY_BLOCK, length)
-        scores = torch.bmm(query_NTd[:, start:end], key_NTd[:, :end].transpose(1, 2)).float()
-        seen = torch.ones(end - start, end, dtype=torch.bool, device=scores.device).tril(start)
-        weights = torch.softmax(scores.masked_fill(~seen, -1e30), dim=-1)
-        outputs.append(torch.bmm(weights.to(value_NTd.dtype), value_NTd[:, :end]))
-    return torch.cat(outputs, dim=1)
-
-
-def causal_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> Tensor:
-    """Causal attention, [B, H, T, head_dim] each; the fastest known form for the length."""
-    length, on_cpu = query_BHTd.shape[2], query_BHTd.device.type == "cpu"
-    if not on_cpu or length > LONGEST_BLOCKED or not torch.compiler.is_compiling():
-        return F.scaled_dot_product_attention(query_BHTd, key_BHTd, value_BHTd, is_causal=True)
-    flat = (x.flatten(0, 1) for x in (query_BHTd, key_BHTd, value_BHTd))
-    return blocked_attention(*flat).view(query_BHTd.shape)
-
-
-class Block(nn.Module):
-    """One pre-norm transformer layer: grouped-query attention and SwiGLU."""
+    embed_tokens: nn.Embedding
+    layers: Any
+    norm: Any
+    rotary_emb: nn.Module
+    set_attn_implementation: Any
 
     def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
+        """Draw first weights: smaller ones in what is added to the residual stream."""
+        super().__init__(LlamaConfig(**llama_config(shape), pad_token_id=None))
         self.shape = shape
-        hidden, kv = shape.hidden_size, shape.kv_size
-        self.attn_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
-        self.qkv = nn.Linear(hidden, hidden + 2 * kv, bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
-        self.ffn_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
-        self.gate_up = nn.Linear(hidden, 2 * shape.ffn_size, bias=False)
-        self.down = nn.Linear(shape.ffn_size, hidden, bias=False)
-
-    def forward(self, x_BTD: Tensor, rope: Rope) -> BlockOutput:
-        """Run the layer on whole sequences [B, T, D] from position 0."""
-        qkv = self.project(x_BTD, rope)
-        group = self.shape.heads // self.shape.kv_heads
-        mixed = causal_attention(
-            qkv.query,
-            qkv.key.repeat_interleave(group, dim=1),
-            qkv.value.repeat_interleave(group, dim=1),
-        )
-        return BlockOutput(self.finish(x_BTD, mixed), KeyValue(qkv.key, qkv.value))
-
-    def project(self, x_BTD: Tensor, rope: Rope) -> QueryKeyValue:
-        """The rotated queries and keys, and the values, of [B, T, D]."""
-        shape = self.shape
-        batch, length, _ = x_BTD.shape
-        qkv = self.qkv(self.attn_norm(x_BTD)).view(batch, length, -1, shape.head_dim)
-        wide = qkv.transpose(1, 2)
-        turned = rotate(wide[:, : -shape.kv_heads], rope)
-        query, key = turned[:, : shape.heads], turned[:, shape.heads :]
-        return QueryKeyValue(query, key, wide[:, -shape.kv_heads :])
-
-    def finish(self, x_BTD: Tensor, mixed_BHTd: Tensor) -> Tensor:
-        """Everything after attention, which gave [B, H, T, head_dim]."""
-        batch, length, _ = x_BTD.shape
-        x_BTD = x_BTD + self.out(mixed_BHTd.transpose(1, 2).reshape(batch, length, -1))
-        gate, up = self.gate_up(self.ffn_norm(x_BTD)).chunk(2, dim=-1)
-        hidden: Tensor = x_BTD + self.down(F.silu(gate) * up)
-        return hidden
-
-
-class Llama(nn.Module):
-    """A Llama decoder with tied embeddings; see `LlamaShape` for the sizes."""
-
-    def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        rope = rope_tables(shape, shape.max_positions)
-        self.register_buffer("rope_cos", rope.cos, persistent=False)
-        self.register_buffer("rope_sin", rope.sin, persistent=False)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        residual = 0.5 / math.sqrt(2 * self.shape.layers)
+        residual = 0.5 / math.sqrt(2 * shape.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue
-            gain = residual if name.endswith(("out.weight", "down.weight")) else 1.0
-            std = 0.02 if name == "embed.weight" else gain / math.sqrt(parameter.shape[1])
+            gain = residual if name.endswith(ADDED) else 1.0
+            std = 0.02 if name.startswith("embed") else gain / math.sqrt(parameter.shape[1])
             nn.init.normal_(parameter, std=std)
 
-    def rope(self, start: int, length: int) -> Rope:
-        """The rotary tables of positions start..start+length-1."""
-        end = start + length
-        assert end <= self.shape.max_positions, (end, self.shape.max_positions)
-        return Rope(self.get_buffer("rope_cos")[start:end], self.get_buffer("rope_sin")[start:end])
-
-    def forward(self, tokens_BT: Tensor) -> LlamaOutput:
-        """Hidden states [B, T, D] after the final norm, for int64 tokens [B, T] from position 0."""
-        rope = self.rope(0, tokens_BT.shape[1])
-        hidden, caches = self.embed(tokens_BT), []
-        for block in self.blocks:
-            hidden, cache = block(hidden, rope)
-            caches.append(cache)
-        return LlamaOutput(self.norm(hidden), caches)
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """Hidden states [B, T, D] after the last norm, for int64 tokens [B, T] from position 0."""
+        found: Tensor = self(tokens_BT, use_cache=False).last_hidden_state
+        return found
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [..., V] of normed hidden states [..., D]."""
-        return F.linear(hidden, self.embed.weight)
+        return nn.functional.linear(hidden, self.embed_tokens.weight)
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross entropy in nats of int64 targets [B, T]; targets below 0 do not count."""
-        hidden = self.forward(tokens_BT).hidden
-        return head_loss(hidden.flatten(0, 1), self.embed.weight, targets_BT.flatten())
+
+def read_checkpoint(folder: Path) -> Llama:
+    """The newest model of a run's folder, in float32.
+
+    Raises:
+        ConfigError: there is none, or it is of a release whose layers had other names.
+    """
+    state = run_folder.newest_state(folder, "model", "shape")
+    model = Llama(LlamaShape(**state["shape"]))
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        allowed = "a checkpoint that this release wrote; an older one exports those of its own"
+        raise ConfigError("RUN", str(folder), allowed) from error
+    return model
+
+
+def read_exported(folder: Path) -> Llama:
+    """A model from an exported folder, in float32.
+
+    Raises:
+        CheckpointError: the folder was not written by `export`, or is broken.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        model = Llama(LlamaShape(**{name: config[key] for name, key in _KEYS.items()}))
+        tensors = load_file(folder / "model.safetensors")
+        model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items()})
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RuntimeError) as error:
+        allowed = f"a model that `foretoken train export` wrote ({error!r})"
+        raise CheckpointError("model", str(folder), allowed) from error
+    return model
+
+
+def read_llama(folder: Path) -> Llama:
+    """The model in `folder`, an exported one or a run's newest checkpoint, in float32."""
+    if (folder / "config.json").exists():
+        return read_exported(folder)
+    return read_checkpoint(folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Put the tokenizer files that `source` has into `folder`, which may be the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        file = source / name
+        if file.is_file() and file.resolve() != (folder / name).resolve():
+            shutil.copyfile(file, folder / name)
+
+
+def keep_special_ids(target: Path, folder: Path) -> None:
+    """Note the ids that begin and end a text for the target in `target`, for `export`."""
+    file = target / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    found = {name: config.get(name) for name in PACKAGED_IDS}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPECIAL).write_text(json.dumps(found) + "\n")
+
+
+def special_ids(run: Path) -> dict[str, Any]:
+    """Those that were noted in a run's folder, or the packaged tokenizer's."""
+    path = run / SPECIAL
+    if path.is_file():
+        known: dict[str, Any] = json.loads(path.read_text())
+        return known
+    return dict(PACKAGED_IDS)

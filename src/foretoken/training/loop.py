@@ -1,32 +1,122 @@
-"""The training loop that heads, drafts and language models share.
+"""The training loop that heads, drafts and language models share, and what it shows meanwhile.
 
 Owns the order of a step, the schedule's use and when checkpoints are written. It knows neither the
-data nor the loss: a `Task` gives both. Invariant: a run continued from a checkpoint does the same
-steps as one that was never stopped (with a budget in steps; minutes depend on the machine).
+data nor the loss: a `Task` gives both. Invariants: a run continued from a checkpoint does the same
+steps as one that was never stopped (with a budget in steps; minutes depend on the machine); what
+was measured last stays in sight, so that a head's accuracy by position is beside its loss.
 """
 
 import math
+import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.training import run_folder
 from foretoken.training.llama import Llama
 from foretoken.training.optimizer import Optimizer
-from foretoken.training.progress import Display, Standing, terminal_of
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage, current_stage
 from foretoken.training.settings import Settings
+
+LINE_STEPS = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What a run has done so far; `history` holds one record an evaluation."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    history: list[dict[str, float]]
+
+
+class Display:
+    """A bar on `terminal`, or a line to `report` after the first step and every LINE_STEPS."""
+
+    def __init__(
+        self, report: Callable[[str], None], name: str, terminal: IO[str] | None = None
+    ) -> None:
+        self._report = report
+        self._bar = None
+        if terminal is not None:
+            form = "{l_bar}{bar}| step {n_fmt} [{elapsed}<{remaining}{postfix}]"
+            self._bar = tqdm(total=1, desc=name, file=terminal, bar_format=form, dynamic_ncols=True)
+        self._measured = ""
+
+    def step(self, done: Progress, share: float, loss: float, speed: float, scale: float) -> None:
+        """Show where the run is.
+
+        Args:
+            done: so far.
+            share: of the budget that is used up, 0..1.
+            loss: a running mean, in nats.
+            speed: tokens a second.
+            scale: the schedule's factor on the peak rates.
+        """
+        if self._bar is None:
+            if done.step % LINE_STEPS == 0 or done.step == 1:
+                left = done.seconds * (1 - share) / max(share, 1e-9) / 60
+                self._report(
+                    f"step {done.step} loss {loss:.3f} tokens {done.tokens / 1e6:.2f}M "
+                    f"{speed:.0f} tokens/s rate x{scale:.2f} left {left:.0f} min"
+                )
+            return
+        if self._bar.n == 0:
+            self._bar.initial = done.step - 1
+        self._bar.total = max(done.step, round(done.step / max(share, 1e-9)))
+        self._bar.n = done.step
+        found = f"loss {loss:.3f}{self._measured}, {speed:.0f} tokens/s"
+        self._bar.set_postfix_str(found, refresh=False)
+        self._bar.refresh()
+
+    def measured(self, found: Mapping[str, float]) -> None:
+        """Show held-out measurements, and keep them beside the bar."""
+        self._measured = f", {brief(found)}"
+        self.note(f"  held out: {' '.join(f'{name} {value:.4f}' for name, value in found.items())}")
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar if there is one."""
+        if self._bar is None:
+            self._report(text)
+            return
+        with tqdm.external_write_mode(file=sys.stdout):
+            self._report(text)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def terminal_of(stream: IO[str]) -> IO[str] | None:
+    """`stream` if a person reads it: a terminal that knows its size, as a bar needs it."""
+    if not stream.isatty():
+        return None
+    size = os.get_terminal_size(stream.fileno())
+    return stream if size.columns > 0 and size.lines > 0 else None
+
+
+def brief(found: Mapping[str, float]) -> str:
+    """Measurements in a few words: for a head, accuracy by position and the length it gives."""
+    depths = [value for name, value in found.items() if name.startswith("depth_")]
+    if not depths:
+        return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+    shares = " ".join(f"{100 * value:.0f}" for value in depths)
+    return f"right by position {shares}%, accepts {found['tokens_a_step']:.2f} a step"
+
 
 MIXED = "Mismatch dtype between input and weight"
 """What PyTorch says of norms with float32 weights under autocast, which is meant here."""
@@ -44,14 +134,6 @@ class Task(Protocol):
         ...
 
 
-class Length(Protocol):
-    """How long a run is."""
-
-    def progress(self, step: int, seconds: float) -> float:
-        """The share used up, 0..1, after `step` steps and `seconds` of work."""
-        ...
-
-
 class Job(NamedTuple):
     """A model and its task."""
 
@@ -60,32 +142,22 @@ class Job(NamedTuple):
     task: Task
 
 
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """What a run has done so far; `history` holds one record an evaluation."""
-
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    history: list[dict[str, float]]
-
-
 def pick_device() -> torch.device:
     """CUDA where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def prepare(model: Llama, settings: Settings) -> None:
-    """Compile the blocks of `model` where the settings ask for it.
+    """Compile the layers of `model` where the settings ask for it.
 
-    All blocks share one piece of code, so each length, mode and kind of model is a recompilation
+    All layers share one piece of code, so each length, mode and kind of model is a recompilation
     of it; the compiler's usual limit of eight would leave the last ones uncompiled.
     """
     if settings.compile:
         torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.optimize_ddp = False  # blocks are small enough as they are
-        for block in model.blocks:
-            block.compile(dynamic=False)
+        torch._dynamo.config.optimize_ddp = False  # layers are small enough as they are
+        for layer in model.layers:
+            layer.compile(dynamic=False)
 
 
 def tell_compiling(settings: Settings, report: Callable[[str], None]) -> None:
@@ -121,11 +193,11 @@ class Trainer:
         settings: Settings,
         folder: Path,
         ranks: Ranks | None = None,
-        length: Length | None = None,
+        length: Callable[[int, float], float] | None = None,
     ) -> None:
-        """Go on from `folder`, for as long as the settings say or, in place of them, `length`."""
+        """Go on from `folder`; `length` stands in for `settings.progress`: how far the run is."""
         self.ranks = ranks or Ranks()
-        self._run_length: Length = length or settings.budget
+        self._run_length = length or settings.progress
         self.model, self.task, self.settings, self.folder = *job, settings, folder
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
@@ -133,7 +205,7 @@ class Trainer:
         state = self.ranks.lead(lambda: run_folder.load_newest(folder))
         if state is not None:
             self._restore(state)
-        self._losses: nn.Module = _Losses(job)
+        self._losses: Any = _Losses(job)
         if self.ranks.size > 1:
             # Gives every rank the weights and buffers of rank 0, and sums gradients as they become
             # known. Not every kind of head has a gradient for every parameter in every stage.
@@ -177,7 +249,7 @@ class Trainer:
 
     def share(self) -> float:
         """How much of the budget is used up, 0..1."""
-        return self._run_length.progress(self.progress.step, self.progress.seconds)
+        return self._run_length(self.progress.step, self.progress.seconds)
 
     def step(self) -> float:
         """One optimizer step; returns its loss in nats."""
@@ -189,7 +261,7 @@ class Trainer:
         first = (done.step * self.ranks.size + self.ranks.rank) * parts
         value = self._gradients(range(first, first + parts), tokens, stage)
         with self._no_memory():
-            self.optimizer.step(self.settings.rates.scale(done.step, share))
+            self.optimizer.step(self.settings.rate_scale(done.step, share))
         done.step += 1
         done.tokens += parts * tokens * self.ranks.size
         done.seconds += self.ranks.mean(time.monotonic() - started)[0]
@@ -201,8 +273,10 @@ class Trainer:
         with self._no_memory():
             for part in parts:
                 # Ranks exchange gradients once a step: with the last part, which sums all.
-                with nullcontext() if part == parts[-1] else self._alone():
-                    loss = self._losses(part, tokens, stage) / len(parts)
+                losses, last = self._losses, part == parts[-1]
+                is_shared = isinstance(losses, DistributedDataParallel)
+                with losses.no_sync() if is_shared and not last else nullcontext():
+                    loss = losses(part, tokens, stage) / len(parts)
                     loss.backward()
                 value += loss.item()
             (value,) = self.ranks.mean(value)
@@ -213,12 +287,6 @@ class Trainer:
                 remedy = "lower matrix_rate and other_rate, other data"
                 raise self._failed(f"a {what} of {found}", remedy)
         return value
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """A context in which gradients stay on this rank."""
-        if isinstance(self._losses, DistributedDataParallel):
-            return self._losses.no_sync()
-        return nullcontext()
 
     @contextmanager
     def _no_memory(self) -> Iterator[None]:
@@ -270,11 +338,13 @@ class Trainer:
         while self.share() < 1.0 and not pauses(self.progress):
             before = self.progress.seconds
             if length != (length := self._length()):
-                display.note(f"rows of {length} tokens from now on{self._once_more()}")
+                again = ", compiled once more" if self.settings.compile else ""
+                display.note(f"rows of {length} tokens from now on{again}")
             last = self.step()
-            done = self.progress
+            done, share = self.progress, self.share()
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
-            display.step(self._standing(mean, done.seconds - before))
+            speed = self.ranks.size * self.settings.batch_tokens / (done.seconds - before)
+            display.step(done, share, mean, speed, self.settings.rate_scale(done.step, share))
             if done.step % self.settings.evaluate_steps == 0 and self.ranks.leads:
                 self._measure(display, mean)
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
@@ -293,18 +363,3 @@ class Trainer:
 
     def _length(self) -> int:
         return current_stage(self.settings.stages, self.share()).length
-
-    def _once_more(self) -> str:
-        return ", compiled once more" if self.settings.compile else ""
-
-    def _standing(self, loss: float, seconds: float) -> Standing:
-        done, share = self.progress, self.share()
-        return Standing(
-            step=done.step,
-            share=share,
-            tokens=done.tokens,
-            seconds=done.seconds,
-            loss=loss,
-            speed=self.ranks.size * self.settings.batch_tokens / seconds,
-            scale=self.settings.rates.scale(done.step, share),
-        )

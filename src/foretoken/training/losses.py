@@ -215,8 +215,3 @@ def distance(
         wanted, tv_share, *pairs
     )
     return Distance(loss, overlap_R)
-
-
-def distillation_loss(draft: Head, target: Head, tv_share: float) -> Tensor:
-    """The mean divergence of `draft` from `target`, in nats; no gradient goes to the target."""
-    return distance(draft, target, tv_share).loss

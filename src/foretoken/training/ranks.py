@@ -1,24 +1,21 @@
-"""The processes of one run: who this one is, what they agree on, and how a run gets several.
+"""The processes of one run: who this one is, and what they agree on.
 
-Owns the process group. torchrun starts the processes, or `launch` does for a config with `helpers`.
-It knows neither models nor data. Invariant: what `mean` and `lead` return is the same on every
-rank, so that ranks which decide by it alone never part.
+Owns the process group; torchrun starts the processes. It knows neither models nor data. Invariant:
+what `mean` and `lead` return is the same on every rank, so that ranks which decide by it alone
+never part.
 """
 
 import os
-import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from foretoken.errors import ConfigError, ForetokenError, TrainingError
-from foretoken.training.settings import Settings
+from foretoken.errors import ForetokenError, TrainingError
 
 Value = TypeVar("Value")
 
@@ -66,19 +63,10 @@ class Ranks:
         return tuple((sums / self.size).tolist())
 
 
-def is_alone() -> bool:
-    """Whether nobody has started further processes for this run yet."""
-    return _size() == 1
-
-
-def _size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """This process among those that torchrun started, which it says in the environment."""
-    size = _size()
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks()
         return
@@ -91,69 +79,3 @@ def joined() -> Iterator[Ranks]:
         dist.barrier()  # nobody hangs up on one who still talks
     finally:
         dist.destroy_process_group()
-
-
-def shared_out(settings: Settings) -> Settings:
-    """What each process of a run with helpers does: its share of the tokens of a step.
-
-    Raises:
-        ConfigError: a step cannot be cut into that many equal shares of whole rows.
-    """
-    share, rest = divmod(settings.batch_tokens, settings.helpers + 1)
-    parts = {max(settings.micro_tokens, stage.length) for stage in settings.stages}
-    if rest or any(share % part for part in parts):
-        wanted = " and ".join(str(part) for part in sorted(parts))
-        allowed = f"helpers + 1 equal shares of batch_tokens {settings.batch_tokens}, multiples of"
-        raise ConfigError("helpers", settings.helpers, f"{allowed} {wanted}")
-    return replace(settings, batch_tokens=share, helpers=0)
-
-
-def launch(processes: int, run: Callable[..., Value], *given: Any) -> Value:
-    """Let `processes` ranks on this machine call `run(*given)`; what rank 0 returned.
-
-    Raises:
-        TrainingError: `run` raised an error of ours, whose message and exit code it has; or a
-            process failed, which ends the others.
-    """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-    )
-    try:
-        found: dict[int, Value | _Failed] = elastic_launch(config, _one_thread)(run, *given)
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        raise TrainingError(f"process {failure.local_rank}: {failure.message}") from error
-    if isinstance(found[0], _Failed):
-        failed = TrainingError(found[0].message)
-        failed.exit_code = found[0].exit_code
-        raise failed
-    return found[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """An error on its way to the process that started this one; errors themselves cannot travel."""
-
-    message: str
-    exit_code: int
-
-
-def _one_thread(run: Callable[..., Value], *given: Any) -> Value | _Failed:
-    """Processes that share the cores of a machine would wait for each other's threads."""
-    torch.set_num_threads(1)
-    try:
-        return run(*given)
-    except ForetokenError as error:
-        if isinstance(error, TrainingError) and os.environ.get("LOCAL_RANK") == "0":
-            # Other ranks may still be at work and fail without it; then theirs is what is reported.
-            print(f"foretoken: {error}", file=sys.stderr)
-        return _Failed(str(error), error.exit_code)

@@ -1,15 +1,15 @@
-"""A run's folder: its checkpoints, written whole or not at all, and where the run comes from.
+"""A run's folder: files written whole or not at all, its checkpoints, and where the run comes from.
 
 Owns the `step-*.pt` files, of which the last two are kept, and `provenance.json`, one record for
-each start. It knows nothing of what is trained. Invariant: a checkpoint with its final name is
-complete, because it is renamed into place after it is on disk.
+each start. It knows nothing of what is trained. Invariant: a file with its final name is complete,
+because it is renamed into place after it is on disk; of files that grow, all lines but the last.
 """
 
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,6 +17,7 @@ from typing import Any
 
 import tokenizers
 import torch
+from safetensors import SafetensorError
 
 import foretoken
 from foretoken.errors import ConfigError, TrainingError
@@ -39,8 +40,51 @@ def make(folder: Path, option: str = "--out") -> None:
         raise ConfigError(option, str(folder), f"a folder to write to ({error})") from error
 
 
-def _all(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.pt"))
+def write_whole(path: Path, write: Callable[[Path], object], kind: str = "files") -> None:
+    """Let `write` make a file, and rename it into place once it is on disk.
+
+    Raises:
+        TrainingError: it cannot be written, as on a full disk; those of its `kind` before it are
+            intact.
+    """
+    part = path.with_suffix(".part")
+    try:
+        write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o644)
+        os.replace(part, path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise TrainingError(f"{path}: {error}; the {kind} before it are intact") from error
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """All whole lines of a file, none if there is no file; a last one that a killed run left half
+    written is removed."""
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if len(whole) < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return whole.splitlines()
+
+
+def append_lines(path: Path, lines: Sequence[str], remedy: str) -> None:
+    """Add lines, and wait until they are on disk.
+
+    Raises:
+        TrainingError: they cannot be written; the message ends with the `remedy`.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TrainingError(f"{path}: {error}; {remedy}") from error
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -49,25 +93,21 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises:
         TrainingError: it cannot be written, as on a full disk.
     """
-    path = folder / f"step-{step:07d}.pt"
-    part = path.with_suffix(".part")
-    try:
+
+    def write(part: Path) -> None:
         with part.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True)
-        raise TrainingError(f"{path}: {error}; the checkpoints before it are intact") from error
-    for old in _all(folder)[:-KEPT]:
+
+    path = folder / f"step-{step:07d}.pt"
+    write_whole(path, write, "checkpoints")
+    for old in newest(folder)[KEPT:]:
         old.unlink()
     return path
 
 
-def newest(folder: Path) -> Iterator[Path]:
+def newest(folder: Path) -> list[Path]:
     """The checkpoints of `folder`, newest first."""
-    yield from reversed(_all(folder))
+    return sorted(folder.glob("step-*.pt"), reverse=True)
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:
@@ -76,15 +116,16 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: the file is broken, as a copy may be.
     """
-    for path in newest(folder):
-        try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
-            allowed = "a whole checkpoint; delete it to go on from the one before"
-            wrong = " ".join(str(error).split()).split(". ")[0]
-            raise ConfigError(str(path), wrong, allowed) from error
-        return state
-    return None
+    path = next(iter(newest(folder)), None)
+    if path is None:
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
+        allowed = "a whole checkpoint; delete it to go on from the one before"
+        wrong = " ".join(str(error).split()).split(". ")[0]
+        raise ConfigError(str(path), wrong, allowed) from error
+    return state
 
 
 def newest_state(run: Path, *keys: str) -> dict[str, Any]:
@@ -135,6 +176,5 @@ def write_provenance(
             "settings": settings,
         }
     )
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(starts, indent=2) + "\n")
-    os.replace(part, path)
+    text = json.dumps(starts, indent=2) + "\n"
+    write_whole(path, lambda part: part.write_text(text))

@@ -12,27 +12,26 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.packed_rows import OnlineStates, RunRows, packed_rows
-from foretoken.training.data.prompts import PromptSet, read_prompt_set
-from foretoken.training.data.shards import StoredStates, read_plan
+from foretoken.training.data.prompts import PromptSet, keep_text, read_prompt_set
 from foretoken.training.data.states import (
+    StoredStates,
     estimate_states,
     keep_states,
     read_parts,
+    read_plan,
     states_folder,
 )
-from foretoken.training.data.text import keep_text
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
 from foretoken.training.heads.task import HeadTraining
-from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
+from foretoken.training.llama import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
-from foretoken.training.ranks import is_alone, joined, launch, shared_out
+from foretoken.training.ranks import joined
 from foretoken.training.run_folder import folder_of, write_provenance
-from foretoken.training.settings import Settings, StateSettings
+from foretoken.training.settings import Settings, StateSettings, read_settings
 from foretoken.training.trained_kinds import trained_kinds
 
 Report = Callable[[str], None]
@@ -63,10 +62,19 @@ def train(
         raise ConfigError("CONFIG", f"{config}, which trains {settings.kind!r}", allowed)
     require_form(settings.kind, export, "--export")
     folder = folder_of(settings, out)
-    if settings.helpers and is_alone():
-        shared = shared_out(settings)
-        return launch(settings.helpers + 1, _run, shared, folder, report, export)
-    return _run(settings, folder, report, export)
+    with joined() as ranks:
+        told = report if ranks.leads else lambda _: None
+        data = ranks.lead(lambda: prepare_data(settings, folder, told))
+        if ranks.leads:
+            write_provenance(folder, asdict(settings), data, ranks.size)
+        if find_kind(settings.kind).compiles:
+            tell_compiling(settings, told)
+        done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
+        if export is not None and ranks.leads:
+            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
+            told(f"wrote {folder / 'export'}")
+        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+    return done
 
 
 def store_states(
@@ -105,14 +113,13 @@ def open_target(settings: Settings) -> LoadedTarget:
     if settings.target is None:
         allowed = "the folder, packaged name or hub id of the target; --target gives it, too"
         raise ConfigError("config.target", None, allowed)
-    assert settings.data is not None, "checked when the config was read"
     target = LoadedTarget(find_model(settings.target))
     longest = max(stage.length for stage in settings.stages)
     if longest > target.max_length:
         allowed = f"at most {target.max_length}, the longest context of the target"
         raise ConfigError("stages.length", longest, allowed)
-    if settings.data.answer_tokens >= target.max_length:
-        given = settings.data.answer_tokens
+    if settings.of_data.answer_tokens >= target.max_length:
+        given = settings.of_data.answer_tokens
         allowed = f"below {target.max_length}, the longest context of the target"
         raise ConfigError("data.answer_tokens", given, allowed)
     require_fit(target.parts, settings)
@@ -121,11 +128,10 @@ def open_target(settings: Settings) -> LoadedTarget:
 
 def read_prompts(settings: Settings, target: LoadedTarget, report: Report) -> PromptSet:
     """The prompts of a run. Raises ConfigError as `read_prompt_set`."""
-    assert settings.data is not None, "checked when the config was read"
-    room = target.max_length - settings.data.answer_tokens
-    found = read_prompt_set(settings.data, target.engine.parts.tokenizer, room)
+    room = target.max_length - settings.of_data.answer_tokens
+    found = read_prompt_set(settings.of_data, target.engine.parts.tokenizer, room)
     if found.skipped:
-        report(f"left out {found.skipped} broken lines of {settings.data.prompts}")
+        report(f"left out {found.skipped} broken lines of {settings.of_data.prompts}")
     return found
 
 
@@ -139,13 +145,12 @@ def prepare_data(settings: Settings, folder: Path, report: Report) -> str:
             the states do not fit the disk.
     """
     target = open_target(settings)
-    assert settings.data is not None, "checked when the config was read"
     found = read_prompts(settings, target, report)
     text_digest = None
-    if settings.data.text is not None:
+    if settings.of_data.text is not None:
         tokenizer = target.engine.parts.tokenizer
-        text_digest = keep_text(settings.data, tokenizer, folder, report)
-    write_answers(target.engine, found, settings.data, folder, report)
+        text_digest = keep_text(settings.of_data, tokenizer, folder, report)
+    write_answers(target.engine, found, settings.of_data, folder, report)
     if find_kind(settings.kind).layout is None:  # a model of its own, which needs a tokenizer
         copy_tokenizer(find_model(str(settings.target)), folder)
         keep_special_ids(find_model(str(settings.target)), folder)
@@ -161,8 +166,7 @@ def build_job(settings: Settings, folder: Path) -> Job:
     With states on disk the target is not loaded: its matrices are beside them.
     """
     assert settings.target is not None and settings.data is not None, "checked before"
-    assert settings.head is not None, "checked when the config was read"
-    rows, kind = packed_rows(settings, folder), find_kind(settings.head.kind)
+    rows, kind = packed_rows(settings, folder), find_kind(settings.of_head.kind)
     if settings.states is None:
         target = LoadedTarget(find_model(settings.target))
         parts, points = target.parts, kind.points(target.parts)
@@ -185,24 +189,3 @@ def _read(config: str | Path, target: Path | None) -> Settings:
         allowed = "a config with [head] and [data], as docs/training.md shows one"
         raise ConfigError("CONFIG", str(config), allowed)
     return settings if target is None else replace(settings, target=str(target))
-
-
-def _run(settings: Settings, folder: Path, report: Report, export: str | None) -> Progress:
-    """One process of a run."""
-    with joined() as ranks:
-        told = report if ranks.leads else _nothing
-        data = ranks.lead(lambda: prepare_data(settings, folder, told))
-        if ranks.leads:
-            write_provenance(folder, asdict(settings), data, ranks.size)
-        if find_kind(settings.kind).compiles:
-            tell_compiling(settings, told)
-        done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
-        if export is not None and ranks.leads:
-            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
-            told(f"wrote {folder / 'export'}")
-        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
-    return done
-
-
-def _nothing(_: str) -> None:
-    """Ranks but the first say nothing."""

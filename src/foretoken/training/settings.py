@@ -1,26 +1,63 @@
-"""The settings of a training run: the keys and tables of its config.
+"""The settings of a training run: the keys and tables of its config, a TOML file.
 
-Owns their names, defaults and checks; `config_file` reads them. Invariant: a `Settings` that exists
-is usable as it is.
+Owns their names, defaults and checks, and what a mistake is called: the table and key, what was
+given, what is allowed. Invariant: a `Settings` that exists is usable as it is.
 """
 
+import tomllib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
-from foretoken.errors import one_of
-from foretoken.training.llama import LlamaShape
-from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
+from foretoken.config.reader import Allowed, at_least, between, check_fields, read, require, words
+from foretoken.errors import ConfigError, one_of
+from foretoken.training.schedule import Stage, cosine, staged, wsd
 from foretoken.training.trained_kinds import trained_kinds
 
-SCHEDULES = ("wsd", "cosine", "stages")
-ROWS = (None, "text", "answers")
 LOSSES = ("distributions", "tokens")
 DTYPES = ("bfloat16", "float16", "float32")
 _PART = Allowed("a number above 0, at most 1", lambda value: bool(0 < value <= 1))
 _POSITIVE = Allowed("a number above 0", lambda value: bool(value > 0))
 _TEMPERATURES = Allowed("a list of numbers >= 0", lambda value: bool(value) and min(value) >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama model; the embedding is tied to the output head."""
+
+    vocab_size: Annotated[int, at_least(1)] = 8000
+    """Tokens of the vocabulary; a draft has its target's."""
+    hidden_size: Annotated[int, at_least(1)] = 192
+    """Width of the residual stream."""
+    layers: Annotated[int, at_least(1)] = 24
+    """Decoder layers."""
+    heads: Annotated[int, at_least(1)] = 6
+    """Attention heads, which divide the width."""
+    kv_heads: Annotated[int, at_least(1)] = 2
+    """Heads of keys and values, which divide the heads."""
+    ffn_size: Annotated[int, at_least(1)] = 512
+    """Inner width of the gated MLP."""
+    max_positions: Annotated[int, at_least(1)] = 2048
+    """Longest sequence."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "shape.")
+        even = self.hidden_size % (2 * self.heads) == 0
+        allowed = f"a divisor of half of shape.hidden_size {self.hidden_size}"
+        require("shape.heads", self.heads, even, allowed)
+        shared = self.heads % self.kv_heads == 0
+        allowed = f"a divisor of shape.heads {self.heads}"
+        require("shape.kv_heads", self.kv_heads, shared, allowed)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +102,6 @@ class HeadSettings:
     kind and sizes, such as that of the model from which this target was trained on."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "head.")
         kinds = tuple(trained_kinds())
         require("head.kind", self.kind, self.kind in kinds, one_of(self.kind, kinds))
@@ -99,7 +135,6 @@ class DataSettings:
     """Prompts answered at once; a killed run loses at most one such batch."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "data.")
 
 
@@ -119,7 +154,6 @@ class StateSettings:
     """Size of a shard; a killed run loses at most the one that it was writing."""
 
     def __post_init__(self) -> None:
-        """Check each field."""
         check_fields(self, "states.")
 
 
@@ -151,8 +185,6 @@ class Settings:
     """Tokens of a step and process; gradients of its parts add up to it."""
     micro_tokens: Annotated[int, at_least(1)] = 1024
     """Tokens of a part, which must fit the memory; a row at least."""
-    helpers: Annotated[int, at_least(0)] = 0
-    """Further processes on this machine that share each step; torchrun takes their place."""
     tv_share: Annotated[float, between(0.0, 1.0)] = 0.5
     """The share of total variation in the distance of distributions; the rest is KL divergence."""
     warmup_steps: Annotated[int, at_least(1)] = 40
@@ -174,7 +206,7 @@ class Settings:
     precision: Annotated[str, words("auto", "bfloat16", "float32")] = "auto"
     """The type of products: `bfloat16`, `float32`, or `auto`, the first where the device multiplies
     it, else the second. Weights are float32."""
-    schedule: Annotated[str, words(*SCHEDULES)] = "wsd"
+    schedule: Annotated[str, words("wsd", "cosine", "stages")] = "wsd"
     """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
     clip_norm: Annotated[float, _POSITIVE] = 1.0
     """Most norm of the gradient of what AdamW trains; Muon's steps have a norm of their own."""
@@ -182,7 +214,6 @@ class Settings:
     """Decides first weights and the order of data."""
 
     def __post_init__(self) -> None:
-        """Check each field, and the stages one after another."""
         check_fields(self)
         require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
@@ -199,7 +230,7 @@ class Settings:
 
     def _check_stage(self, stage: Stage) -> None:
         """What a stage of a head may ask for, and others may not."""
-        require("stages.rows", stage.rows, stage.rows in ROWS, "text, answers")
+        require("stages.rows", stage.rows, stage.rows in (None, "text", "answers"), "text, answers")
         require("stages.loss", stage.loss, stage.loss in LOSSES, ", ".join(LOSSES))
         require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
         if self.head is None:
@@ -213,24 +244,105 @@ class Settings:
             require("data.text", self.data.text, self.data.text is not None, "a file or hf:NAME")
 
     @property
+    def of_head(self) -> HeadSettings:
+        """The table `[head]` of a run that has one."""
+        assert self.head is not None, "a run of a head"
+        return self.head
+
+    @property
+    def of_data(self) -> DataSettings:
+        """The table `[data]` of a run that has one."""
+        assert self.data is not None, "a run on data of one's own"
+        return self.data
+
+    @property
     def kind(self) -> str:
         """What is trained: `lm`, `draft`, or the kind of head."""
         if self.head is not None:
             return self.head.kind
         return "lm" if self.target is None else "draft"
 
-    @property
-    def budget(self) -> RunLength:
-        """When the run ends."""
-        return RunLength(max_steps=self.max_steps, max_minutes=self.max_minutes)
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the run that is done, 0..1, after `step` steps and `seconds` of work."""
+        used = step / self.max_steps
+        if self.max_minutes is not None:
+            used = max(used, seconds / (60 * self.max_minutes))
+        return min(used, 1.0)
 
-    @property
-    def rates(self) -> Wsd | Cosine | Staged:
-        """The learning rate's course."""
+    def rate_scale(self, step: int, progress: float) -> float:
+        """The schedule's factor on the peak learning rates, 0..1."""
         if self.schedule == "cosine":
-            return Cosine(warmup_steps=self.warmup_steps)
+            return cosine(step, progress, self.warmup_steps)
         if self.schedule == "stages":
-            return Staged(
-                stages=self.stages, warmup_steps=self.warmup_steps, max_steps=self.max_steps
-            )
-        return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
+            return staged(self.stages, progress, self.warmup_steps, self.max_steps)
+        return wsd(step, progress, self.warmup_steps, self.decay_share)
+
+
+Table = TypeVar("Table")
+_GONE = {
+    "helpers": "no such key; `torchrun --nproc_per_node=N -m foretoken train` has N processes, "
+    "and each does batch_tokens of a step"
+}
+"""Keys of before, and what to write instead."""
+CONFIG = (
+    "a TOML file, as docs/training.md shows one (the packaged models are made in the root of the "
+    "sources: python -m tools.demo_models train NAME)"
+)
+
+
+def read_settings(path: str | Path) -> Settings:
+    """The settings that the TOML file at `path` gives.
+
+    Raises ConfigError for a missing file, an unknown key or a value that cannot be.
+    """
+    return build_settings(read_table(path))
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The keys and tables of a TOML file; `name` is the file's own where it gives none.
+
+    Raises ConfigError for a missing file, or one that is no TOML.
+    """
+    file = Path(path)
+    require("CONFIG", str(path), file.is_file(), CONFIG)
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
+    table.setdefault("name", file.stem)
+    return table
+
+
+def build_settings(table: dict[str, Any]) -> Settings:
+    """The settings of a config's keys and tables.
+
+    Raises ConfigError for an unknown key or a value that cannot be.
+    """
+    for name in sorted(_GONE.keys() & table.keys()):
+        raise ConfigError(f"config.{name}", table[name], _GONE[name])
+    table["shape"] = _table(LlamaShape, table.get("shape", {}), "shape")
+    if "head" in table:
+        table["head"] = _table(HeadSettings, table["head"], "head")
+    if "data" in table:
+        require("data", table["data"], "head" in table, "a table beside [head] only")
+        table["data"] = _table(DataSettings, table["data"], "data")
+    if "states" in table:
+        require("states", table["states"], "data" in table, "a table beside [data] only")
+        table["states"] = _table(StateSettings, table["states"], "states")
+    stages = table.get("stages", [{"until": 1.0, "length": 512}])
+    require("stages", stages, isinstance(stages, list), "tables, each under [[stages]]")
+    table["stages"] = tuple(_table(Stage, stage, "stages") for stage in stages)
+    given = table.get("decay_share")
+    fine = given is None or table.get("schedule", "wsd") == "wsd"
+    require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
+    settings = _table(Settings, table, "config")
+    if settings.data is not None and settings.data.text is not None:
+        used = any(stage.rows == "text" for stage in settings.stages)
+        require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')
+    return settings
+
+
+def _table(kind: type[Table], table: Any, where: str) -> Table:
+    require(where, table, isinstance(table, dict), f"a table, [{where}]")
+    found: Table = read(kind, table, where)
+    return found

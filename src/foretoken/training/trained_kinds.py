@@ -25,10 +25,13 @@ class Trained:
 
 
 def _row(
-    method: str, command: str, summary: str, *formats: str, kind: str = "", code: str = ""
+    method: str, command: str, summary: str, *formats: str, kind: str = ""
 ) -> tuple[str, Trained]:
-    kind, code = kind or command, f"foretoken.training.heads.{code or command}"
-    return method, Trained(kind=kind, command=command, summary=summary, code=code, formats=formats)
+    code = f"foretoken.training.heads.{command}"
+    found = Trained(
+        kind=kind or command, command=command, summary=summary, code=code, formats=formats
+    )
+    return method, found
 
 
 _ROWS = (
@@ -54,7 +57,7 @@ _ROWS = (
     _row("medusa", "medusa", "Medusa heads over the target's own output head"),
     _row(
         "dflash", "dflash", "a DFlash head, which fills in a block of drafts by one pass",
-        "speculators", "vllm", "sglang", code="dflash.kind",
+        "speculators", "vllm", "sglang",
     ),
     _row(
         "dspark", "dspark",

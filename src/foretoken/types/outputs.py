@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from foretoken.types.accepted import acceptance_length, histogram_of
+
 
 class FinishReason(StrEnum):
     """Why a request ended, in OpenAI's words; `abort` and `error` as in vLLM."""
@@ -103,19 +105,12 @@ class RequestMetrics:
     @property
     def acceptance_histogram(self) -> tuple[int, ...]:
         """How many verifications accepted 0, 1, 2, ... drafts."""
-        if not self.accepted_per_step:
-            return ()
-        counts = [0] * (max(self.accepted_per_step) + 1)
-        for accepted in self.accepted_per_step:
-            counts[accepted] += 1
-        return tuple(counts)
+        return histogram_of(self.accepted_per_step)
 
     @property
     def acceptance_length(self) -> float:
         """Mean tokens per verification with a draft, the recovered or bonus token included."""
-        if not self.accepted_per_step:
-            return 1.0
-        return 1.0 + sum(self.accepted_per_step) / len(self.accepted_per_step)
+        return acceptance_length(sum(self.accepted_per_step), len(self.accepted_per_step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

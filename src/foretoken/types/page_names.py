@@ -1,7 +1,7 @@
 """Names of pages of tokens: equal names mean equal tokens from the beginning, under one salt.
 
 A page's name is a hash over the name of the page before it and its own token ids; the first one's
-parent is a hash of the model's identity, the page size and the salt. Where the salt is a secret,
+parent is a hash of the page size and the salt. Where the salt is a secret,
 a name does not even show whether a guess at the tokens is right. Engine and router use these
 functions, so that a page has the same name in both.
 """
@@ -13,9 +13,9 @@ from hashlib import blake2b
 _DIGEST_BYTES = 16
 
 
-def root_name(identity: str, page_size: int, salt: str | None) -> bytes:
+def root_name(page_size: int, salt: str | None) -> bytes:
     """The parent of a first page, 16 bytes."""
-    return _digest(repr((identity, page_size, salt)).encode())
+    return _digest(repr((page_size, salt)).encode())
 
 
 def page_name(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -15,7 +15,7 @@ from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lab.records.run_files import write_json
-from foretoken.training.llama_folder import read_llama
+from foretoken.training.llama import read_llama
 from tests.mock_server.generator import MockLaw
 from tests.mock_server.server import MockServer, mock_running
 from tests.unit.lab.summaries import ab
@@ -148,11 +148,11 @@ def answer(command: str, exit_code: int) -> str:
         ("plan demo -k 900", "-k: got 900; allowed: an integer from 0 to 128"),
         ("plan demo --method draft_model", "--draft: got None; .*another method"),
         ("plan demo --device h100-sxn", "--device: .*did you mean 'h100-sxm'"),
-        ("plan demo --eager-draft", "--eager-draft: .*--measured V,c,LENGTH"),
+        ("plan demo --eager-draft", "--eager-draft: .*lab tune SERVER"),
         ("tune demo --workload demo --device h100", "--device: got 'h100'; .*lab plan MODEL"),
         ("tune demo --workload demo --count=2", "--count: got 2; .*which --drafter to name"),
         ("plan demo --bandwidth-gb-s -3", "--bandwidth-gb-s: got -3.0; allowed: a number >= 0"),
-        ("plan demo --measured other.json", "--measured: .*lab decide RUN --fit --json`"),
+        ("plan demo --measured 1.1,0.15,2.8", "--measured: .*lab tune SERVER.*decide RUN --fit"),
         ("plan demo --config bad.yaml", "--config bad.yaml: "),
         ("lint nowhere.sh", "INPUTS: got 'nowhere.sh'; .*in one pair of quotes"),
         ("lint empty.txt", "INPUTS: got 'empty.txt'; .*vllm serve MODEL"),

@@ -16,7 +16,6 @@ from foretoken.cli.timed_runs import (
     ComparedArm,
     TimedRun,
     Workload,
-    acceptance_by_position,
     estimate,
     interleave,
     repeated_ngrams,
@@ -114,7 +113,7 @@ def test_acceptance() -> None:
 
 
 def test_no_verification_has_no_positions() -> None:
-    assert acceptance_by_position([make_run("off", 1.0)]) == ()
+    assert summaries_of(make_run("off", 1.0))["off"].acceptance_by_position == ()
 
 
 def test_only_prompts_that_both_arms_finished_count() -> None:

@@ -171,15 +171,22 @@ def test_unknown_features_become_notes() -> None:
     assert any("recurrent" in note for note in model.approximations)
 
 
-def test_an_unreachable_name_lists_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_name_is_asked_for_once_and_lists_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A download would go on asking for most of a minute."""
     import huggingface_hub
 
-    def unreachable(*_: object, **__: object) -> str:
+    asked = []
+
+    def unreachable(url: str) -> None:
+        asked.append(url)
         raise OSError("no network")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
     with pytest.raises(ModelNotFoundError, match=r"llama-3\.1-70b"):
         load_plan_model("nobody/nothing", "plan.target")
+    assert len(asked) == 1
 
 
 def test_stored_bytes_count_scales_and_wide_tables() -> None:

@@ -1,5 +1,5 @@
 """A plan says one thing: verdict, tables, schedule, commands and exit code agree, on any setup, and
-what was measured or given counts.
+what was given counts.
 """
 
 import io
@@ -24,7 +24,6 @@ from foretoken.lab.plan.checks import LEAST_END_TO_END, NOT_ASKED
 from foretoken.lab.plan.page import plan_document, print_plan
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings
-from foretoken.lab.plan.speedup import MeasuredCost, next_step
 from foretoken.lab.verdict import EXIT_CODES, LEAVE_IT_OFF, MEASURE_MORE, USE_IT
 
 OFF = "--speculative-config none"
@@ -83,7 +82,7 @@ def page(
     """What is printed."""
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=terminal, color_system=None)
-    print_plan(console, plan, None, everything=everything)
+    print_plan(console, plan, everything=everything)
     return text.getvalue()
 
 
@@ -181,7 +180,7 @@ def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> N
     for negative in (r"-\d[\d,.]* GB", r"-\d+ of the", r"\bnan\b", r"\binf\b"):
         assert not re.search(negative, text + page(plan, everything=True)), negative
     assert set(re.findall(shares, text + page(plan, everything=True))) <= {"100%"}
-    document = plan_document(plan, None)
+    document = plan_document(plan)
     assert document["exit_code"] == plan.verdict.exit_code
     assert json.loads(json.dumps(document))["verdict"]["word"] == plan.verdict.word
 
@@ -204,7 +203,7 @@ def test_a_terminal_of_80_columns_cuts_nothing(question: PlanSettings) -> None:
 
 def test_json_says_what_fits() -> None:
     plan = build_plan(PlanSettings(target="llama-3.1-70b", draft="llama-3.2-1b", count=4))
-    fits = plan_document(plan, None)["what_fits"]
+    fits = plan_document(plan)["what_fits"]
     rows = {(row["quantization"], row["count"]): row for row in fits["rows"]}
     own = rows[plan.setup.quantization.name, 4]
     assert (own["plain"], own["speculating"]) == (plan.plain.requests, plan.speculating.requests)
@@ -400,65 +399,8 @@ BIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def plan_of(measured: MeasuredCost | None = None, **changes: Any) -> SpeculationPlan:
-    return build_plan(PlanSettings(**{**BIG, **changes}), measured)
-
-
-def cost_of(
-    verify: float, draft: float, length: float, k: int = 5, share: float = 1.0
-) -> MeasuredCost:
-    return MeasuredCost(
-        k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft, draft_share=share
-    )
-
-
-@pytest.mark.parametrize("slo", ["tpot", "throughput"])
-@pytest.mark.parametrize(
-    ("cost", "speculates"),
-    [
-        (cost_of(2.5, 0.3, 1.4), False),
-        (cost_of(1.1, 0.05, 1.2), True),
-        (cost_of(1.2, 0.2, 3.4), True),
-        (cost_of(1.02, 0.02, 2.9, k=2), True),
-        (cost_of(1.5, 0.12, 2.5, k=10), True),
-        (cost_of(1.6, 0.0, 3.0, share=0.35), True),
-    ],
-)
-def test_what_was_measured_decides(cost: MeasuredCost, speculates: bool, slo: str) -> None:
-    """Verdict, table, times and the next step say one number, by whole time."""
-    plan, step = plan_of(cost, slo=slo), next_step(cost)
-    load = plan.prediction.at(plan.setup.deciding)
-    assert plan.verdict.speculates == speculates == (cost.gain(step.k) > 1.0)
-    for k in (1, cost.k, step.k):
-        assert load.gain(k).low == load.gain(k).high == pytest.approx(cost.gain(k))
-    share, each = cost.draft_share, cost.verify_cost + cost.k * cost.draft_cost
-    tokens = 1.0 - share + share * cost.acceptance_length
-    assert step.speed_up == pytest.approx(tokens / (1.0 - share + share * each))
-    told = f"{load.gain(plan.verdict.k or cost.k).middle:.2f}x per token by what was measured"
-    assert told in plan.verdict.reason
-    if speculates:
-        assert plan.verdict.word == USE_IT and plan.verdict.k == step.k
-        assert f"{load.gain(step.k).middle:.2f}x k{step.k}" in page(plan)
-
-
-def test_a_measured_verification_is_every_drafters() -> None:
-    """Look-ups pay for the same rows: they may not be promised what the machine does not give."""
-    dear, cheap = (plan_of(cost_of(verify, 0.3, 1.4)) for verify in (2.5, 1.05))
-    gains = [
-        next(one for one in plan.outlooks if one.method == "ngram").prediction.at(8).best
-        for plan in (dear, cheap)
-    ]
-    assert gains[0] < gains[1] - 0.1
-
-
-def test_the_command_leaves_off_what_was_measured_to_lose() -> None:
-    options = ["--draft", "llama-3.1-8b", "--quantization", "fp8", "--count", "2"]
-    options += ["--measured", "2.5,0.3,1.4"]
-    result = CliRunner().invoke(app, ["lab", "plan", "llama-3.1-70b", *options])
-    assert result.exit_code == 1
-    assert "MEASURE MORE: " not in result.output and "LEAVE IT OFF: 0.35x" in result.output
-    with pytest.raises(ConfigError, match="the one that was measured"):
-        plan_of(cost_of(1.2, 0.2, 3.4), draft="llama-3.1-8b,llama-3.2-1b")
+def plan_of(**changes: Any) -> SpeculationPlan:
+    return build_plan(PlanSettings(**{**BIG, **changes}))
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])

@@ -16,9 +16,8 @@ from benchmarks.simulate.traffic import DraftChance, RequestClass, Traffic
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import speculative_step
 from foretoken.lab.plan.planner import build_plan
-from foretoken.lab.plan.predict import predict
+from foretoken.lab.plan.predict import best_k, predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
-from foretoken.lab.plan.speedup import MeasuredCost, best_k, next_step
 from tests.marks import slow, slow_but
 from tests.unit.lab.test_plan_checks import PAIR
 
@@ -113,29 +112,6 @@ def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, Any], client
 def test_launches_make_small_drafts_dear() -> None:
     small = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
     assert small.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
-
-
-@pytest.mark.parametrize(
-    ("k", "length", "verify", "draft", "action"),
-    [
-        # 39 % at k = 5 is the 1.78x setting that a fixed threshold throws away.
-        (5, 2.94, 1.1, 1 / 9, "keep"),
-        (2, 2.9, 1.02, 0.02, "raise_k"),
-        (10, 2.5, 1.5, 0.12, "lower_k"),
-        (5, 1.1, 1.5, 0.05, "leave_off"),
-        (5, 3.5, 1.05, 0.9, "cheaper_draft"),
-        (1, 1.3, 1.05, 0.05, "better_draft"),
-    ],
-)
-def test_next_step_follows_the_cost(
-    k: int, length: float, verify: float, draft: float, action: str
-) -> None:
-    cost = MeasuredCost(k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft)
-    step = next_step(cost)
-    assert step.action == action, step
-    assert step.reason
-    if action in ("raise_k", "lower_k"):
-        assert step.expected > step.speed_up
 
 
 def test_schedules_never_rise_with_the_load() -> None:

@@ -1,6 +1,5 @@
 """Reports: complete, self-contained, the same for the same data, and drawn from what is there."""
 
-import csv
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,7 +16,7 @@ from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.canvas import variables
 from foretoken.lab.report.page import write_page
-from foretoken.lab.report.runs import ReportRun, names_of, read_runs, write_tables
+from foretoken.lab.report.runs import ReportRun, names_of, read_runs
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
 from tests.unit.lab.test_statistics import decaying
@@ -70,7 +69,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folders.append(write_run(root / f"load-{load:g}", replace(ab(speedup), arms=arms, **nasty)))
     runs = read_runs(folders, POLICY)
     written(root / "out" / "page.html", runs)
-    write_tables(root / "out", runs)
     return root / "out"
 
 
@@ -106,18 +104,6 @@ def test_every_plot_is_drawn_in_the_page_s_colours(page: Path) -> None:
         assert 'width="' not in svg[: svg.index(">")]
 
 
-@pytest.mark.slow
-def test_numbers_are_there_for_machines(page: Path) -> None:
-    with (page / "gains.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["run"] for row in rows} == {"load-1", "load-8"}
-    assert any(float(row["ratio"]) == 1.7 for row in rows if row["metric"] == "tpot_p50")
-    with (page / "rules.csv").open() as file:
-        assert {"speedup", "ttft"} <= {row["rule"] for row in csv.DictReader(file)}
-    with (page / "requests.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 30
-
-
 def test_a_slow_start_is_left_out_as_in_the_summary(tmp_path: Path) -> None:
     """The distributions showed all requests, beside numbers of those after the start."""
     records = decaying("off", 0.0, 0) + decaying("on", 0.5, 1)
@@ -128,9 +114,7 @@ def test_a_slow_start_is_left_out_as_in_the_summary(tmp_path: Path) -> None:
     [run] = read_runs([tmp_path / "run"], POLICY)
     cut = without_start(records).cut
     assert cut >= 10
-    write_tables(tmp_path, [run])
-    rows = csv.DictReader((tmp_path / "requests.csv").read_text().splitlines())
-    assert sum(row["warm_up"] == "True" for row in rows) == 2 * 8 * cut
+    assert sum(record.warm_up for record in run.read_requests()) == 2 * 8 * cut
 
 
 @pytest.mark.slow
@@ -171,14 +155,13 @@ def test_a_page_fits_a_phone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_page_and_the_tables(tmp_path: Path) -> None:
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
     run, page = str(write_run(tmp_path / "run", ab(1.6))), tmp_path / "new" / "page.html"
-    options = ["--html", str(page), "--csv", str(tmp_path / "tables")]
-    result = CliRunner().invoke(app, ["lab", "decide", run, *options])
+    result = CliRunner().invoke(app, ["lab", "decide", run, "--html", str(page)])
     assert result.exit_code == 0, result.output
     assert "<h1>USE IT</h1>" in page.read_text("utf-8")
-    names = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert names == {"gains.csv", "rules.csv", "requests.csv"}
+    tables = CliRunner().invoke(app, ["lab", "decide", run, "--csv", str(tmp_path / "tables")])
+    assert tables.exit_code == 2 and "--csv" in tables.output and "summary.json" in tables.output
     refused = CliRunner().invoke(app, ["lab", "decide", run, "--html", str(tmp_path)])
     assert refused.exit_code == 2 and "--html" in refused.output
     gone = CliRunner().invoke(app, ["lab", "report", run])

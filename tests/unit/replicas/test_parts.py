@@ -17,9 +17,9 @@ from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
 from foretoken.engine.wiring import build_engine
 from foretoken.errors import ConfigError, MissingPackageError
-from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
-from foretoken.replicas.front_metrics import FrontMetrics
+from foretoken.replicas.front import MOST_NAMED, prompt_of
+from foretoken.replicas.relaying import FrontMetrics
 from foretoken.replicas.run import serve_replicas
 from foretoken.replicas.scaling import LOAD, cores_of_each, policy, threads_of_each, wanted_replicas
 from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec

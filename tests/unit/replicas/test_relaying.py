@@ -13,9 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Members, ReplicaPlace
-from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayedRequests, RelayParts
+from foretoken.replicas.relaying import (
+    Asked,
+    FrontMetrics,
+    RelayedAnswer,
+    RelayedRequests,
+    RelayParts,
+)
 from foretoken.server.problems import Problem
 from foretoken.server.replica_protocol.pace import Backlog, Paces
 from foretoken.server.replica_protocol.progress import StreamProgress, mark

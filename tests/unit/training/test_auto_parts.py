@@ -1,19 +1,16 @@
-"""Parts of `foretoken train auto`: journal, curve, verdict and timetable."""
+"""Parts of `foretoken train auto`: journal, verdict and timetable."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from foretoken.cli.train import verdict_on, what_more
+from foretoken.cli.train import verdict_on
 from foretoken.errors import ConfigError
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, USE_IT
-from foretoken.training.auto.curve import Doubling, doubling
-from foretoken.training.auto.journal import BEAT, FILE, RunJournal
 from foretoken.training.auto.judging import Judgement
-from foretoken.training.auto.run import Assignment, AutoOutcome
+from foretoken.training.auto.run import BEAT, FILE, Assignment, RunJournal
 from foretoken.training.auto.timetable import (
     BATCHES,
     EXPLORED,
@@ -75,19 +72,6 @@ def test_a_line_half_written_is_removed_and_a_broken_one_is_named(tmp_path: Path
         RunJournal(tmp_path)
 
 
-def test_a_doubling_is_the_slope_over_the_logarithm() -> None:
-    many = (10, 100, 150, 200, 250, 300, 400, 900)
-    steps = (90, 128, 200, 300, 512)
-    exact = [{"step": s, "tokens_a_step": 1.0 + 0.25 * math.log2(s)} for s in steps]
-    found = doubling(exact, 512)
-    assert found is not None and found.tokens == pytest.approx(0.25)
-    assert found.low == pytest.approx(0.25) and found.high == pytest.approx(0.25)
-    noisy = [{"step": s, "tokens_a_step": 2.0 + (s % 3) * 0.1} for s in many]
-    found = doubling(noisy, 400)
-    assert found is not None and found.low < 0 < found.high, "noise says nothing"
-    assert doubling(exact[:4], 512) is None
-
-
 @pytest.mark.parametrize(
     ("trained", "ngram", "word", "words"),
     [
@@ -114,20 +98,6 @@ def judgement(trained: list[float], ngram: float) -> Judgement:
         look_ups=("ngram",),
         passes=1,
     )
-
-
-def test_what_more_hours_bring_is_in_speed_too(tmp_path: Path) -> None:
-    outcome = AutoOutcome(
-        kind="mlp",
-        folder=tmp_path,
-        steps=10,
-        trained_s=60.0,
-        judgement=judgement([0.5] * 6, 0.9),
-        doubling=Doubling(now=2.5, tokens=0.5, low=0.4, high=0.6),
-        ranking=(("mlp", 1.5),),
-    )
-    assert "make 2.00x about 2.40x" in what_more(outcome)
-    assert outcome.config["num_speculative_tokens"] == 3 and outcome.config["method"] == "mlp"
 
 
 def test_hours_are_checked(tmp_path: Path) -> None:

@@ -16,15 +16,14 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
+from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.runner import BlockRunner
 from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.folder import method_of, read_head
-from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
-from foretoken.training.config_file import read_settings
-from foretoken.training.heads.dflash.blocks import BlockGuesser, block_points
+from foretoken.training.heads.dflash import BlockGuesser, block_points
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import FreshHead, fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
@@ -34,7 +33,7 @@ from foretoken.training.losses import Head, distance
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import HeadSettings, Settings
+from foretoken.training.settings import HeadSettings, Settings, read_settings
 from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
@@ -99,12 +98,14 @@ def served(net: BlockHead, given: Captured, row: int, slot: int) -> BlockRunner:
     slots = [TABLE[i // PAGE] * PAGE + i % PAGE for i in range(slot + 1)]
     store.write(FINAL, torch.tensor(slots), given.features_BTF[row, : slot + 1])
     head_VD = target_parts().head_VD
-    return BlockRunner(
-        net,
-        FeatureView(store, [FINAL]),
-        top=TargetTop(logits=lambda x: x @ head_VD.T, vocab_size=VOCAB),
-        pages=HeadPages(16, PAGE),
+    context = PagedContext(
+        features=FeatureView(store, [FINAL]),
+        target_logits=lambda x: x @ head_VD.T,
+        vocab_size=VOCAB,
+        num_pages=16,
+        page_size=PAGE,
     )
+    return BlockRunner(net, context)
 
 
 @pytest.mark.parametrize("few", [None, FEW])
@@ -125,7 +126,7 @@ def test_training_blocks_are_serving_blocks(method: str, few: int | None) -> Non
         blocks = [SpanLayout(start=slot + 1, num_tokens=size, page_table=TABLE)]
         outputs = runner.run(context, blocks, [text[slot + 1], *[MASK] * (size - 1)])[first:]
         before = torch.tensor(text[slot + 1 : slot + 1 + DEPTH])
-        wanted = runner.net.after(runner.logits(outputs), outputs, before)
+        wanted = runner.net.after(runner.own_logits(outputs), outputs, before)
         sure = runner.net.sure(outputs, before)
         for depth, guess in enumerate(every):
             found = guess.logits(slot + 1)[row, slot]
@@ -204,7 +205,7 @@ def test_a_judgement_learns_what_becomes_of_drafts() -> None:
         wanted = Head(given.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), target_head_VD)
         mine = Head(states.flatten(0, 1), guess.weight_VD)
         assert guess.added is not None
-        added = Head(guess.added.states_BTr.flatten(0, 1), guess.added.weight_Vr)
+        added = Head(guess.added.hidden.flatten(0, 1), guess.added.weight)
         overlap = distance(mine, wanted, 0.5, added=added, ids_V=guess.ids_V).overlap
         assert guess.sure_BT is not None
         errors.append((guess.sure_BT.flatten().sigmoid() - overlap).abs().mean())

@@ -10,20 +10,22 @@ from safetensors.torch import save_file
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.heads.chain_head import ChainRunner
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
-from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.paged_head import PagedContext
 from foretoken.training import run_folder
-from foretoken.training.heads.export import export_head
+from foretoken.training.heads.export import export_run
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.pard import ParallelGuesser
 from foretoken.training.heads.target import Captured
 from foretoken.training.heads.task import divergence_loss, guess_quality
-from foretoken.training.llama import Llama, LlamaShape
+from foretoken.training.llama import Llama
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import HeadSettings, Settings
+from foretoken.training.settings import HeadSettings, LlamaShape, Settings
 from tests.golden.heads import load_head
 from tools.demo_models.heads import capture, parts_of
 
@@ -50,7 +52,7 @@ def _target() -> Llama:
     torch.manual_seed(0)
     target = Llama(SHAPE)
     with torch.no_grad():
-        target.embed.weight.normal_(std=0.5)
+        target.embed_tokens.weight.normal_(std=0.5)
     return target.eval().requires_grad_(False)
 
 
@@ -78,7 +80,7 @@ def _save(folder: Path, kind: str, net: object) -> None:
     }
     (folder / "run").mkdir()
     run_folder.save(folder / "run", 1, state)
-    export_head(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
+    export_run(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
 
 
 def test_captured_states_are_the_targets() -> None:
@@ -86,9 +88,9 @@ def test_captured_states_are_the_targets() -> None:
     target = _target()
     captured = _captured(target, (0, 2, FINAL))
     embedded, _, final = captured.features_BTF.chunk(3, dim=-1)
-    assert torch.equal(embedded, target.embed(captured.tokens_BT))
+    assert torch.equal(embedded, target.embed_tokens(captured.tokens_BT))
     assert torch.equal(final, captured.final_BTD)
-    assert torch.allclose(final, target(captured.tokens_BT).hidden, atol=1e-6)
+    assert torch.allclose(final, target.hidden(captured.tokens_BT), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +105,7 @@ def test_every_head_learns(kind: str) -> None:
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     losses = []
     for _ in range(12):
-        loss = divergence_loss(guesser, captured, settings, target.embed.weight, 0.5)  # type: ignore[arg-type]
+        loss = divergence_loss(guesser, captured, settings, target.embed_tokens.weight, 0.5)  # type: ignore[arg-type]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -121,7 +123,7 @@ def test_an_oracle_has_full_length() -> None:
             for step in range(depth):
                 ahead = captured.final_BTD[:, 1 + step :]
                 padded = torch.cat((ahead, ahead[:, -1:].expand(-1, 1 + step, -1)), dim=1)
-                yield Guess(states_BTD=padded, weight_VD=target.embed.weight)
+                yield Guess(states_BTD=padded, weight_VD=target.embed_tokens.weight)
 
     captured = _captured(target, (FINAL,))
     found = guess_quality(Oracle(target, 1), captured, DEPTH, target.logits)
@@ -145,10 +147,14 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
     table = [5, 2, 7, 0, 1]
     slots = torch.tensor([table[i // page] * page + i % page for i in range(LENGTH)])
     store.write(FINAL, slots, captured.features_BTF[row])
-    runner = HeadRunner(
-        net, FeatureView(store, [FINAL]), target_logits=target.logits, vocab_size=50,
-        pages=HeadPages(16, page),
-    )  # fmt: skip
+    context = PagedContext(
+        features=FeatureView(store, [FINAL]),
+        target_logits=target.logits,
+        vocab_size=50,
+        num_pages=16,
+        page_size=page,
+    )
+    runner = ChainRunner(net, context, compile_eagle3 if isinstance(net, Eagle3) else None)
     with torch.no_grad():
         layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]
         hidden = runner.mixed_features(layouts)
@@ -171,7 +177,8 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
     guesses = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     row, slot = 0, 6
     prefix = captured.tokens_BT[row, 1 : slot + 2].tolist()
-    states = net(torch.tensor([[*prefix, 1, 1]])).hidden[0]
+    net.set_attn_implementation("sdpa")  # from here on plain, causal attention
+    states = net.hidden(torch.tensor([[*prefix, 1, 1]]))[0]
     for depth in range(DEPTH):
         assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
 
@@ -295,7 +302,7 @@ def test_wrong_settings_name_the_field() -> None:
     with pytest.raises(ConfigError, match=r"head\.depth"):
         HeadSettings(kind="mlp", depth=0)
     with pytest.raises(ConfigError, match="RUN: "):
-        export_head(Path("nowhere"), Path("out"), verifier="demo")
+        export_run(Path("nowhere"), Path("out"), verifier="demo")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
@@ -304,19 +311,21 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
     target = _target()
     net, _, __ = _head(kind, target)
     _save(tmp_path, kind, net)
-    weights = {"model.embed_tokens.weight": target.embed.weight.clone()}
+    weights = {"model.embed_tokens.weight": target.embed_tokens.weight.clone()}
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "config.json").write_text("{}")
     save_file(weights, tmp_path / "target" / "model.safetensors")
     verifier = str(tmp_path / "target")
-    export_head(
+    export_run(
         tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
     )
     facts = parts_of(target).layer_shape(16, SHAPE.layers)
     lent, own = (load_head(tmp_path / n, facts) for n in ("head", "whole"))
-    assert isinstance(own, Eagle3) and torch.equal(own.embed_tokens.weight, target.embed.weight)
+    assert isinstance(own, Eagle3) and torch.equal(
+        own.embed_tokens.weight, target.embed_tokens.weight
+    )
     assert isinstance(lent, Eagle3) and not lent.shape.own_embedding
     (tmp_path / "other").mkdir()
     _save(tmp_path / "other", "medusa", _head("medusa", target)[0])
     with pytest.raises(ConfigError, match="embedding"):
-        export_head(tmp_path / "other" / "run", tmp_path / "x", verifier=verifier, embedding=True)
+        export_run(tmp_path / "other" / "run", tmp_path / "x", verifier=verifier, embedding=True)

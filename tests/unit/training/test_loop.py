@@ -24,18 +24,17 @@ from foretoken.errors import ConfigError, TrainingError
 from foretoken.hardware import Hardware
 from foretoken.testing import write_tiny_llama
 from foretoken.training import optimizer, precision, run_folder
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.heads.draft import begin_with
-from foretoken.training.llama import Llama, blocked_attention
-from foretoken.training.llama_folder import export, read_exported
-from foretoken.training.loop import Trainer, tell_compiling
+from foretoken.training.heads.export import export_llama
+from foretoken.training.llama import Llama, read_exported
+from foretoken.training.loop import Display, Progress, Trainer, brief, tell_compiling, terminal_of
 from foretoken.training.losses import Head, distance, head_loss, mixed_divergence
 from foretoken.training.optimizer import Muon, orthogonal
-from foretoken.training.progress import Display, Standing, brief, terminal_of
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.runs import build_job, train
-from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
+from foretoken.training.schedule import Stage, current_stage
+from foretoken.training.settings import read_settings
 from tests.unit.training import tiny, two_ranks
 from tests.unit.training.own_runs import silent, write_config
 from tests.unit.training.tiny import tiny_settings
@@ -100,6 +99,7 @@ def test_two_checkpoints_are_kept_and_parts_ignored(tmp_path: Path) -> None:
         ('[head]\nkind = "mlp"\n[data]\nprompts = "p"\ntemperatures = 1.0', "data.temperatures"),
         ("head = 3", r"head: got 3; allowed: a table, \[head\]"),
         ("stages = 3", "stages: got 3"),
+        ("helpers = 1", "config.helpers: got 1; allowed: .*torchrun"),
     ],
 )
 def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) -> None:
@@ -110,8 +110,8 @@ def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) ->
 
 
 def test_wsd() -> None:
-    wsd, budget = Wsd(warmup_steps=10, decay_share=0.25), RunLength(max_steps=100)
-    scales = [wsd.scale(step, budget.progress(step, 0.0)) for step in range(101)]
+    run = tiny_settings(max_steps=100, warmup_steps=10, decay_share=0.25)
+    scales = [run.rate_scale(step, run.progress(step, 0.0)) for step in range(101)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[9:76] == [1.0] * 67
     assert scales[88] == pytest.approx(0.48)
@@ -121,32 +121,34 @@ def test_wsd() -> None:
 
 def test_cosine() -> None:
     """Warm-up, then the peak, half of it in the middle, zero at the end."""
-    cosine = Cosine(warmup_steps=4)
-    assert cosine.scale(0, 0.0) == 0.25
-    assert cosine.scale(10, 0.0) == 1.0
-    assert cosine.scale(50, 0.5) == pytest.approx(0.5)
-    assert cosine.scale(99, 1.0) == pytest.approx(0.0)
+    run = tiny_settings(schedule="cosine", warmup_steps=4)
+    assert run.rate_scale(0, 0.0) == 0.25
+    assert run.rate_scale(10, 0.0) == 1.0
+    assert run.rate_scale(50, 0.5) == pytest.approx(0.5)
+    assert run.rate_scale(99, 1.0) == pytest.approx(0.0)
 
 
 def test_the_schedule_is_a_setting() -> None:
-    assert isinstance(tiny_settings().rates, Wsd)
-    assert tiny_settings(schedule="cosine").rates == Cosine(warmup_steps=2)
+    flat, falling = tiny_settings(), tiny_settings(schedule="cosine")
+    assert flat.rate_scale(10, 0.5) == 1.0 and falling.rate_scale(10, 0.5) == pytest.approx(0.5)
     for wrong in ({"schedule": "flat"}, {"clip_norm": 0.0}, {"precision": "int8"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             tiny_settings(**wrong)
 
 
 def test_whichever_budget_ends_first() -> None:
-    budget = RunLength(max_steps=100, max_minutes=10)
+    budget = tiny_settings(max_steps=100, max_minutes=10.0)
     assert budget.progress(10, 300) == 0.5
     assert budget.progress(60, 300) == 0.6
     assert budget.progress(10, 9999) == 1.0
 
 
 def test_a_longer_budget_leaves_the_decay() -> None:
-    wsd = Wsd(warmup_steps=1, decay_share=0.25)
-    assert wsd.scale(90, RunLength(max_steps=100).progress(90, 0)) < 1
-    assert wsd.scale(90, RunLength(max_steps=200).progress(90, 0)) == 1
+    short, long = (
+        tiny_settings(max_steps=steps, warmup_steps=1, decay_share=0.25) for steps in (100, 200)
+    )
+    assert short.rate_scale(90, short.progress(90, 0)) < 1
+    assert long.rate_scale(90, long.progress(90, 0)) == 1
 
 
 def test_stages() -> None:
@@ -181,20 +183,14 @@ def model() -> Llama:
 def test_export_agrees_with_transformers(model: Llama, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")
-    export(model, tmp_path, tmp_path / "out", torch.float32)
+    export_llama(model, tmp_path, tmp_path / "out", torch.float32)
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     tokens = torch.randint(0, 64, (2, 40))
     with torch.inference_mode():
-        mine = model.logits(model(tokens).hidden)
+        mine = model.logits(model.hidden(tokens))
         assert (theirs(tokens).logits - mine).abs().max() < 1e-4
         back = read_exported(tmp_path / "out")
-        assert torch.equal(back.logits(back(tokens).hidden), mine)
-
-
-def test_blocked_attention(model: Llama) -> None:
-    query, key, value = torch.randn(3, 6, 300, 16).unbind(0)
-    plain = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    torch.testing.assert_close(blocked_attention(query, key, value), plain)
+        assert torch.equal(back.logits(back.hidden(tokens)), mine)
 
 
 def test_chunked_head_loss_and_gradients() -> None:
@@ -272,10 +268,9 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 HEAD = {"tokens_a_step": 2.214, "depth_1": 0.61, "depth_2": 0.444}
 
 
-def _standing(step: int) -> Standing:
-    return Standing(
-        step=step, share=step / 40, tokens=640, seconds=60.0, loss=1.5, speed=812.4, scale=0.5
-    )
+def _show(display: Display, step: int) -> None:
+    done = Progress(step=step, tokens=640, seconds=60.0, history=[])
+    display.step(done, share=step / 40, loss=1.5, speed=812.4, scale=0.5)
 
 
 def test_a_bar_shows_loss_accuracy_and_length() -> None:
@@ -283,10 +278,10 @@ def test_a_bar_shows_loss_accuracy_and_length() -> None:
     lines: list[str] = []
     terminal = io.StringIO()
     display = Display(lines.append, "own", terminal)
-    display.step(_standing(10))
+    _show(display, 10)
     assert "loss 1.500, 812 tokens/s" in terminal.getvalue()
     display.measured(HEAD)
-    display.step(_standing(20))
+    _show(display, 20)
     display.close()
     shown = terminal.getvalue()
     assert "own:  50%" in shown and "step 20" in shown
@@ -299,7 +294,7 @@ def test_elsewhere_there_are_lines() -> None:
     lines: list[str] = []
     display = Display(lines.append, "own")
     for step in range(1, 21):
-        display.step(_standing(step))
+        _show(display, step)
     display.measured({"nats": 2.0})
     display.close()
     assert [line.split()[1] for line in lines[:-1]] == ["1", "10", "20"], "the first: it lives"
@@ -388,7 +383,7 @@ def test_a_broken_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
     run_folder.save(tmp_path, 2, other)
     with pytest.raises(ConfigError, match="shape in .*another --out"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)
-    newest = next(run_folder.newest(tmp_path))
+    newest = run_folder.newest(tmp_path)[0]
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"step-0000002\.pt: .*delete it"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)
@@ -470,7 +465,7 @@ def test_a_deeper_draft_begins_as_the_shallower_one() -> None:
     shallow, deep = Llama(shape), Llama(replace(shape, layers=3))
     begin_with(deep, shallow)
     tokens = torch.randint(2, 50, (2, 9))
-    torch.testing.assert_close(deep(tokens).hidden, shallow(tokens).hidden)
+    torch.testing.assert_close(deep.hidden(tokens), shallow.hidden(tokens))
     assert all(weight.any() for name, weight in deep.named_parameters() if "qkv" in name)
     with pytest.raises(ConfigError, match=r"head\.start.*fewer layers"):
         begin_with(shallow, deep)
@@ -524,7 +519,8 @@ def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target", seed=2, num_hidden_layers=8)
     states = "\n[states]\n"
     config = write_config(tmp_path, "eagle3", tables=states)
-    printed = _torchrun("foretoken.training", str(config), str(tmp_path / "two"), str(target))
+    folders = ("--out", str(tmp_path / "two"), "--target", str(target))
+    printed = _torchrun("foretoken", "train", "eagle3", str(config), *folders)
     assert printed.count("done: 6 steps") == 1 and printed.count("answered 12 prompts") == 1
     config = write_config(tmp_path, "eagle3", tables=states)
     config.write_text(config.read_text().replace("batch_tokens = 64", "batch_tokens = 128"))
@@ -535,37 +531,6 @@ def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     _require_close(tmp_path / "one", tmp_path / "two", fresh, 0.1)
     [start] = json.loads((tmp_path / "two" / "provenance.json").read_text())
     assert start["processes"] == 2
-
-
-@pytest.mark.slow
-def test_helpers_do_the_work_of_one(tmp_path: Path) -> None:
-    """A step of two processes is the step of one: the same tokens, the same losses and weights."""
-    target = write_tiny_llama(tmp_path / "target", seed=2)
-    runs = {}
-    for name, more in (("alone", ""), ("shared", "helpers = 1")):
-        config = write_config(tmp_path, "mlp", more=more)
-        runs[name] = train(config, tmp_path / name, target, silent)
-    losses = [[record["loss"] for record in runs[name].history] for name in runs]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert runs["shared"].tokens == runs["alone"].tokens == 6 * 64
-    fresh = build_job(replace(read_settings(config), target=str(target)), tmp_path / "alone").model
-    _require_close(tmp_path / "alone", tmp_path / "shared", fresh, 0.1)
-    [start] = json.loads((tmp_path / "shared" / "provenance.json").read_text())
-    assert start["processes"] == 2
-
-
-def test_helpers_that_a_step_cannot_be_shared_with_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"helpers.*equal shares of batch_tokens 64"):
-        train(write_config(tmp_path, more="helpers = 2"), tmp_path / "run", tmp_path, silent)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_mistake_is_said_as_if_there_were_no_helpers(tmp_path: Path) -> None:
-    config = write_config(tmp_path, more="helpers = 1")
-    with pytest.raises(TrainingError, match=r"^model: got .*allowed: ") as found:
-        train(config, tmp_path / "run", tmp_path / "nowhere", silent)
-    assert found.value.exit_code == 3
 
 
 def test_alone_there_is_nothing_to_agree_on() -> None:

@@ -15,20 +15,18 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder
-from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import FILE, read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.packed_rows import PackedRows
 from foretoken.training.data.prompts import read_prompt_set
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.task import HeadTraining, guess_quality
-from foretoken.training.llama import Llama
-from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids, special_ids
+from foretoken.training.llama import Llama, copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.runs import build_job, prepare_data, train
-from foretoken.training.settings import DataSettings
+from foretoken.training.settings import DataSettings, read_settings
 from tests.unit.training.own_runs import silent, write_config
 
 
@@ -265,7 +263,7 @@ def test_a_draft_learns_what_the_target_says(draft_target: Path, tmp_path: Path)
     captured = task.source.held_out()
     found = guess_quality(task.head.guesser, captured, 2, task.source.logits)
     best = task.source.logits(captured.final_BTD).argmax(-1)
-    right = net.logits(net(captured.tokens_BT).hidden).argmax(-1) == best
+    right = net.logits(net.hidden(captured.tokens_BT)).argmax(-1) == best
     assert found.agreement[0] == pytest.approx(right[:, 1:].float().mean().item())
     both = right[:, 1:-1] & right[:, 2:]
     share = both.sum() / right[:, 1:-1].sum()
@@ -282,7 +280,7 @@ def test_a_draft_of_the_targets_width_begins_with_its_embedding(
     net, task = build_job(settings, tmp_path / "run")
     assert isinstance(net, Llama) and isinstance(task, HeadTraining)
     known = read_exported_embedding(draft_target)
-    assert torch.equal(net.embed.weight, known)
+    assert torch.equal(net.embed_tokens.weight, known)
 
 
 def read_exported_embedding(folder: Path) -> torch.Tensor:

@@ -15,9 +15,8 @@ from foretoken.quant import Scheme, round_weights, scheme_of
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.quantize.calibration_text import CalibrationText, read_text_rows
-from foretoken.training.quantize.gptq import Moments, SeenInputs, gptq, output_error
-from foretoken.training.quantize.grid import best_grid
+from foretoken.training.quantize.calibration import CalibrationText, read_text_rows
+from foretoken.training.quantize.gptq import Moments, SeenInputs, best_grid, gptq, output_error
 from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings, check_fits
 
 INPUTS = 192

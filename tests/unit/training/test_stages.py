@@ -21,8 +21,8 @@ from foretoken.errors import ConfigError, TrainingError
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.testing import write_tiny_llama
 from foretoken.training import run_folder, runs
-from foretoken.training.config_file import read_settings
-from foretoken.training.data.shards import (
+from foretoken.training.data.prompts import read_text
+from foretoken.training.data.states import (
     RowSet,
     StatePlan,
     StoredStates,
@@ -31,16 +31,14 @@ from foretoken.training.data.shards import (
     require_room,
     write_plan,
     write_states,
-    write_whole,
 )
-from foretoken.training.data.text import read_text
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining, token_loss
-from foretoken.training.llama import LlamaShape
+from foretoken.training.run_folder import write_whole
 from foretoken.training.runs import build_job, prepare_data, store_states, train
-from foretoken.training.schedule import Stage, Staged
-from foretoken.training.settings import HeadSettings, Settings
+from foretoken.training.schedule import Stage, staged
+from foretoken.training.settings import HeadSettings, LlamaShape, Settings, read_settings
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """
@@ -182,8 +180,7 @@ def test_token_loss_is_the_cross_entropy_of_the_tokens_to_be_guessed(kind: str) 
 def test_each_stage_rises_and_falls() -> None:
     """A parabola up, a cosine down to a tenth, the second stage a tenth as high."""
     stages = (Stage(until=0.5, length=8), Stage(until=1.0, length=8, rate=0.1))
-    course = Staged(stages=stages, warmup_steps=10, max_steps=2000)
-    scales = [course.scale(step, step / 2000) for step in range(2000)]
+    scales = [staged(stages, step / 2000, 10, 2000) for step in range(2000)]
     assert scales[0] == pytest.approx(1 - 0.9**2) and scales[1] == pytest.approx(1 - 0.8**2)
     assert max(scales[:1000]) == pytest.approx(1.0, abs=1e-3)
     assert scales[:9] == sorted(scales[:9])
@@ -191,9 +188,8 @@ def test_each_stage_rises_and_falls() -> None:
     assert scales[999] == pytest.approx(0.1, abs=1e-3)
     assert scales[1000] == pytest.approx(0.1 * scales[0], rel=1e-6)
     assert max(scales[1000:]) == pytest.approx(0.1, abs=1e-4)
-    assert course.scale(2000, 1.0) == pytest.approx(0.01, abs=1e-4)
-    short = Staged(stages=stages, warmup_steps=1000, max_steps=200)
-    assert short.scale(5, 5 / 200) == pytest.approx(1.0, abs=0.02)
+    assert staged(stages, 1.0, 10, 2000) == pytest.approx(0.01, abs=1e-4)
+    assert staged(stages, 5 / 200, 1000, 200) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize(

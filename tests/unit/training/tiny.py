@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from foretoken.training.llama import Llama, LlamaShape
+from foretoken.training.llama import Llama
 from foretoken.training.loop import Job
+from foretoken.training.losses import head_loss
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
+from foretoken.training.settings import LlamaShape, Settings
 
 SHAPE = LlamaShape(
     vocab_size=64, hidden_size=32, layers=2, heads=4, kv_heads=2, ffn_size=48, max_positions=64
@@ -41,7 +42,8 @@ class CountingTask:
 
     def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         rows = self.rows(index, tokens, stage.length)
-        return self.model.loss(rows[:, :-1], rows[:, 1:])
+        hidden = self.model.hidden(rows[:, :-1]).flatten(0, 1)
+        return head_loss(hidden, self.model.embed_tokens.weight, rows[:, 1:].flatten())
 
     def evaluate(self) -> dict[str, float]:
         return {"nats": float(self.loss(999, 64, Stage(until=1.0, length=16)))}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.lab import options as o
+from foretoken.cli.lab.options import OptionHelp
+from foretoken.cli.options import with_parameters
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,109 +17,76 @@ if TYPE_CHECKING:
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
 """Of a comparison, unless told otherwise: starts enough to compare, requests enough for a P95."""
-
-
-ConfigArgument = Annotated[
-    Path | None, typer.Argument(help="Settings as YAML; options override them.")
-]
-BaselineOption = Annotated[
-    str | None, typer.Option(help="A URL, or a command with {port}; speculation off.")
-]
-CandidateOption = Annotated[
-    str | None,
-    typer.Option(
-        help="As the baseline, with speculation on; may have {k}, {method} ... of the grid."
+_LIST = "LIST"
+_ROWS = {
+    "baseline": OptionHelp("A URL, or a command with {port}; speculation off."),
+    "candidate": OptionHelp(
+        "As the baseline, with speculation on; may have {k}, {method} ... of the grid."
     ),
-]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="A broken line of the workload is an error.")
-]
-LoadOption = Annotated[
-    str | None,
-    typer.Option(
+    "workload": OptionHelp("A file of prompts or a trace; `demo`: held-out Python."),
+    "strict": OptionHelp("A broken line of the workload is an error.", bool),
+    "load": OptionHelp(
+        "closed:N in flight; constant:R, poisson:R, gamma:R:B requests/s, in bursts below B = 1; "
+        "trace[:SPEED].",
         metavar="LOAD",
-        help="closed:N in flight; constant:R, poisson:R, gamma:R:B requests/s, in bursts below "
-        "B = 1; trace[:SPEED].",
     ),
-]
-GridOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUES",
-        help="Compare in every cell: temperature=0,0.8, concurrency=1,8, k=1,3,5; several times.",
+    "grid": OptionHelp(
+        "Compare in every cell: temperature=0,0.8, concurrency=1,8, k=1,3,5; several times.",
+        list[str],
+        "NAME=VALUES",
     ),
-]
-ForceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LIST",
-        help="Chances of a draft token, such as 0,0.3,0.6,0.9: which acceptance breaks even?",
+    "force_acceptance": OptionHelp(
+        "Chances of a draft token, such as 0,0.3,0.6,0.9: which acceptance breaks even?",
+        metavar=_LIST,
     ),
-]
-BlocksOption = Annotated[
-    int | None, typer.Option(help="Exactly so many starts of each server.", min=1)
-]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
-]
-TemperatureOption = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Such as 0,0.4,0.8; dealt out in turn.")
-]
-SloOption = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Service levels, such as ttft=0.2,tpot=0.05.")
-]
-PriceOption = Annotated[
-    str | None, typer.Option(help="Of an hour of a server: 2.5, or off=2.5,on=3; gives costs.")
-]
-DiagnoseOption = Annotated[
-    bool, typer.Option("--diagnose", help="Run every class alone too, to explain a P99 loss.")
-]
-RestartOption = Annotated[
-    str | None,
-    typer.Option(
+    "blocks": OptionHelp("Exactly so many starts of each server.", int, least=1),
+    "requests": OptionHelp("Requests per block.", int, least=1),
+    "minutes": OptionHelp(
+        "As much as fits into so many; 10 give a first answer.", float, least=0.1
+    ),
+    "max_tokens": OptionHelp("Length of every output.", int, least=1),
+    "temperatures": OptionHelp("Such as 0,0.4,0.8; dealt out in turn.", metavar=_LIST),
+    "slo": OptionHelp("Service levels, such as ttft=0.2,tpot=0.05.", metavar=_LIST),
+    "price": OptionHelp("Of an hour of a server: 2.5, or off=2.5,on=3; gives costs."),
+    "diagnose": OptionHelp("Run every class alone too, to explain a P99 loss.", bool),
+    "restart_command": OptionHelp(
+        "Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
         metavar="SHELL",
-        help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
     ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any setting, such as load.concurrency=8, or rule, such as speedup.least=1.15.",
+    "policy": OptionHelp("Rules, as in `decide`.", Path),
+    "set": OptionHelp(
+        "Any setting, such as load.concurrency=8, or rule, such as speedup.least=1.15.",
+        list[str],
+        "KEY=VALUE",
     ),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run that is in the folder.")
-]
+}
+_SETTINGS = {
+    "workload": "workload.file",
+    "strict": "workload.strict",
+    "blocks": "sizes.blocks",
+    "requests": "sizes.requests_per_block",
+    "max_tokens": "workload.max_tokens",
+    "temperatures": "workload.temperatures",
+    "price": "price_per_hour",
+    **{name: name for name in ("baseline", "candidate", "load", "slo", "diagnose")},
+}
+"""Options that are settings of the measurement."""
 
 
+@with_parameters(o.parameters_of(_ROWS))
 def ab(
-    config: ConfigArgument = None,
-    baseline: BaselineOption = None,
-    candidate: CandidateOption = None,
-    workload: o.WorkloadOption = None,
-    strict: StrictOption = False,
-    load: LoadOption = None,
-    grid: GridOption = None,
-    force_acceptance: ForceOption = None,
-    blocks: BlocksOption = None,
-    requests: Annotated[int | None, typer.Option(help="Requests per block.", min=1)] = None,
-    minutes: MinutesOption = None,
-    max_tokens: o.TokensOption = None,
-    temperatures: TemperatureOption = None,
-    slo: SloOption = None,
-    price: PriceOption = None,
-    diagnose: DiagnoseOption = False,
-    restart_command: RestartOption = None,
-    policy: Annotated[Path | None, typer.Option(help="Rules, as in `decide`.")] = None,
-    setting: SetOption = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings as YAML; options override them.")
+    ] = None,
+    *,
     out: o.OutOption = Path("lab-ab"),
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page of plots.")] = True,
-    resume: ResumeOption = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that is in the folder.")
+    ] = False,
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
+    **given: Any,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
@@ -134,18 +103,15 @@ def ab(
     from foretoken.cli.lab.ab_run import AbOrder, run
     from foretoken.lab.decide.ship_policy import load_policy
 
-    if minutes is not None and not resume and (grid or force_acceptance or blocks):
+    minutes, blocks, force = given["minutes"], given["blocks"], given["force_acceptance"]
+    if minutes is not None and not resume and (given["grid"] or force or blocks):
         raise ConfigError("--minutes", minutes, "none beside --blocks, or with cells of a grid")
-    options = _options({
-        "workload.file": workload and o.resolve_workload(workload, out, dry_run=dry_run),
-        "workload.strict": strict or None, "load": load, "sizes.blocks": blocks,
-        "sizes.requests_per_block": requests, "workload.max_tokens": max_tokens,
-        "workload.temperatures": temperatures, "slo": slo, "baseline": baseline,
-        "candidate": candidate, "diagnose": diagnose or None, "price_per_hour": price,
-    })  # fmt: skip
-    axes = _axes(grid or [], force_acceptance)
-    settings, rules = _settings(config, options, setting or [], axes)
-    order = AbOrder(settings=_restarted(settings, restart_command), axes=axes,
+    if given["workload"]:
+        given["workload"] = o.resolve_workload(given["workload"], out, dry_run=dry_run)
+    options = _options({_SETTINGS[name]: given[name] for name in _SETTINGS})
+    axes, policy = _axes(given["grid"] or [], force), given["policy"]
+    settings, rules = _settings(config, options, given["set"] or [], axes)
+    order = AbOrder(settings=_restarted(settings, given["restart_command"]), axes=axes,
                     policy=load_policy(str(policy) if policy else None, tuple(rules)),
                     out=out, minutes=minutes, page=page, fixed=blocks is not None,
                     resume=resume, as_json=as_json)  # fmt: skip
@@ -167,7 +133,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     return {
         name: read[name](value) if name in read else value
         for name, value in given.items()
-        if value is not None
+        if value not in (None, False)
     }
 
 

@@ -27,7 +27,8 @@ from foretoken.cli.lab.run_tables import (
 )
 from foretoken.errors import EndpointError
 from foretoken.extras import EXTRA_OF
-from foretoken.lab.analysis.crossover import crossings_of
+from foretoken.lab.analysis.crossover import crossings_along
+from foretoken.lab.analysis.dimensions import find_dimensions
 from foretoken.lab.decide.decision import Decision
 from foretoken.lab.decide.overall import judge_runs
 from foretoken.lab.decide.ship_policy import ShipPolicy
@@ -60,8 +61,6 @@ PAGE = "page.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbOrder:
-    """What is measured, and what is made of it."""
-
     settings: AbConfig
     axes: Mapping[str, Sequence[Any]]
     policy: ShipPolicy
@@ -197,7 +196,7 @@ def _measure_grid(order: AbOrder) -> int:
     console().print(cells_table(names, summaries))
     if FORCED in order.axes:
         return _say_break_evens(cells, order)
-    crossings = crossings_of(summaries)
+    crossings = crossings_along(summaries, range(len(summaries)), find_dimensions(summaries))
     for crossing in crossings:
         say(crossing.says)
     folders = [order.out / folder_of(cell.values) for cell in cells]
@@ -249,7 +248,6 @@ class _LiveView:
         self._left, self._begun, self._started_s = 0, 0, 0.0
 
     def expect(self, blocks: int, out: Path, arms: int) -> None:
-        """Expect the segments, `arms` times `blocks`, that `out` does not have yet."""
         self._left, self._begun = max(0, arms * blocks - len(read_segments(out))), 0
 
     def say(self, text: str) -> None:

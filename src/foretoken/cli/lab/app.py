@@ -21,7 +21,7 @@ GONE = {
     "dial": "`foretoken lab ab --force-acceptance 0,0.3,0.6,0.9`; loads: --grid concurrency=1,8",
     "fit": "`foretoken lab decide RUN... --fit`",
     "mock": "a packaged model, `foretoken serve demo`; in the sources tests/mock_server",
-    "report": "`foretoken lab decide RUN... --html FILE`, and --csv DIR for its numbers",
+    "report": "`foretoken lab decide RUN... --html FILE`; numbers: --json",
     "simulate": "`foretoken lab plan`, or in the sources `python -m benchmarks.simulate`",
     "sweep": "`foretoken lab ab --grid concurrency=1,8,32`",
     "verify": "`foretoken lab audit SERVER --baseline SERVER`: its checks greedy, seeds, sampling",
@@ -34,8 +34,14 @@ GONE_OPTIONS: dict[tuple[str, str], tuple[Callable[[str], Any] | None, str]] = {
     ("ab", "--until-decided"): (
         None, "nothing: `ab` measures until it knows; --blocks N takes exactly so many"),
     ("ab", "--most-minutes"): (float, "--minutes, the most that all may take"),
+    ("decide", "--csv"): (
+        str, "--json, which has every rule; summary.json of a run has gains block by block, and "
+        "requests.jsonl its requests"),
     ("plan", "--eager-draft"): (
-        None, "--measured V,c,LENGTH: what a draft costs there, with graphs or without"),
+        None, "nothing: `foretoken lab tune SERVER` measures drafters, with graphs or without"),
+    ("plan", "--measured"): (
+        str, "nothing: `lab tune SERVER` measures other lengths and drafters; of a run, "
+        "`lab decide RUN --fit` says what they cost, --k what another length would have done"),
     ("tune", "--device"): (str, _PLAN),
     ("tune", "--count"): (int, _PLAN),
 }  # fmt: skip

@@ -36,10 +36,6 @@ PolicyOption = Annotated[
 HtmlOption = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write one page with every plot.")
 ]
-CsvOption = Annotated[
-    Path | None,
-    typer.Option("--csv", metavar="DIR", help="Write gains.csv, rules.csv and requests.csv."),
-]
 
 
 def decide(
@@ -58,7 +54,6 @@ def decide(
         typer.Option("--k", metavar="K,K", help="What other draft lengths would have done."),
     ] = None,
     html: HtmlOption = None,
-    csv: CsvOption = None,
     show_policy: Annotated[
         bool, typer.Option("--show-policy", help="Print the default policy file and end.")
     ] = False,
@@ -68,15 +63,14 @@ def decide(
 
     Several runs: what differs between them is found out. Configurations (k, method, engine version)
     compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
-    --fit takes the steps of all runs together, those of one pair of servers at several loads; with
-    --json, `lab plan --measured` reads what it prints. --k replays the accept stream of the run
-    that decides; it needs a candidate that was started with --per-request-spec-decode-metrics
-    detailed.
+    --fit takes the steps of all runs together, those of one pair of servers at several loads. --k
+    replays the accept stream of the run that decides; it needs a candidate that was started with
+    --per-request-spec-decode-metrics detailed.
     """
     from foretoken.lab.analysis.other_lengths import other_lengths
     from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.report.runs import read_runs, write_tables
+    from foretoken.lab.report.runs import read_runs
 
     if show_policy:
         print(default_text(), end="")
@@ -91,8 +85,6 @@ def decide(
     own = next(run for run in found if run.decision is best.best)
     others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
     fit = _fit(found) if fitted else None
-    if csv is not None:
-        write_tables(csv, found)
     if html is not None:
         from foretoken.lab.report.page import write_page
 

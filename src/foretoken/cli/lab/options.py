@@ -1,13 +1,14 @@
 """Options that several commands of the lab have, and how texts become settings."""
 
 import atexit
+import inspect
 import json
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,6 +28,29 @@ DryRunOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON document to stdout, the rest to stderr.")
 ]
+
+
+class OptionHelp(NamedTuple):
+    meaning: str
+    kind: Any = str
+    metavar: str | None = None
+    flag: str | None = None
+    """None: the keyword with dashes."""
+    least: float | None = None
+
+
+def parameters_of(rows: Mapping[str, OptionHelp]) -> Iterator[inspect.Parameter]:
+    """Options as keywords of a command: None where one is not given, False of a switch."""
+    for name, (meaning, kind, metavar, flag, least) in rows.items():
+        switch = kind is bool
+        flags = (flag or f"--{name.replace('_', '-')}",) if flag or switch else ()
+        option = typer.Option(*flags, metavar=metavar, help=meaning, min=least)
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if switch else None,
+            annotation=Annotated[kind if switch else kind | None, option],
+        )
 
 
 def parse_numbers(text: str, option: str) -> list[float]:

@@ -34,8 +34,6 @@ from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOrder:
-    """What is to be tuned, as the options say it."""
-
     server: str
     workload: str
     loads: Sequence[int]

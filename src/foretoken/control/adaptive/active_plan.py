@@ -4,16 +4,15 @@ Planning looks at everything and takes long; carrying a plan over to a batch tha
 different takes little. Whoever joins does what its class does. Knows no models.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from foretoken.control.adaptive.acceptance_deviation import AcceptanceDeviation, Chances
 from foretoken.control.adaptive.allocation import DraftOption
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs
 from foretoken.control.adaptive.plan_assembly import CATCHING_UP, Waiting
+from foretoken.control.adaptive.step_times import PlainTimes
 from foretoken.control.plan import (
     DecodingSequence,
     DraftPlan,
@@ -34,29 +33,12 @@ class PlannedDrafts(NamedTuple):
     """Most drafts, those without a pass included."""
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
-    chances: Chances = ()
-    """How many drafts of a step are expected to be accepted."""
 
 
 PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 _FAR = 1.5
 """Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
-_NO_DEVIATION = AcceptanceDeviation()
-"""Of a request that drafted nothing."""
-_BEGINS = 2
-"""Output tokens up to which a sequence has just begun: the first is out, and a plain step's."""
-_DECIDING_FIRST = 0.005
-"""Share of the time that plans for those may take that are alone and have just begun."""
-
-
-class PlainTimes(NamedTuple):
-    """Seconds of a step without drafts."""
-
-    plain_s: float
-    """Of the sequences that decode."""
-    prompt_s: float
-    """What prompts add."""
 
 
 @final
@@ -83,9 +65,6 @@ class ActivePlan:
     lasts: int = 0
     """Steps that it is kept for, if it is there to find something out; 0: for as long as it
     holds."""
-    may_lose_s: dict[str, float] = field(default_factory=dict)
-    """By how much each request may fall behind in all steps together; of one that joined, less
-    `spare_s` then."""
     trial_lost_s: float = 0.0
     """What a drafter's trial cost so far beyond the plain steps that its tokens took."""
     begun: frozenset[str] = frozenset()
@@ -98,24 +77,14 @@ class ActivePlan:
     """That no draft of a step is accepted."""
     spare_s: float = 0.0
     """Seconds that plain steps would have taken beyond those that were measured."""
-    invested_s: float = 0.0
-    """Seconds of that for deciding and for reading before anybody could draft: it comes back, but
-    not soon, and another plan would take it again."""
-    deviations: dict[str, AcceptanceDeviation] = field(default_factory=dict)
-    """What became of each request's drafts."""
+    accepted: Counter[str] = field(default_factory=Counter)
+    """Accepted drafts of each request."""
     has_free: bool = False
     """Whether there were drafts without a pass to make room for."""
     below_floor: frozenset[str] = frozenset()
     """Drafters that were no choice, since too little of them was accepted."""
-    num_changes: int = 0
-    """Changes of acceptance that had been noticed."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
-    held_back: float = 0.0
-    """Share of tokens per second that is forgone so that nobody waits for others."""
-    blocking: set[str] = field(default_factory=set)
-    """Requests for which it is forgone, those that have ended left out: they may lose nothing
-    more."""
     weighed: tuple[AllocationInputs, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None
@@ -148,48 +117,17 @@ class ActivePlan:
             self._classes = {key: _most_common(held) for key, held in by_class.items()}
         return self._classes.get(class_key, PLAIN)
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether somebody has lost more than it may, beyond what was invested and not by bad luck
-        alone."""
-        time_s = self.spare_s + self.invested_s
-        if self.trial or time_s >= -min(self.may_lose_s.values(), default=math.inf):
-            return False
-        return any(self._is_lost(one, time_s, most_s) for one, most_s in self.may_lose_s.items())
-
-    def _is_lost(self, request_id: str, time_s: float, most_s: float) -> bool:
-        token_s, deviation = self.forecast.token_s, self.deviations.get(request_id, _NO_DEVIATION)
-        if time_s + token_s * deviation.accepted >= -most_s:
-            return False
-        # What steps take is nobody's luck.
-        return not deviation.is_chance or time_s + token_s * deviation.mean < -most_s
-
     def book(self, forecast: StepForecast, took_s: float | None, deciding_s: float) -> None:
         """A step of this forecast with drafts is over. It took so long, deciding aside; None: what
         it took says nothing of drafts."""
         if took_s is None:
             took_s = forecast.seconds
         self.spare_s += forecast.plain_s - min(took_s, _FAR * forecast.seconds) - deciding_s
-        self.invested_s += deciding_s
-
-    def note(self, request_id: str, drafted: int, accepted: int) -> None:
-        """So many drafts of a request were checked in a step, and so many accepted."""
-        deviation = self.deviations.setdefault(request_id, AcceptanceDeviation())
-        deviation.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
 
     def gained(self, request_id: str) -> float:
         """What a request had gained before and has in the steps of this plan, in seconds."""
-        deviation = self.deviations.get(request_id, _NO_DEVIATION)
-        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * deviation.accepted
-
-    def emptied(self, class_key: str, resting: frozenset[str]) -> "ActivePlan":
-        """The same plan for nobody yet, to be joined by one request of this class, which is alone.
-        These drafters rest now."""
-        return replace(
-            self, plan=replace(self.plan, resting=resting), held={}, gained_s={}, may_lose_s={},
-            begun=frozenset(), reading={}, missing=Counter(), spare_s=0.0, invested_s=0.0,
-            deviations={}, blocking=set(), _classes={class_key: self.usual(class_key)},
-        )  # fmt: skip
+        token_s = self.forecast.token_s
+        return self.gained_s[request_id] + self.spare_s + token_s * self.accepted[request_id]
 
     def join(
         self,
@@ -198,18 +136,14 @@ class ActivePlan:
         missing: int,
         *,
         gained_s: float,
-        may_lose_s: float,
-        alone: bool = False,
     ) -> None:
         """A request that the plan was not made for takes part. Its drafter has not read `missing`
-        tokens of it. It has gained so much before, and may lose so much. `alone`: nobody waits
-        while it is read."""
+        tokens of it. It has gained so much before."""
         self.held[request_id] = held
         self.gained_s[request_id] = gained_s - self.spare_s
-        self.may_lose_s[request_id] = may_lose_s - self.spare_s
         if not held.length:
             return
-        if alone or missing < CATCHING_UP:
+        if missing < CATCHING_UP:
             self.missing[held.drafter] += missing
         else:
             self.reading[request_id] = Waiting(held.drafter, missing)
@@ -260,7 +194,7 @@ class ActivePlan:
         for place, request_id in enumerate(ids):
             if request_id in waiting:
                 done[place] = PlannedDrafts(0, "", done[place].budget - done[place].length, 0.0)
-        lengths, drafters, budgets, surplus, _ = zip(*done, strict=True)
+        lengths, drafters, budgets, surplus = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,
@@ -286,43 +220,3 @@ class ActivePlan:
 def _most_common(held: list[PlannedDrafts]) -> PlannedDrafts:
     (length, drafter), _ = Counter((one.length, one.drafter) for one in held).most_common(1)[0]
     return next(one for one in held if (one.length, one.drafter) == (length, drafter))
-
-
-@final
-class FirstPlan:
-    """The latest plan for a sequence that was alone and had just begun, kept for the next that is.
-
-    Nothing is known of either but its class, so that what was planned for the last is as good for
-    the next. Where answers are short, a plan for each would take longer than it brings.
-    """
-
-    __slots__ = ("_active", "_since_s")
-
-    def __init__(self) -> None:
-        """None yet."""
-        self._active: ActivePlan | None = None
-        self._since_s = 0.0
-
-    def keep(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> None:
-        """A plan was made for these sequences."""
-        if _is_first(sequences):
-            self._active, self._since_s = active, 0.0
-
-    def pass_by(self, seconds: float) -> None:
-        """Steps took so long."""
-        self._since_s += seconds
-
-    def of(self, sequences: Seq[DecodingSequence], deciding_s: float) -> ActivePlan | None:
-        """The plan to be made again for these sequences, where one takes `deciding_s`; None: they
-        are no such ones, or it has had its share of the time."""
-        if not _is_first(sequences) or self._since_s * _DECIDING_FIRST > deciding_s:
-            return None
-        return self._active
-
-    def forget(self) -> None:
-        """What it was made of is no more."""
-        self._active = None
-
-
-def _is_first(sequences: Seq[DecodingSequence]) -> bool:
-    return len(sequences) == 1 and sequences[0].num_output <= _BEGINS

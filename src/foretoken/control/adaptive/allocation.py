@@ -56,12 +56,6 @@ class DraftOption:
         survival_NK[places] = 0.0
         return replace(self, survival_NK=survival_NK, late_N=None)
 
-    def up_to(self, depth: int) -> "DraftOption":
-        """The same with chains of no more than so many drafts."""
-        survival_NK = self.survival_NK.copy()
-        survival_NK[:, depth:] = 0.0
-        return replace(self, survival_NK=survival_NK)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -32,9 +31,6 @@ RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
 _AT_ONCE = 1.0 / 8.0
 """Share of what is left to lose that one step may take."""
-_BENEFIT = 1.15
-"""A sequence that may still lose something gets the benefit of the doubt: of many estimates that
-are all a little wrong, the lowest would decide for everybody."""
 _KNOWN = 0.75
 """A sequence whose drafts may well have this part of their chance, but hardly less, is known: what
 it still loses is bad luck."""
@@ -54,8 +50,6 @@ class DrafterView:
     """Tokens of each that the drafter has to read, beyond those of the last step."""
     windowed_N: NDArray[np.bool_]
     """Whether those are only the latest of all that it has not read."""
-    lasts: float = math.inf
-    """Steps for which it may be expected to draft once it has begun."""
 
 
 class OutputTokens(NamedTuple):
@@ -92,19 +86,9 @@ class AllocationInputs:
     search: Search = allocate
 
     @property
-    def allowed_s(self) -> Floats:
-        """Seconds by which the step may make each sequence slower, [N]."""
-        return _AT_ONCE * self.left_s
-
-    @property
     def bound_s(self) -> Floats:
         """Seconds that the step may take if a sequence gets one token, [N]."""
-        return self.plain_s + self.allowed_s
-
-    @property
-    def token_s(self) -> Floats:
-        """What each further expected token of a sequence adds to that, [N]."""
-        return self.plain_s * np.where(self.allowed_s > 0.0, _BENEFIT, 1.0)
+        return self.plain_s + _AT_ONCE * self.left_s
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
@@ -129,7 +113,7 @@ class AllocationInputs:
             rows_s=self.rows_s,
             plain_s=self.plain_s,
             bound_s=self.bound_s,
-            token_s=self.token_s,
+            token_s=np.full(len(self.ids), self.plain_s),
             margin=self.margin,
         )
         found = self.search(step, options)
@@ -150,18 +134,12 @@ class AllocationInputs:
             for index, option in enumerate(options)
         ]
         accepted_N, poor_N = accepted_drafts(found, options), accepted_drafts(found, poor)
-        most_s = self.plain_s + self.left_s
-        risky_N = (poor_N < accepted_N) & (most_s + self.plain_s * poor_N < found.seconds)
+        risky_N = (poor_N < accepted_N) & (self.bound_s + self.plain_s * poor_N < found.seconds)
         if not risky_N.any():
             return found
         poor_s = self.plain_s * poor_N / np.maximum(accepted_N, 1e-9)
-        token_s = np.where(risky_N, poor_s, self.token_s)
-        for bound_s in (np.where(risky_N, most_s, self.bound_s), self.bound_s):
-            # Either all that is left at once, for what is likely to come back, or a part of it.
-            careful = self.search(replace(step, bound_s=bound_s, token_s=token_s), options)
-            accepted_N = accepted_drafts(careful, options)
-            if (self.bound_s + self.token_s * accepted_N >= careful.seconds).all():
-                break
+        token_s = np.where(risky_N, poor_s, self.plain_s)
+        careful = self.search(replace(step, token_s=token_s), options)
         return replace(careful, unguarded=max(found.unguarded, careful.unguarded))
 
     def _poor(self, option: DraftOption) -> DraftOption:
@@ -209,32 +187,6 @@ class AllocationInputs:
             lengths_N=lengths_N, drafter_N=drafter_N, seconds=float(seconds),
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
-
-    def shorter(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
-        """The best plan whose drafts end before those of `found`; None: it has none."""
-        other = self.best([option.up_to(found.depth - 1) for option in options])
-        return other if other.lengths_N.any() else None
-
-    def longer(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
-        """One draft more for all that draft in `found`, as far as they may; None: nobody may, or
-        somebody would lose by it."""
-        chosen = sorted(set(found.drafter_N.tolist()) - {-1})
-        lengths_N, seconds = found.lengths_N.copy(), 0.0
-        for index in chosen:
-            option = options[index]
-            own_N = found.drafter_N == index
-            most_N = (option.survival_NK > 0.0).sum(axis=1)
-            lengths_N[own_N] = np.minimum(lengths_N + 1, most_N)[own_N]
-            rows = int(lengths_N[own_N].sum())
-            seconds += float(option.depth_s[lengths_N[own_N].max()] + option.slot_s * rows)
-            seconds += float(option.start_s[own_N].sum())
-        seconds += float(self.rows_s[min(int(lengths_N.sum()), len(self.rows_s) - 1)])
-        longer = replace(found, lengths_N=lengths_N, seconds=seconds, depth=int(lengths_N.max()))
-        accepted_N = accepted_drafts(longer, options)
-        loses = (self.bound_s + self.token_s * accepted_N < seconds).any()
-        if loses or (lengths_N == found.lengths_N).all():
-            return None
-        return replace(longer, tokens=len(self.ids) + float(accepted_N.sum()))
 
     def outlook(self, option: DraftOption) -> Outlook:
         """What a drafter's best length would come to if all sequences had it."""
@@ -292,7 +244,7 @@ class AllocationInputs:
             late_N = catching_s > survival[:, 0] * (self.plain_s / count) * steps_N
             steps_N = np.maximum(self.outputs.total_N / (1.0 + survival[:, 0]), 1.0)
             late_N = late_N if late_N.any() else None
-        start_s = each_s + catching_s / np.minimum(steps_N, view.lasts)
+        start_s = each_s + catching_s / steps_N
         return DraftOption(
             name=view.name,
             survival_NK=survival,

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, final
 
-from foretoken.control.adaptive.active_plan import ActivePlan, FirstPlan
+from foretoken.control.adaptive.active_plan import ActivePlan
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import Departures, PastStep, RecentTimes, SeenStep
+from foretoken.control.adaptive.step_times import PastStep, SeenStep
 from foretoken.control.adaptive.tracked import class_of
-from foretoken.control.cost import StepShape
+from foretoken.control.learned.regression import LEAST_BATCH
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -29,37 +29,26 @@ from foretoken.control.plan import (
     plan_no_drafts,
 )
 from foretoken.control.report.explain import Outlook
-from foretoken.control.report.known import describe_models, pass_seconds, prediction_error
+from foretoken.control.report.known import describe_models
 from foretoken.types import StepStats
 
 _DECIDING, _DECIDING_LEAST = 0.012, 0.003
 """Share of the time that planning may take for one sequence, and for many: the fewer there are, the
 more depends on each, and the more there is to gain."""
-_AT_REST = 0.5
-"""Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
 """The same where the number of sequences changes much, or a class is new."""
-_DECIDING_OF_GAIN, _DECIDING_MOST = 0.25, 0.03
-"""The same where those have ended that all others were held back for: a part of what these may
-gain, and no more than so much."""
 _FEW = 2
 """Sequences up to which one that is new is planned for as soon as its first token is out: what one
 accepts tells little of the next, and what is lost meanwhile is lost for all."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
-_KEPT_LEAST, _KEPT_MOST, _KEPT_AT_REST = 4, 64, 256
+_KEPT_LEAST, _KEPT_MOST = 4, 256
 """Steps that a plan is kept for."""
-_TRIALS_AGAIN = 64
-"""Steps after which a trial that is due ends a plan at rest."""
-_SURPRISING = 0.01
-"""Chance of a run of steps without any accepted draft at which a plan is made anew."""
 _LEARNS_EVERY_S = 0.03
 """Seconds of steps that are learnt from at once."""
-_APART = 512
-"""Steps that are learnt from one by one."""
-_TOGETHER = 16
-"""Steps whose times are learnt together, those of a shape by their mean."""
+_SURPRISING = 0.01
+"""Chance of a run of steps without any accepted draft at which a plan is made anew."""
 
 
 @final
@@ -84,9 +73,7 @@ class AdaptiveControl:
         self._in_vain = 1.0
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
-        self._is_broken = False
-        """Whether somebody has lost by the plan what it may lose."""
-        self._times, self._departures = RecentTimes(), Departures()
+        self._times = planner.times
         self._waiting: list[PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
@@ -95,7 +82,6 @@ class AdaptiveControl:
         """What deciding took of the step that is under way."""
         self._has_drafted = False
         """Whether drafters ran in the last step."""
-        self._first = FirstPlan()
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
@@ -137,12 +123,6 @@ class AdaptiveControl:
             began = self._clock()
             self._catch_up(active)
             self._aside_s += self._clock() - began
-        share = _DECIDING_MOST if len(sequences) == 1 else _DECIDING_AGAIN
-        if self._is_broken and self._unearned_s(share) > 0.0:
-            # Somebody would lose more by it, and another plan would take more than it can save.
-            self._steps_left = 0
-            self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
-            return self._unplanned
         if not self._is_kept(active, sequences) or self._is_unsure(active, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
@@ -151,7 +131,7 @@ class AdaptiveControl:
             # Nobody drafts before the next plan, which somebody new brings closer.
             if self._is_closed and sequences[-1].request.request_id not in active.held:
                 self._is_closed = False
-                self._steps_left = int(_AT_REST * self._steps_left)
+                self._steps_left //= 2
             self._unplanned = self._plain(sequences, load)
             return self._unplanned
         if not self._still_holds(active, sequences, load):
@@ -164,30 +144,21 @@ class AdaptiveControl:
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """A new plan, after everything was learnt from the steps of the last one."""
         began = self._clock()
-        if self._planner.operator is not self._operator:
-            self._first.forget()
         if self._active is not None:
             self._catch_up(self._active)
             self._end_trial(self._active)
             self._planner.put_away(self._active, self._steps_done)
-        self._sequences = list(sequences)
-        first, again = self._first.of(self._sequences, self._deciding_s), None
-        if first is not None:
-            again = self._planner.make_again(first, self._sequences[0], load)
-        if again is None and self._active is not None:
             self._learn_times(self._active)
-        active = again or self._planner.make(self._sequences, load)
+        self._sequences = list(sequences)
+        active = self._planner.make(self._sequences, load)
         self._active, self._operator = active, self._planner.operator
         if active.plan.wanted and active.weighed is not None:
             self._told = active
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
-        self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
-        if again is None:
-            self._first.keep(active, self._sequences)
-            self._deciding_s += 0.2 * (took_s - self._deciding_s)
+        self._deciding_s += 0.2 * (took_s - self._deciding_s)
         self._steps_left = self._steps_to_keep(active)
         return active.plan
 
@@ -204,25 +175,20 @@ class AdaptiveControl:
         for seen in self._seen:
             plan, _, stats, aside_s = seen
             had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
-            settled = self._departures.settled(plan.load)
             if active is None:
                 continue
             self._step_s = stats.busy_s
             self._since_made_s += stats.busy_s
-            self._first.pass_by(stats.busy_s)
-            if not active.trial:
-                # What a trial takes is paid from the account, and says nothing of plans that last.
-                self._planner.deciding.note(aside_s, stats.busy_s, drafts=active.drafts)
             if plan is active.plan:
                 is_usual = had_drafted == self._has_drafted
-                self._waiting.append(PastStep(seen, active.missing, is_usual, settled))
+                self._waiting.append(PastStep(seen, active.missing, is_usual))
                 # What was missing was read in this step.
                 active.missing = Counter()
             elif plan is self._unplanned:
                 # Nothing was planned for this step: all that it tells is what it took.
                 self._unplanned_s += stats.busy_s
                 if not stats.num_prefilled and not stats.num_draft_tokens:
-                    self._times.add(plan.load, stats, {}, aside_s, settled=settled, is_usual=True)
+                    self._times.add(plan.load, stats, {}, aside_s, is_usual=True)
         self._seen.clear()
 
     def _is_due(self, active: ActivePlan) -> bool:
@@ -235,7 +201,7 @@ class AdaptiveControl:
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for (plan, outcomes, stats, aside_s), missing, is_usual, settled in self._waiting:
+        for (plan, outcomes, stats, aside_s), missing, is_usual in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(active, outcomes)
@@ -243,31 +209,23 @@ class AdaptiveControl:
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
             if drafted or missing.total():
-                told = settled and not stats.num_prefilled and not forecast.prompt_s
+                told = not stats.num_prefilled and not forecast.prompt_s
                 active.book(forecast, stats.busy_s - aside_s if told else None, aside_s)
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if active.trial:
                 self._charge(active, forecast, min(stats.busy_s, forecast.seconds), accepted)
-            self._times.add(plan.load, stats, missing, aside_s, settled=settled, is_usual=is_usual)
+            self._times.add(plan.load, stats, missing, aside_s, is_usual=is_usual)
         self._waiting.clear()
-        if active.is_spent or active.below_floor != self._planner.below_floor:
-            self._steps_left, self._is_broken = 0, active.is_spent
-        if self._times.count >= _TOGETHER:
+        if active.below_floor != self._planner.below_floor:
+            self._steps_left = 0
+        if self._times.count >= LEAST_BATCH:
             self._learn_times(active)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
         self._look_back()
-        self._repeated, active = None, self._active
-        if active is not None and request_id in active.blocking:
-            active.blocking.discard(request_id)
-            if not active.blocking and self._step_s:
-                # All whom the others were held back for are gone.
-                share = _DECIDING_OF_GAIN * active.held_back
-                share = min(max(share, _DECIDING_AGAIN), _DECIDING_MOST)
-                left = math.ceil(self._unearned_s(share) / self._step_s)
-                self._steps_left = min(self._steps_left, left)
+        self._repeated = None
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:
@@ -285,8 +243,8 @@ class AdaptiveControl:
             (1, 0.0) if active is None else (len(active.plan.budgets), active.context)
         )
         return {
-            "prediction_error": prediction_error(planner),
-            "pass_s": pass_seconds(planner, sequences, context),
+            "prediction_error": self._times.error(),
+            "pass_s": self._times.passes(sequences, context),
             "account_s": planner.account.balance_s,
             "trials_s": planner.account.spent_s,
             "forgone_tokens": planner.forgone_tokens,
@@ -299,17 +257,11 @@ class AdaptiveControl:
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
-        context = 0.0 if self._active is None else self._active.context
-        shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
-        return [
-            {"rows": shape.rows, "seconds": self._planner.target.seconds(shape).seconds}
-            for shape in shapes
-        ]
+        return self._times.by_rows(0.0 if self._active is None else self._active.context)
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._active, self._told, self._is_broken = None, None, False
-        self._first.forget()
+        self._active = self._told = None
         self._waiting.clear()
         self._times.clear()
         return self._plain(sequences, load)
@@ -341,7 +293,7 @@ class AdaptiveControl:
         times = max(count / self._num_planned, self._num_planned / count)
         if times >= _TOO_MUCH:
             return False
-        return times < _MUCH or self._unearned_s(_DECIDING_AGAIN) > 0.0
+        return times < _MUCH or self._has_to_earn
 
     def _is_unsure(self, active: ActivePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan has no good answer for the newest sequence, and a new one pays."""
@@ -350,14 +302,14 @@ class AdaptiveControl:
             return False
         if len(sequences) <= _FEW or (request.brings_drafts and not active.has_free):
             return True
-        if self._unearned_s(_DECIDING_AGAIN) > 0.0:
+        if self._has_to_earn:
             return False
         return class_of(request) not in active.class_of.values()
 
-    def _unearned_s(self, share: float) -> float:
-        """Seconds of steps until one more plan will have taken no more than `share` of the time
-        since the last."""
-        return max(self._deciding_s / share - self._since_made_s, 0.0)
+    @property
+    def _has_to_earn(self) -> bool:
+        """Whether one more plan would take more than its share of the time since the last."""
+        return self._deciding_s > _DECIDING_AGAIN * self._since_made_s
 
     def _still_holds(
         self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad
@@ -373,17 +325,14 @@ class AdaptiveControl:
             return active.lasts - 1
         if not self._step_s:
             return _KEPT_LEAST
-        share, most = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST), _KEPT_MOST
-        if not active.drafts:
-            share, most = _AT_REST * share, _KEPT_AT_REST
+        share = max(_DECIDING / math.sqrt(len(active.held)), _DECIDING_LEAST)
         steps = math.ceil(self._deciding_s / (share * self._step_s))
         drafters = self._planner.drafters.values()
         unused = [d for d in drafters if d.facts.name not in active.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         # A trial that is due and cannot be paid yet is no reason to plan more often.
-        least = min(steps // 2, _TRIALS_AGAIN)
-        steps = min((max(each, least) for each in due if each < steps), default=steps)
-        return min(max(steps, _KEPT_LEAST), most) - 1
+        steps = min((max(each, steps // 2) for each in due if each < steps), default=steps)
+        return min(max(steps, _KEPT_LEAST), _KEPT_MOST) - 1
 
     def _learn_acceptance(self, active: ActivePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
         """How many drafts were checked, and how many accepted."""
@@ -392,7 +341,7 @@ class AdaptiveControl:
         for request_id, drafter, num_drafted, num_accepted, _ in outcomes:
             drafted += num_drafted
             kept += num_accepted
-            active.note(request_id, num_drafted, num_accepted)
+            active.accepted[request_id] += num_accepted
             if drafter not in planner.drafters:
                 continue
             if drafter == active.trial:
@@ -407,13 +356,11 @@ class AdaptiveControl:
         return drafted, kept
 
     def _learn_times(self, active: ActivePlan) -> None:
-        planner, context = self._planner, active.context
-        # At first every step counts: so much depends on what the first ones take.
-        apart = planner.target.steps < _APART
-        self._times.teach(planner.target, planner.drafters, context, apart=apart)
+        account = self._planner.account
+        self._times.learn(active.context)
         if self._unplanned_s:
-            planner.account.earn(self._unplanned_s, active.forecast.token_s)
-            planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
+            account.earn(self._unplanned_s, active.forecast.token_s)
+            account.steps_since_plain, self._unplanned_s = 0, 0.0
 
     def _charge(
         self, active: ActivePlan, forecast: StepForecast, seconds: float, accepted: int

@@ -1,6 +1,6 @@
 """One drafter as control sees it: what is fixed, and what it did of late."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -21,9 +21,6 @@ _HOPES_MOST = 2048
 """Steps that a drafter which paid is tried often."""
 _SHARE = 0.003
 """Of the time, for trials of a drafter that is known not to pay."""
-_LASTS, _LASTS_LEARNT, _LASTS_FORGOTTEN = 512.0, 0.3, 5e-4
-"""Steps for which a drafter goes on once it has begun, as long as nothing else was seen; what each
-time says of the next; and how much of what was seen a step at rest takes back."""
 _WINDOW = 128
 """Most of the latest tokens of a sequence that are read in place of all."""
 _WAKES = 32
@@ -75,11 +72,6 @@ class DrafterState:
     hopes: int = 0
     """Steps for which it is still tried as often as one of which nothing is known: as many as it
     was used before."""
-    runs: int = 0
-    """Steps for which it has been drafting."""
-    lasts: float = _LASTS
-    """Steps for which it may be expected to go on once it has begun. What it reads of sequences has
-    to come back in that time: where plans change soon, it does not pay to begin."""
 
     @property
     def rests(self) -> bool:
@@ -114,13 +106,6 @@ class DrafterState:
             min(self.hopes + 4 * steps, _HOPES_MOST) if paid else max(self.hopes - steps, 0)
         )
         self.since_trial += steps
-        if paid:
-            self.runs += steps
-        elif self.runs:
-            self.lasts += _LASTS_LEARNT * (min(self.runs, _LASTS) - self.lasts)
-            self.runs = 0
-        else:
-            self.lasts += min(_LASTS_FORGOTTEN * steps, 1.0) * (_LASTS - self.lasts)
 
     def put_off(self) -> None:
         """No trial now, whatever would come of it: the drafter cannot pay."""
@@ -134,10 +119,3 @@ class DrafterState:
 def least_gain(drafters: Iterable[DrafterState]) -> float:
     """Share of its tokens per second that a step has to gain by drafts."""
     return MARGIN if any(not one.idle for one in drafters) else _BEGINNING
-
-
-def reading_s(
-    drafters: Mapping[str, DrafterState], missing: Mapping[str, int], context: float
-) -> float:
-    """Seconds in which drafters read so many tokens each."""
-    return sum(drafters[name].cost.feeding(rows, context) for name, rows in missing.items())

@@ -25,19 +25,15 @@ _MOST = 20.0
 """Plain steps that the account holds at most."""
 _CREDIT = 8.0
 """Plain steps for each drafter at the start, before anything is earned."""
-_DRAFTS = 2
-"""Drafts of a sequence in a trial."""
-_READING = 2.0
-"""Plain steps that a drafter may read before a trial: it is over at once, and others wait."""
-_FULL_EVERY, _FULL_STEPS = 6, 3
-"""Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
-was not in use lately or much is saved. What these take is learnt from all but the first: without
-that, a drafter that once seemed too dear would seem so for ever."""
+_IN_TURN = 3
+"""Steps of a trial without drafts or of all sequences. What the first takes is not learnt: in a
+server it takes up to half as much again, for the change."""
+_FULL_EVERY = 6
+"""Of so many trials one is of all sequences, with a draft each, if the drafter was not in use
+lately: without that, a drafter that once seemed too dear would seem so for ever."""
 _ALONE_STEPS = 8
 """Steps of a trial by a sequence alone that is read for longer than a plain step: nobody waits for
 it, so it may be, and then it is worth more than one look."""
-_SAVED = 18.0
-"""Plain steps in the account from which on even what cannot pay, by what is believed, is tried."""
 _SEVERAL = 4
 """Sequences of a trial of which the outcome is not known."""
 _KNOWN = 24
@@ -49,16 +45,6 @@ _HOPE = 0.95
 _PLAIN_SHARE = 0.0025
 """Of all time, for steps that are left plain: where drafts bring little, one knows well what plain
 steps take, and where they bring much, one step in two hundred tells enough."""
-_LENGTHS_AGAIN, _LENGTHS_AGAIN_MOST = 32, 512
-"""Steps with drafts after which they are shorter or longer for a few, at first and at most."""
-OTHER_LENGTHS_STEPS = 8
-"""How many those are."""
-_LENGTHS_LOSS = 0.06
-"""Share of tokens per second that other lengths may seem to lose: costs that are believed a little
-wrong are seen to be wrong, and what is far off stays untried."""
-_PLAIN_STEPS = 3
-"""How many those are in turn. What the first takes is not learnt: in a server it takes up to half
-as much again, for the change."""
 _PLAIN_AGAIN = 8
 """Steps with drafts after which some are left plain, at the least."""
 
@@ -118,10 +104,10 @@ def pick_trial(
     # Where some are held back for others it is not for what drafts are believed to cost.
     is_held = found.unguarded > found.rate
     if account.steps_since_plain >= _PLAIN_AGAIN and found.lengths_N.any():
-        lost_s = _PLAIN_STEPS * (inputs.plain_s - len(inputs.ids) / found.rate)
+        lost_s = _IN_TURN * (inputs.plain_s - len(inputs.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
-            return Trial(PLAIN, inputs.best([]), [], _PLAIN_STEPS)
+            return Trial(PLAIN, inputs.best([]), [], _IN_TURN)
     alone = len(inputs.ids) == 1
     used = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
     by_name = {option.name: option for option in options}
@@ -130,60 +116,29 @@ def pick_trial(
         drafter, option = drafters[view.name], by_name[view.name]
         if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
-        saved = balance_s >= _SAVED * inputs.plain_s
-        if not saved and not inputs.could_pay(option, _HOPE):
+        if not inputs.could_pay(option, _HOPE):
             drafter.put_off()
             continue
-        due = not drafter.num_trials % _FULL_EVERY and (saved or not drafter.hopes)
+        due = not drafter.num_trials % _FULL_EVERY and not drafter.hopes
         full = due and not is_held and inputs.pays_if_rows_are_free(option)
         chosen = _to_try(view, drafter, inputs, full=full)
         reading_s = [
             view.cost.feeding(int(missed), inputs.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
-        most_s = balance_s if alone else _READING * inputs.plain_s
+        # A trial is over at once, and others wait while its sequences are read.
+        most_s = balance_s if alone else 2.0 * inputs.plain_s
         chosen = chosen[: sum(seconds <= most_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
-            tried = inputs.trial(option, chosen[:size], 1 if full else _DRAFTS)
+            # Two drafts of a sequence: the second shows how long a run of accepted ones gets.
+            tried = inputs.trial(option, chosen[:size], 1 if full else 2)
             lost_s = tried.seconds - tried.tokens * inputs.plain_s / len(inputs.ids)
             looks = alone and reading_s[size - 1] > inputs.plain_s
-            for steps in (_FULL_STEPS, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
+            for steps in (_IN_TURN, 1) if full else (_ALONE_STEPS, 1) if looks else (1,):
                 if reading_s[size - 1] + steps * lost_s <= balance_s:
                     tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
                     return Trial(view.name, tried, [option], steps)
     return None
-
-
-@final
-class Lengths:
-    """When to draft a little less or more than seems best, to see what that takes."""
-
-    __slots__ = ("_due", "_shorter", "_steps")
-
-    def __init__(self) -> None:
-        """Soon."""
-        self._steps, self._due, self._shorter = 0, _LENGTHS_AGAIN, True
-
-    def pass_by(self, steps: int) -> None:
-        """So many steps with drafts."""
-        self._steps += steps
-
-    def pick(
-        self, inputs: AllocationInputs, found: Allocation, options: list[DraftOption]
-    ) -> Allocation | None:
-        """Other lengths than those of `found`, if they are due; None: they are not, or lose much.
-
-        Each time the other way: shorter, then longer.
-        """
-        if self._steps < self._due or not found.lengths_N.any():
-            return None
-        shorter = self._shorter and found.depth > 1
-        other = inputs.shorter(found, options) if shorter else inputs.longer(found, options)
-        self._shorter = not shorter
-        self._steps, self._due = 0, min(2 * self._due, _LENGTHS_AGAIN_MOST)
-        if other is None or other.rate < (1.0 - _LENGTHS_LOSS) * found.rate:
-            return None
-        return other
 
 
 def surprises(inputs: AllocationInputs, drafter: str) -> bool:

@@ -1,5 +1,6 @@
 """From the best allocation to the plan of a step: who has to catch up first, which budgets hold."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -11,17 +12,10 @@ from foretoken.control.adaptive.allocation_inputs import AllocationInputs, Draft
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost
-from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-_BELIEVED = 2.0
-"""Plain steps by which a request that was expected to gain may fall behind before its expectation
-is looked at again."""
-_CHUNK_SHARE = 0.5
-"""Share of a plain step that reading may take while others wait."""
-_ALL = 1 << 30
 
 
 class Waiting(NamedTuple):
@@ -54,7 +48,7 @@ def read_first(
     waits for long. `alone`: nobody waits."""
     by_name = {view.name: view for view in views}
     reading = FirstReading([], {}, Counter())
-    left = _ALL
+    left = sys.maxsize
     for place, chosen in enumerate(found.drafter_N.tolist()):
         if chosen < 0:
             continue
@@ -63,7 +57,7 @@ def read_first(
         if missed < CATCHING_UP:
             reading.missing[view.name] += missed
             continue
-        if left == _ALL and not alone:
+        if left == sys.maxsize and not alone:
             left = chunk_rows(view.cost, inputs.context, inputs.plain_s)
         # A window is read whole or not at all: the next would be another one.
         windowed = bool(view.windowed_N[place])
@@ -78,10 +72,10 @@ def read_first(
 
 
 def chunk_rows(cost: DrafterCost, context: float, plain_s: float) -> int:
-    """Tokens that a drafter reads in the time that others may wait."""
+    """Tokens that a drafter reads in half a plain step, for which others may wait."""
     one, two = cost.feeding(READ_TOGETHER, context), cost.feeding(2 * READ_TOGETHER, context)
     row_s = max((two - one) / READ_TOGETHER, 1e-9)
-    return max(int(_CHUNK_SHARE * plain_s / row_s), READ_TOGETHER)
+    return max(int(0.5 * plain_s / row_s), READ_TOGETHER)
 
 
 def budgets(
@@ -117,27 +111,6 @@ def surplus(
         cost = forecast.price * (forecast.row_s + slot_s) * int(found.lengths_N[place])
         values.append(accepted - cost)
     return tuple(values)
-
-
-def may_lose(
-    ids: Seq[str], found: Allocation, options: Seq[DraftOption], plain_s: float, left_s: Floats
-) -> dict[str, float]:
-    """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
-    drafts. `left_s` [N]: what its guard leaves of each."""
-    if not found.lengths_N.any():
-        return {}
-    accepted_N = accepted_drafts(found, options)
-    each = zip(ids, left_s.tolist(), accepted_N.tolist(), strict=True)
-    return {
-        request_id: most_behind(one_s, plain_s, gains=plain_s * (1.0 + accepted) >= found.seconds)
-        for request_id, one_s, accepted in each
-    }
-
-
-def most_behind(left_s: float, plain_s: float, *, gains: bool) -> float:
-    """Seconds by which a request may fall behind plain steps, which take `plain_s`, while a plan is
-    kept: what its guard leaves, or some more if it is expected to gain."""
-    return max(left_s, _BELIEVED * plain_s if gains else 0.0)
 
 
 def step_shape(count: int, load: StepLoad, context: float) -> StepShape:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from foretoken.control.adaptive.acceptance_deviation import chances
 from foretoken.control.adaptive.active_plan import PlannedDrafts
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
@@ -25,16 +24,13 @@ class PlanDecision(NamedTuple):
     trial: Trial | None
     waking: set[str]
     """Drafters at rest that are wanted again."""
-    lasts: int
-    """Steps of what is there to find something out; 0: it is not."""
 
 
 def held_by(ids: Seq[str], plan: DraftPlan, decision: PlanDecision) -> dict[str, PlannedDrafts]:
     """What each request does from now on; those that have to be read first, as soon as they are."""
     count, wanted = len(ids), decision.wanted
     surplus_N = plan.surplus or (0.0,) * count
-    chances_N = chances(decision.found, decision.options)
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.budgets, surplus_N, chances_N)
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.budgets, surplus_N)
     held = dict(zip(ids, each, strict=True))
     for place, (name, left) in decision.reading.waiting.items():
         if left:

@@ -10,31 +10,27 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.adaptive.active_plan import ActivePlan, PlainTimes
+from foretoken.control.adaptive.active_plan import ActivePlan, PlannedDrafts
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
-from foretoken.control.adaptive.deciding_share import DecidingShare
-from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
 from foretoken.control.adaptive.exploring import (
-    OTHER_LENGTHS_STEPS,
     Account,
-    Lengths,
     is_known,
     pick_trial,
     surprises,
 )
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.joining import Newcomers
 from foretoken.control.adaptive.plan_assembly import (
     budgets,
     chance_of_none,
     chunk_rows,
-    may_lose,
     read_first,
     step_shape,
     surplus,
 )
 from foretoken.control.adaptive.plan_decision import PlanDecision, held_by
+from foretoken.control.adaptive.step_times import PlainTimes, StepTimeModels
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -48,8 +44,6 @@ from foretoken.types import FinishReason, Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
-_POOR = 0.02
-"""Part of a plain step below which a sequence has next to nothing to lose."""
 
 
 @final
@@ -75,17 +69,14 @@ class Planner:
             acceptance: of their drafts.
             search: finds the best plan of a step.
         """
-        self.target, self.acceptance = target, acceptance
+        self.times, self.acceptance = StepTimeModels(target, costs), acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
-        self.deciding = DecidingShare()
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
-        self._other_lengths = Lengths()
-        self._newcomers = Newcomers(caps, self.drafters, self.ledger, self.lengths)
 
     @property
     def operator(self) -> Speculation:
@@ -113,7 +104,7 @@ class Planner:
         left_N = self.lengths.remaining(
             [one.class_key for one in tracked], counted.outputs_N, counted.left_N
         )
-        times = self._plain_times(shape, count)
+        times = self.times.plain(shape, count)
         worth_s = _READING * times.plain_s * left_N
         below_floor = self.below_floor
         able = [one for name, one in self.drafters.items() if name not in below_floor]
@@ -130,8 +121,6 @@ class Planner:
         plan = self._plan(sequences, load, inputs, decision, views, has_free=has_free)
         reading, wanted = decision.reading, decision.wanted
         rows = int(wanted.lengths_N.sum())
-        held_back = max(decision.found.unguarded / decision.found.rate - 1.0, 0.0)
-        poor_N = np.flatnonzero(inputs.allowed_s < _POOR * times.plain_s) if held_back else ()
         active = ActivePlan(
             plan=plan,
             held=held_by(ids, plan, decision),
@@ -141,19 +130,14 @@ class Planner:
             row_takes_s=(wanted.seconds - inputs.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if decision.trial is None else decision.trial.of,
-            lasts=decision.lasts,
-            may_lose_s=may_lose(ids, decision.found, decision.options, inputs.plain_s, left_s),
+            lasts=0 if decision.trial is None else decision.trial.steps,
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
-            invested_s=reading_s(self.drafters, reading.missing, context),
             chance_of_none=chance_of_none(decision.found, decision.options),
             has_free=has_free,
             below_floor=below_floor,
-            num_changes=self.acceptance.num_changes,
             unguarded=decision.found.unguarded,
-            held_back=held_back,
-            blocking={ids[place] for place in poor_N},
             weighed=(inputs, decision.weighed),
         )
         for feed in reading.feeds:
@@ -207,48 +191,29 @@ class Planner:
         """
         for sequence in sequences:
             if sequence.request.request_id not in active.held:
-                self._newcomers.join(active, self._track(sequence))
+                self._join(active, self._track(sequence))
         feeds = active.read_on(sequences, self._chunk(active)) if active.reading else []
         for feed in feeds:
             note_read(
                 self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
             )
         count = len(sequences)
-        times = self._plain_times(step_shape(count, load, active.context), count)
-        plan = active.carried(sequences, load, times, feeds)
-        active.invested_s += reading_s(self.drafters, active.missing, active.context)
-        return plan
+        times = self.times.plain(step_shape(count, load, active.context), count)
+        return active.carried(sequences, load, times, feeds)
 
-    def make_again(
-        self, active: ActivePlan, sequence: DecodingSequence, load: StepLoad
-    ) -> ActivePlan | None:
-        """The plan `active` for another sequence that was alone and had just begun, for this one,
-        which is and has. None: it does not hold for it.
-
-        A tenth of what a plan takes, and where answers are short there is one for each of them.
-        """
-        one = self._track(sequence)
-        if (
-            active.trial
-            or active.lasts
-            or active.reading
-            or one.class_key not in active.class_of.values()
-        ):
-            return None
-        changed = active.num_changes != self.acceptance.num_changes
-        if changed or active.below_floor != self.below_floor:
-            return None
-        name = active.usual(one.class_key).drafter
-        if sequence.request.brings_drafts and not active.has_free:
-            return None
-        if not self._newcomers.drafts_at_once(one, name):
-            return None
-        again = active.emptied(one.class_key, self._resting({name}) & active.plan.resting)
-        self._newcomers.join(again, one, alone=True)
-        times = self._plain_times(step_shape(1, load, active.context), 1)
-        again.carried([sequence], load, times, ())
-        again.invested_s += reading_s(self.drafters, again.missing, active.context)
-        return again
+    def _join(self, active: ActivePlan, one: TrackedRequest) -> None:
+        """A newcomer does what most of its class do, as far as it may."""
+        sequence, request, missing = one.sequence, one.sequence.request, 0
+        length, name, budget, surplus = active.usual(one.class_key)
+        if name:
+            allowed = self._caps.budget(request, name)
+            length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
+            missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
+        if budget:
+            budget = min(budget, self._caps.budget(request))
+        held = PlannedDrafts(length, name if length else "", max(budget, length), surplus)
+        gained_s = self.ledger.gained(request.request_id)
+        active.join(request.request_id, held, missing, gained_s=gained_s)
 
     def _chunk(self, active: ActivePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
@@ -277,24 +242,19 @@ class Planner:
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
-        other = None if trial else self._other_lengths.pick(inputs, found, options)
-        lasts = trial.steps if trial else OTHER_LENGTHS_STEPS if other else 0
-        found = other or found
         reading, wanted = read_first(found, options, views, inputs, alone=alone), found
         if reading.waiting:
             options = inputs.without(
                 options, {i: one.drafter for i, one in reading.waiting.items()}
             )
             found = inputs.best(options)
-        return PlanDecision(found, options, weighed, reading, wanted, trial, waking, lasts)
+        return PlanDecision(found, options, weighed, reading, wanted, trial, waking)
 
     def put_away(self, active: ActivePlan, steps: int) -> None:
         """A plan has held for so many steps."""
         forecast = active.forecast
         lost = 0.0 if active.trial else max(active.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
-        if active.drafts and not active.trial:
-            self._other_lengths.pass_by(steps)
         alive = [request_id for request_id in active.held if request_id in self._requests]
         if not active.trial:
             # A trial is paid by the account, not by those who wait for it.
@@ -342,14 +302,6 @@ class Planner:
             one.refresh()
         return one
 
-    def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
-        """Of the step of `shape` without drafts, in which `count` sequences decode."""
-        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
-        plain_s = float(self.target.curve(alone, 0)[0])
-        if not shape.prompt_rows:
-            return PlainTimes(plain_s, 0.0)
-        return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
-
     def _inputs(
         self,
         tracked: list[TrackedRequest],
@@ -362,14 +314,6 @@ class Planner:
         ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.max_drafts_N.sum()) for view in views)
         plain_s, prompt_s = times
-        model_s = self.target.curve(shape, most)
-        # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
-        # the time that it saves in steps to come: that of steps without prompts.
-        more_s = model_s - model_s[0]
-        if shape.prompt_rows:
-            # Beside many rows some more may be cheap, and what is begun now goes on without them.
-            alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
-            more_s = np.maximum(more_s, alone_s - alone_s[0])
         return AllocationInputs(
             ids=ids,
             classes=[one.class_key for one in tracked],
@@ -378,9 +322,9 @@ class Planner:
             left_s=left_s,
             plain_s=plain_s,
             prompt_s=prompt_s,
-            rows_s=plain_s + more_s,
+            rows_s=plain_s + self.times.added(shape, len(ids), most),
             acceptance=self.acceptance,
-            margin=least_gain(self.drafters.values()) + self.deciding.of_drafts,
+            margin=least_gain(self.drafters.values()),
             search=self._search,
         )
 

@@ -1,28 +1,29 @@
-"""Times of the last few steps, gathered so that learning from them costs little.
+"""What steps take: the one place that is asked, and that is told what they took.
 
-Steps of one shape are learnt together by a mean that no single slow step moves.
+Behind it are the models of the target's step and of each drafter. Times of the last few steps are
+gathered so that learning from them costs little: steps of one shape are learnt together by a mean
+that no single slow step moves.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
-from foretoken.control.adaptive.drafter import DrafterState
+import numpy as np
+
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.drafter_cost import DraftShape
+from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost, DraftShape
+from foretoken.control.learned.regression import NOISE, OUTLIER, Floats
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
 from foretoken.types import StepStats
 
-_FAR = 1.35
+_FAR = math.exp(OUTLIER * NOISE)
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
-_CHANGED = 2.0
-"""Times as long from which on it is the machine that changed."""
-_MUCH_READ = 64
-"""Tokens of which reading takes longer than what else is slow in a first step with drafts."""
-_SETTLES = 3
-"""Steps after which a server is done with a request that ended."""
+_APART = 512
+"""Steps that are learnt from one by one."""
 
 
 class SeenStep(NamedTuple):
@@ -43,8 +44,6 @@ class PastStep(NamedTuple):
     """Tokens that each drafter read in it; 0 for one that had read all before."""
     is_usual: bool
     """Whether it is no change from plain steps to drafts or back."""
-    is_settled: bool
-    """Whether nobody ended just before."""
 
 
 class DraftingKind(NamedTuple):
@@ -67,37 +66,27 @@ class DraftingKind(NamedTuple):
         )
 
 
-@final
-class Departures:
-    """How long ago requests ended."""
+class PlainTimes(NamedTuple):
+    """Seconds of a step without drafts."""
 
-    __slots__ = ("_decoding", "_steps")
-
-    def __init__(self) -> None:
-        """Nobody was there."""
-        self._decoding, self._steps = 0, _SETTLES
-
-    def settled(self, load: StepLoad) -> bool:
-        """Whether nobody ended just before this step, which is over."""
-        if load.num_decoding < self._decoding:
-            self._steps = 0
-        elif load.num_decoding > self._decoding:
-            self._steps = _SETTLES
-        self._steps += 1
-        self._decoding = load.num_decoding
-        return self._steps > _SETTLES
+    plain_s: float
+    """Of the sequences that decode."""
+    prompt_s: float
+    """What prompts add."""
 
 
 @final
-class RecentTimes:
+class StepTimeModels:
     """Seconds of steps by their shape."""
 
-    __slots__ = ("_drafters", "_target", "count")
+    __slots__ = ("_drafters", "_target", "costs", "count", "target")
 
-    def __init__(self) -> None:
-        """No step yet."""
+    def __init__(self, target: TargetStepTimeModel, costs: Mapping[str, DrafterCost]) -> None:
+        """As the models know them: of the target's step, and of each drafter by name."""
+        self.target, self.costs = target, costs
         self.count = 0
-        self._target: dict[tuple[int, int, int, int, bool], list[float]] = {}
+        """Steps that are not learnt from yet."""
+        self._target: dict[tuple[int, int, int, int], list[float]] = {}
         self._drafters: dict[DraftingKind, list[float]] = {}
 
     def add(
@@ -107,23 +96,21 @@ class RecentTimes:
         missing: Mapping[str, int],
         deciding_s: float,
         *,
-        settled: bool,
         is_usual: bool,
     ) -> None:
         """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
-        `missing` in it. `settled`: nobody ended just before. `is_usual`: it is no change from plain
-        steps to drafts or back. What did not run just before is slow at first, and what is seldom
-        done would seem dear for that alone."""
+        `missing` in it. `is_usual`: it is no change from plain steps to drafts or back. What did
+        not run just before is slow at first, and what is seldom done would seem dear for that."""
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         if not is_usual:
-            if decoding == 1 and sum(missing.values()) >= _MUCH_READ:
+            if decoding == 1 and sum(missing.values()) >= READ_TOGETHER:
                 # Nearly all of that is reading, and who is alone is read in no other step.
                 self._add_drafting(stats, missing)
             return
         self.count += 1
         # What was really computed of prompts may differ from what was foreseen.
         prompt = stats.num_tokens - drafted - decoding
-        key = decoding, load.num_prefilling, prompt, drafted, settled
+        key = decoding, load.num_prefilling, prompt, drafted
         # What drafting takes beside the drafters is part of checking drafts.
         drafters_s = sum(one.seconds for one in stats.drafters)
         seconds = stats.busy_s - drafters_s - deciding_s
@@ -133,17 +120,61 @@ class RecentTimes:
             self._target[key] = [seconds]
         self._add_drafting(stats, missing)
 
-    def teach(
-        self,
-        target: TargetStepTimeModel,
-        drafters: Mapping[str, DrafterState],
-        context: float,
-        *,
-        apart: bool,
-    ) -> None:
-        """Steps of sequences of so many tokens are learnt from, and forgotten: each one `apart`, or
-        the middle of those of a shape."""
-        for (decoding, prefilling, prompt, drafted, settled), seconds in self._target.items():
+    def plain(self, shape: StepShape, count: int) -> PlainTimes:
+        """Of the step of `shape` without drafts, in which `count` sequences decode."""
+        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
+        plain_s = float(self.target.curve(alone, 0)[0])
+        if not shape.prompt_rows:
+            return PlainTimes(plain_s, 0.0)
+        return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
+
+    def added(self, shape: StepShape, count: int, most: int) -> Floats:
+        """What 0 to `most` drafts add to that step, checking them included, [most + 1].
+
+        Prompts take what they take, whether anybody drafts beside them or not. A draft is worth the
+        time that it saves in steps to come: that of steps without prompts.
+        """
+        model_s = self.target.curve(shape, most)
+        more_s: Floats = model_s - model_s[0]
+        if shape.prompt_rows:
+            # Beside many rows some more may be cheap, and what is begun now goes on without them.
+            alone_s = self.target.curve(StepShape(count, count, shape.context), most)
+            more_s = np.maximum(more_s, alone_s - alone_s[0])
+        return more_s
+
+    def passes(self, sequences: int, context: float) -> dict[str, float]:
+        """What a pass of each drafter takes for so many sequences; of one that has a single pass,
+        all of its drafting."""
+        found = {}
+        for name, cost in self.costs.items():
+            curve = cost.drafting(max(sequences, 1), 2, context)
+            found[name] = float(curve[1] if cost.one_pass else curve[2] - curve[1])
+        return found
+
+    def by_rows(self, context: float) -> list[dict[str, float]]:
+        """Plain steps of 1, 2, 4, ... sequences."""
+        shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
+        return [{"rows": shape.rows, "seconds": self.target.seconds(shape)} for shape in shapes]
+
+    def error(self) -> dict[str, Any] | None:
+        """P50 and P90 of how far the target's steps are from what was predicted, as shares of it;
+        None before any was learnt from."""
+        middle, high = self.target.error
+        if math.isnan(middle):
+            return None
+        return {"p50": math.expm1(middle), "p90": math.expm1(high), "steps": self.target.steps}
+
+    def describe(self) -> dict[str, Any]:
+        """What is known, for people."""
+        drafters = {name: cost.describe() for name, cost in self.costs.items()}
+        return {"target": self.target.describe(), "drafters": drafters}
+
+    def learn(self, context: float) -> None:
+        """Steps of sequences of so many tokens are learnt from, and forgotten: those of a shape by
+        their middle, once there were enough to begin with."""
+        # At first every step counts: so much depends on what the first ones take.
+        apart = self.target.steps < _APART
+        for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
                 sequences=decoding + prefilling,
@@ -151,12 +182,12 @@ class RecentTimes:
                 prompt_rows=prompt,
             )
             for one, times in _counted(seconds, apart=apart):
-                target.observe(shape, one, times=times, settled=settled)
+                self.target.observe(shape, one, times=times)
         for drafting, seconds in self._drafters.items():
-            if drafting.name not in drafters or not drafting.sequences:
+            if drafting.name not in self.costs or not drafting.sequences:
                 continue
             for one, times in _counted(seconds, apart=apart):
-                drafters[drafting.name].cost.observe(drafting.shape(context), one, times=times)
+                self.costs[drafting.name].observe(drafting.shape(context), one, times=times)
         self.clear()
 
     def _add_drafting(self, stats: StepStats, missing: Mapping[str, int]) -> None:
@@ -183,7 +214,7 @@ def _counted(seconds: list[float], *, apart: bool) -> list[tuple[float, int]]:
     if apart or count == 1:
         return [(one, 1) for one in seconds]
     ordered, quarter = sorted(seconds), count // 4
-    if ordered[-1 - quarter] > _CHANGED * ordered[quarter]:
+    if ordered[-1 - quarter] > 2.0 * ordered[quarter]:
         return [(one, 1) for one in seconds]
     median = ordered[count // 2]
     low, high = median / _FAR, median * _FAR

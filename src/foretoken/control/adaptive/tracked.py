@@ -108,7 +108,6 @@ def view_of(
         max_drafts_N=np.minimum(budget_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,
-        lasts=drafter.lasts,
     )
 
 

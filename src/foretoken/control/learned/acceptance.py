@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from foretoken.control.learned.classes import (
     CLASS_WEIGHT,
     LEAST,
-    MOST,
     AcceptanceClass,
     DrafterAcceptance,
     RequestTrack,
 )
+from foretoken.control.learned.lengths import MOST_CLASSES
 from foretoken.control.learned.spread import likely_part
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
@@ -33,17 +33,8 @@ from foretoken.control.learned.trials import (
     trials_of_draft,
 )
 
-_CHANGED_WEIGHT = 2.0
-"""Trials that the class counts for beside those of a request that has changed."""
-_UNKNOWN = 0.5
-"""The usual chance of a drafter that nobody gave one."""
-_LIMIT = 6.0
-"""A change is noticed when it explains the trials so much better than none, in nats."""
 _RISE_LIMIT = 2.5
-"""The same for a class in trials, which are few and each of which moves what the class is known
-for."""
-_WARM = 12.0
-"""Trials of a bucket before one can tell that it changed."""
+"""A class rose when that explains the trials of a resting drafter so much better, in nats."""
 _SURPRISE = 0.06
 """What is likelier or less likely than this counts as if it were not: two surprises alone prove
 nothing."""
@@ -51,14 +42,8 @@ _KEEPS_REST = 0.9995
 """What a class showed is multiplied by at each step in which a drafter rests."""
 _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
-_ALARMED_REQUESTS, _ALARM_STEPS = 3, 32
-"""A class changed when so many of its requests did within so many steps."""
-_CLASS_KEEPS, _CLASS_KEEPS_MOST = 0.25, 12.0
-"""What remains of a class's trials then: a share, and at most so many of a bucket."""
 _STALE = 32.0
 """A class's chances are worked out again after one new trial to so many old ones."""
-_MOST_CLASSES = 256
-"""Classes of a drafter that are remembered, the ones used last."""
 _FEW = 8
 """Up to so many requests, plain arithmetic is faster than arrays."""
 _LOG_2 = log(2.0)
@@ -69,8 +54,9 @@ class LearnedAcceptance:
     """Hazards by depth for each request and drafter, censored where a draft ended.
 
     A draft of d tokens of which a are accepted is a success at depths 1 to a, a failure at a + 1 if
-    a < d, and says nothing beyond. Trials fade. A change is noticed by a two-sided cumulative sum
-    (Page 1954) of log-likelihood ratios against half the chance of failure and half of success.
+    a < d, and says nothing beyond. Trials fade. That a class rose is noticed in the trials of a
+    resting drafter by a cumulative sum (Page 1954) of log-likelihood ratios against half the chance
+    of failure.
     """
 
     def __init__(self, priors: Mapping[str, float]) -> None:
@@ -81,10 +67,6 @@ class LearnedAcceptance:
         self._rows.cells[self._nothing + 2 * BUCKETS] = 1.0
         self._class_keys: dict[str, str] = {}
         self._drafters: dict[str, DrafterAcceptance] = {}
-        self._step = 0
-        self.num_changes = 0
-        """Changes that were noticed so far, of requests and of classes. While it stays, chances
-        move slowly, and a plan made of them stays good."""
 
     def begin(self, request_id: str, class_key: str) -> None:
         """Learn of this request from now on, until it is released. The key names what requests have
@@ -151,11 +133,7 @@ class LearnedAcceptance:
             track = self._begun(drafter, request_id)
             if track is None:
                 return
-        # A request is in a step once, so that its second outcome begins another step.
-        if track.step == self._step:
-            self._step += 1
-        track.step = self._step
-        self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
+        self._add(track, trials_of_draft(num_drafted, num_accepted))
 
     def observe_trial(
         self, request_id: str, drafter: str, num_drafted: int, num_accepted: int
@@ -228,7 +206,7 @@ class LearnedAcceptance:
     def _owner(self, drafter: str) -> DrafterAcceptance:
         owner = self._drafters.get(drafter)
         if owner is None:
-            usual = min(max(self._priors.get(drafter, _UNKNOWN), LEAST), MOST)
+            usual = min(max(self._priors.get(drafter, 0.5), LEAST), 1.0 - LEAST)
             owner = self._drafters[drafter] = DrafterAcceptance(usual)
         return owner
 
@@ -249,7 +227,7 @@ class LearnedAcceptance:
     def _of_key(self, owner: DrafterAcceptance, key: str) -> AcceptanceClass:
         found = owner.classes.pop(key, None)
         if found is None:
-            if len(owner.classes) >= _MOST_CLASSES:
+            if len(owner.classes) >= MOST_CLASSES:
                 self._forget_class(owner)
             found = AcceptanceClass(self._rows.take(), owner.prior())
         owner.classes[key] = found  # the classes used last stand last
@@ -288,61 +266,20 @@ class LearnedAcceptance:
 
     def _class_chances(self, one: AcceptanceClass) -> list[float]:
         chances = chances_by_bucket(one.accepted, one.trials, one.prior, CLASS_WEIGHT)
-        return [min(max(chance, LEAST), MOST) for chance in chances]
+        return [min(max(chance, LEAST), 1.0 - LEAST) for chance in chances]
 
-    def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...], request_id: str) -> None:
+    def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...]) -> None:
         """One draft's trials, for the request and its class."""
         cells, row, own = self._rows.cells, track.row, track.own_class
-        up, down = track.up, track.down
         class_accepted, class_trials = own.accepted, own.trials
         for bucket, accepted, refused, fade, new_accepted, new_trials, class_fade in pieces:
             at = row + bucket
-            kept, trials = cells[at], cells[at + BUCKETS]
-            if trials >= _WARM:
-                usual = kept / trials
-                # An accepted draft is twice as likely as under half the chance, and a refused one
-                # as under half the chance of being refused.
-                if accepted:
-                    rare = usual if usual > _SURPRISE else _SURPRISE
-                    up += accepted * log((1.0 + rare) / (2.0 * rare))
-                    down -= accepted * _LOG_2
-                    if down < 0.0:
-                        down = 0.0
-                if refused:
-                    rare = 1.0 - usual if 1.0 - usual > _SURPRISE else _SURPRISE
-                    down += refused * log((1.0 + rare) / (2.0 * rare))
-                    up -= refused * _LOG_2
-                    if up < 0.0:
-                        up = 0.0
-            cells[at] = fade * kept + new_accepted
-            cells[at + BUCKETS] = fade * trials + new_trials
+            cells[at] = fade * cells[at] + new_accepted
+            cells[at + BUCKETS] = fade * cells[at + BUCKETS] + new_trials
             class_accepted[bucket] = class_fade * class_accepted[bucket] + accepted
             class_trials[bucket] = class_fade * class_trials[bucket] + accepted + refused
             own.new += accepted + refused
         own.num_seen += 1
-        track.up, track.down = up, down
-        track.ups = track.ups + 1 if up else 0
-        track.downs = track.downs + 1 if down else 0
-        track.history.append(pieces)
-        if up > _LIMIT or down > _LIMIT:
-            self._change(track, request_id)
-
-    def _change(self, track: RequestTrack, request_id: str) -> None:
-        """The request is not what it was: count again from where that began."""
-        cells, row = self._rows.cells, track.row
-        since = track.ups if track.up > _LIMIT else track.downs
-        cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
-        # The class shows what requests usually are, which this one was and is no more.
-        cells[row + 2 * BUCKETS] = _CHANGED_WEIGHT
-        for pieces in list(track.history)[-since:]:
-            for bucket, _, _, fade, new_accepted, new_trials, _ in pieces:
-                at = row + bucket
-                cells[at] = fade * cells[at] + new_accepted
-                cells[at + BUCKETS] = fade * cells[at + BUCKETS] + new_trials
-        track.up = track.down = 0.0
-        track.ups = track.downs = 0
-        self.num_changes += 1
-        self._alarm(track.own_class, request_id)
 
     def _begin_anew(self, drafter: str, own: AcceptanceClass) -> None:
         """The class rose: it is what its latest trials say, and so are its requests."""
@@ -357,22 +294,5 @@ class LearnedAcceptance:
                 row = track.row
                 cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
                 cells[row + 2 * BUCKETS] = own.spread.weight
-                track.up = track.down = 0.0
         own.rise, own.rise_trials, own.new = 0.0, [], inf
         own.num_seen = 0
-        self.num_changes += 1
-
-    def _alarm(self, own: AcceptanceClass, request_id: str) -> None:
-        """A request of the class changed; where several do at once, the class did."""
-        own.alarms[request_id] = self._step
-        recent = {one: at for one, at in own.alarms.items() if self._step - at < _ALARM_STEPS}
-        own.alarms = recent
-        if len(recent) < _ALARMED_REQUESTS:
-            return
-        own.alarms = {}
-        most = max(own.trials)
-        share = min(_CLASS_KEEPS, _CLASS_KEEPS_MOST / most) if most else _CLASS_KEEPS
-        own.accepted = [share * one for one in own.accepted]
-        own.trials = [share * one for one in own.trials]
-        own.new = inf
-        self.num_changes += 1

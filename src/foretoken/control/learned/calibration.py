@@ -1,7 +1,7 @@
 """Which shapes are timed before an engine serves, in which order, and for how long.
 
-What is timed here is the prior of `learned_cost`. Knows neither models nor devices: whoever runs
-them gives a function that takes a shape and says how long it took.
+What is timed here is the prior of the models of time. Knows neither models nor devices: whoever
+runs them gives a function that takes a shape and says how long it took.
 """
 
 import random
@@ -18,8 +18,6 @@ TIMED_SD = 0.1
 """How well a cost is known that was timed at the start."""
 PROMISED_SD = 0.4
 """How well a cost is known from a data sheet."""
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_PROMPT_ROWS = (16, 64, 256)
 SHORT, LONG = 32, 1024
 """Contexts, in tokens."""
 
@@ -31,13 +29,13 @@ def step_shapes(*, most_sequences: int, most_rows: int, most_context: int) -> li
     long = min(LONG, most_context // 2)
     shapes = [
         *(StepShape(rows, 1, SHORT) for rows in (1, 2, 4, 6, 8, 16)),
-        *(StepShape(rows, rows, SHORT) for rows in _ROWS[1:]),
+        *(StepShape(rows, rows, SHORT) for rows in (2, 4, 8, 16, 32, 64)),
         *(StepShape(5 * num, num, SHORT) for num in (2, 4, 8, 16, 32)),
         *(StepShape(3 * num, num, SHORT) for num in (4, 16)),
         *(StepShape(rows, 1, long) for rows in (1, 4, 8)),
         *(StepShape(rows, rows, long) for rows in (4, 16)),
         StepShape(20, 4, long),
-        *(StepShape(rows, 1, rows / 2, rows) for rows in _PROMPT_ROWS),
+        *(StepShape(rows, 1, rows / 2, rows) for rows in (16, 64, 256)),
         StepShape(64, 1, long, 64),
         StepShape(68, 5, SHORT, 64),
     ]
@@ -92,4 +90,4 @@ def calibrate(
 
 def promised(cost: CostModel, shapes: Sequence[StepShape]) -> list[tuple[StepShape, float]]:
     """A prior where nothing can be timed: what a roofline says of the same shapes."""
-    return [(shape, cost.seconds(shape).seconds) for shape in shapes]
+    return [(shape, cost.seconds(shape)) for shape in shapes]

@@ -3,7 +3,6 @@
 Values, which `acceptance.py` reads and changes.
 """
 
-from collections import deque
 from math import inf
 from typing import final
 
@@ -12,12 +11,10 @@ from foretoken.control.learned.trials import BUCKETS, BucketTrials, chances_by_b
 
 CLASS_WEIGHT = 10.0
 """Trials that the usual chance of a drafter counts for beside those of a class."""
-LEAST, MOST = 0.002, 0.998
-"""Range of a class's chances, so that their odds are finite."""
+LEAST = 0.002
+"""A class's chances are no closer to 0 or 1, so that their odds are finite."""
 _POOLED_WEIGHT = 30.0
 """Trials that all other classes count for when a class is new."""
-_HISTORY = 32
-"""Drafts that are remembered one by one, to count again from where a change began."""
 
 
 @final
@@ -25,7 +22,7 @@ class AcceptanceClass:
     """What the requests of a class showed together."""
 
     __slots__ = (
-        "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
+        "accepted", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
         "spread", "trials",
     )  # fmt: skip
 
@@ -39,8 +36,6 @@ class AcceptanceClass:
         self.spread = Spread()
         self.members = 0
         """Running requests."""
-        self.alarms: dict[str, int] = {}
-        """Requests that changed, with the step."""
         self.num_seen = 0
         """Drafts since the class was new or changed."""
         self.rise = 0.0
@@ -53,17 +48,11 @@ class AcceptanceClass:
 class RequestTrack:
     """What one request showed of one drafter, beside its row of numbers."""
 
-    __slots__ = ("down", "downs", "history", "own_class", "row", "step", "up", "ups")
+    __slots__ = ("own_class", "row")
 
     def __init__(self, row: int, own_class: AcceptanceClass) -> None:
         self.row = row
         self.own_class = own_class
-        self.history: deque[tuple[BucketTrials, ...]] = deque(maxlen=_HISTORY)
-        self.up = self.down = 0.0
-        """How much better the trials are explained by a chance that rose or fell."""
-        self.ups = self.downs = 0
-        """Drafts since either was 0: where that change began."""
-        self.step = 0
 
 
 @final
@@ -87,4 +76,4 @@ class DrafterAcceptance:
         chances = chances_by_bucket(
             [share * one for one in accepted], [share * one for one in trials], prior, CLASS_WEIGHT
         )
-        return [min(max(chance, LEAST), MOST) for chance in chances]
+        return [min(max(chance, LEAST), 1.0 - LEAST) for chance in chances]

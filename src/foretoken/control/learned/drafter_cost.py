@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.learned.regression import Floats, Learner
+from foretoken.control.learned.regression import WINDOW, Floats, Learner
 from foretoken.control.learned.target_step_time import FILE_SD, THOUSAND, TargetStepTimeModel
 
 READ_TOGETHER = 64
@@ -22,9 +22,6 @@ _DRAFT_WIDTHS = (4.0, 12.0, 48.0, math.inf)
 _DRAFT_FROM_R, _DRAFT_WIDTH_R = np.array(_DRAFT_KNOTS), np.array(_DRAFT_WIDTHS)
 _DRAFT_SLOPES = range(3, 3 + len(_DRAFT_KNOTS))
 _DRAFT_KEYS, _FED_ANY, _FED, _FED_KEYS = range(_DRAFT_SLOPES.stop, _DRAFT_SLOPES.stop + 4)
-
-_REST_STEPS = 15
-"""Steps without drafts after which a drafter's level is too old: its target's stands in."""
 
 
 class DraftShape(NamedTuple):
@@ -143,7 +140,8 @@ class DrafterCost:
         region = shape.rows.bit_length() << 6 | shape.fed_rows.bit_length()
         machine = self._machine
         if machine is not None:
-            if machine.steps > self._machine_steps + _REST_STEPS:
+            # After so many steps without drafts its level is too old: its target's stands in.
+            if machine.steps > self._machine_steps + WINDOW:
                 learner.shift_level(machine.level / self._machine_level)
             self._machine_level, self._machine_steps = machine.level, machine.steps
         if learner.observe(shape, seconds, self._expected(shape), region, times=times):

@@ -15,12 +15,10 @@ _KEPT = 256
 """Lengths of a class that are remembered, the newest."""
 _FEWEST = 32.0
 """Tokens that an output of an unknown class is taken to have left, if it has not more already."""
-_WEIGHT = 2.0
-"""Ended outputs that this guess counts for."""
 _REFRESH = 8
 """A curve is drawn again after one new length to so many old ones."""
-_MOST_CLASSES = 256
-"""Classes that are remembered, the ones used last."""
+MOST_CLASSES = 256
+"""Classes of requests that are remembered, the ones used last: of lengths, and of each drafter."""
 
 
 @final
@@ -104,12 +102,13 @@ class OutputLengths:
                 continue
             at = np.array([other == key for other in class_keys])
             mean_N, reached_N = one.remaining(outputs_N[at])
-            guess_N[at] = (reached_N * mean_N + _WEIGHT * guess_N[at]) / (reached_N + _WEIGHT)
+            # The guess counts for two outputs that ended.
+            guess_N[at] = (reached_N * mean_N + 2.0 * guess_N[at]) / (reached_N + 2.0)
         return np.minimum(guess_N, most_N)
 
     def _class(self, class_key: str) -> _ClassLengths:
         found = self._classes.pop(class_key, None) or _ClassLengths()
-        if len(self._classes) >= _MOST_CLASSES:
+        if len(self._classes) >= MOST_CLASSES:
             del self._classes[next(iter(self._classes))]
         self._classes[class_key] = found
         return found

@@ -20,27 +20,26 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_BATCH, MOST_BATCH = 16, 128
-"""Observations between two fits: few while something is new, many while nothing is."""
+"""Observations between two fits: few while something is new, many while nothing is. So many steps
+are learnt together at the least, those of a shape by their mean."""
 _KEEPS = 0.998
 """Share of what is known that remains at each observation; the rest returns to the prior."""
-_NOISE = 0.1
+NOISE = 0.1
 """Relative noise of a measurement, before it is known."""
 _LEAST_NOISE, _MOST_NOISE = 0.02, 0.5
-_OUTLIER = 3.0
+OUTLIER = 3.0
 """Standard deviations from which on a measurement counts less (Huber)."""
 _TIMES_MOST = 8
 """Measurements that one mean counts for at most."""
-_WINDOW = 15
+WINDOW = 15
 """Measurements whose median shows that the machine is faster or slower all at once."""
-_SEEN_AFTER = _WINDOW // 2 + 1
+_SEEN_AFTER = WINDOW // 2 + 1
 """Measurements after which such a change is seen."""
 _FOLLOWS = 1.0 / 32.0
 """Share of what a measurement is off by that the level follows."""
 _MOST_LEVEL = math.log(16.0)
-_ERRORS = 256
-"""Errors kept to report them."""
-_FITS = 256
-"""Fits of which the levels are kept, to tell the usual one."""
+_REMEMBERED = 256
+"""Errors that are kept to report them, and fits of which the level is, to tell the usual one."""
 _UNEXPECTED = 256.0
 """Times what was expected, from which on a step tells nothing of how sure that was."""
 _JITTER = 1e-9
@@ -87,16 +86,16 @@ class Learner:
         self._prior = _prior_of(columns_NP, seconds_N, sd, slopes, knots)
         self._precision, self._moments = self._prior[0].copy(), self._prior[1].copy()
         self._free = np.ones(len(self._moments), dtype=np.bool_)
-        self.noise = _NOISE
+        self.noise = NOISE
         self.count = 0
         self._buffer: list[tuple[float, ...]] = []
         self._interval = self._due = LEAST_BATCH
         self._log_level = 0.0
         self._levels_then: list[float] = []
         """Of each measurement in the buffer, the level before it."""
-        self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._levels: deque[float] = deque(maxlen=_FITS)
-        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._levels: deque[float] = deque(maxlen=_REMEMBERED)
+        self._errors: deque[float] = deque(maxlen=_REMEMBERED)
         self._known: set[int] = set()
         self._new: set[int] = set()
         self._solve()
@@ -169,16 +168,16 @@ class Learner:
         self._errors.append(error)
         if region in self._known:
             self._ratios.extend((ratio,) * times)
-            allowed = _OUTLIER * self.noise
+            allowed = OUTLIER * self.noise
             off = min(max(ratio - self._log_level, -allowed), allowed)
             self._move_level(self._log_level + off * (1.0 - (1.0 - _FOLLOWS) ** times))
             # Sorting takes as long as all the rest: it waits unless something seems to change.
-            if error > _OUTLIER * self.noise:
+            if error > OUTLIER * self.noise:
                 # Soon it is known whether the machine changed or this shape: then is the time to
                 # fit, and not before.
-                self._due = min(len(self._buffer) + _WINDOW // 2 + 1, 2 * MOST_BATCH)
+                self._due = min(len(self._buffer) + WINDOW // 2 + 1, 2 * MOST_BATCH)
                 self._follow()
-            elif not self.count % (_WINDOW // 2):
+            elif not self.count % (WINDOW // 2):
                 self._follow()
         elif region not in self._new:
             self._new.add(region)
@@ -192,18 +191,14 @@ class Learner:
         """Everything takes `times` as long as when it was measured last, as others showed."""
         self._shift(math.log(times))
 
-    def variance(self, columns_P: Floats) -> float:
-        """Squared seconds of doubt about a sum of columns, at level 1."""
-        return float(columns_P @ self.covariance @ columns_P)
-
     def _follow(self) -> None:
         """The level is the median ratio where that is too far off to be chance."""
         num = len(self._ratios)
-        if num <= _WINDOW // 2:
+        if num <= WINDOW // 2:
             return
         median = sorted(self._ratios)[num // 2]
         if abs(median - self._log_level) > self._least_level(num):
-            if abs(median - self._log_level) > _OUTLIER * self.noise:
+            if abs(median - self._log_level) > OUTLIER * self.noise:
                 # No cost is believed that wrong: it is the machine, since before it was seen.
                 then = self._levels_then
                 then[-_SEEN_AFTER:] = [median] * min(_SEEN_AFTER, len(then))
@@ -211,11 +206,11 @@ class Learner:
 
     def _least_level(self, num: int) -> float:
         """How far the median of so many measurements is off by more than chance."""
-        return _OUTLIER * 1.25 * self.noise / math.sqrt(num)
+        return OUTLIER * 1.25 * self.noise / math.sqrt(num)
 
     def _shift(self, step: float) -> None:
         self._log_level += step
-        self._ratios = deque((ratio + step for ratio in self._ratios), maxlen=_WINDOW)
+        self._ratios = deque((ratio + step for ratio in self._ratios), maxlen=WINDOW)
 
     def _move_level(self, log_level: float) -> None:
         self._log_level = min(max(log_level, -_MOST_LEVEL), _MOST_LEVEL)
@@ -240,7 +235,7 @@ class Learner:
         over_N = ratios_N - levels_N
         doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
         doubt_N = np.maximum(doubt_N, 0.0)
-        allowed_N = _OUTLIER * np.sqrt(doubt_N + self.noise**2)
+        allowed_N = OUTLIER * np.sqrt(doubt_N + self.noise**2)
         # Of a step that takes a hundred times as long, the logarithm alone would let 99 / log(100)
         # pass; what a step adds to the sums is bounded on both sides.
         far_N = np.maximum(np.abs(over_N), np.expm1(np.minimum(over_N, 50.0)))
@@ -248,7 +243,7 @@ class Learner:
         weights_N *= times_N / (self.noise * expected_N) ** 2
         kept = _KEEPS ** len(raw)
         weighted_PN = columns_NP.T * weights_N
-        if abs(self._log_level) < self._least_level(_WINDOW):
+        if abs(self._log_level) < self._least_level(WINDOW):
             # Too little for a neighbour: a cost that is believed wrong, and the coefficients of
             # which least is known are to tell which.
             levels_N -= self._log_level
@@ -267,7 +262,7 @@ class Learner:
         now_N = np.maximum(columns_NP @ self.coefficients, 1e-12)
         taken = _median(np.log(now_N) - np.log(np.maximum(before_N, 1e-12)))
         self._shift(-taken)
-        self._levels = deque((level - taken for level in self._levels), maxlen=_FITS)
+        self._levels = deque((level - taken for level in self._levels), maxlen=_REMEMBERED)
         self._known |= self._new
         self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
         self._new.clear()

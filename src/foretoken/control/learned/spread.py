@@ -20,8 +20,6 @@ _PRIOR_REQUESTS = 6.0
 """Requests that this counts for."""
 _KEEPS = 0.99
 """What requests are multiplied by at each later one."""
-_FEWEST = 6.0
-"""Trials from which on a request tells anything."""
 
 
 @final
@@ -58,7 +56,8 @@ class Spread:
         """
         # Faded trials vary as so many unfaded ones do.
         count = trials * (1.0 + FADE) / (2.0 - trials * (1.0 - FADE))
-        if count < _FEWEST:
+        # One of fewer trials than its class counts for tells nothing.
+        if count < _WEIGHT:
             return
         single = chance * (1.0 - chance)
         off = accepted / trials - chance

@@ -1,11 +1,8 @@
 """Seconds of target steps, learnt from every step of a running engine.
 
 A step takes s (t0 + G(rows) + t1 sequences + t2 keys read + t3 rows x context + t4 rows with
-logits, where drafts are checked t5 + t6 sequences, and where somebody has just ended t7). G is
-piecewise linear and never falls, no coefficient is negative, and s is the `level`: how slow the
-machine is just now. t7 is what a server does for those who leave and their successors, beside its
-steps: no plan changes that, so no forecast has it. Without it, a full batch would seem to take as
-long as one that somebody has just left.
+logits, and where drafts are checked t5 + t6 sequences). G is piecewise linear and never falls, no
+coefficient is negative, and s is the `level`: how slow the machine is just now.
 How coefficients are learnt is in `regression.py`. Costs are in seconds, know no tokens, and nothing
 here decides.
 """
@@ -16,7 +13,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from foretoken.control.cost import CostModel, StepShape, StepTime
+from foretoken.control.cost import CostModel, StepShape
 from foretoken.control.learned.regression import Floats, Learner
 
 _KNOTS = tuple(float(2**power) for power in range(11))
@@ -24,14 +21,7 @@ _KNOTS = tuple(float(2**power) for power in range(11))
 _FROM_R = np.array(_KNOTS[:-1])
 _WIDTH_R = np.array([*np.diff(_KNOTS[:-1]), math.inf])
 _SEGMENTS = len(_FROM_R)
-_FIRST = 1
-_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED, _ENDED = range(
-    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 7
-)
-_NUM_COLUMNS = _ENDED + 1
-_SETTLED, _UNSETTLED = 0.0, 1.0
-"""Whether somebody has just ended: what a shape ends with."""
-_REGION_UNSETTLED = 1 << 40
+_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(1 + _SEGMENTS, 7 + _SEGMENTS)
 THOUSAND = 1e-3
 """Keys are counted in thousands, so that all columns are of a size."""
 
@@ -41,8 +31,6 @@ _HOST_SHARE = 0.2
 """Of a plain step, what a sequence may take besides its rows."""
 _HOST_STEPS = 256
 """Steps after which one knows what they take beside the model's pass."""
-_TABLE_ROWS = 512
-"""Rows for which G is tabulated at first; the table grows with what is asked."""
 
 
 @final
@@ -67,17 +55,17 @@ class TargetStepTimeModel(CostModel):
         self._shapes = [shape for shape, _ in known]
         self._learner = Learner(
             _step_columns,
-            [((*shape, _SETTLED), seconds) for shape, seconds in known],
+            known,
             sd=sd,
-            slopes=range(_FIRST, _SEQUENCES),
+            slopes=range(1, _SEQUENCES),
             knots=_KNOTS,
         )
-        self._tabulate(_TABLE_ROWS)
+        self._tabulate(int(_FROM_R[-1]))
         if passes_only:
             plain_s = self._expected(StepShape(1, 1))
             each_s = _HOST_SHARE * plain_s
             self._learner.widen({0: plain_s, _SEQUENCES: each_s, _CHECK: each_s, _CHECKED: each_s})
-            self._tabulate(_TABLE_ROWS)
+            self._tabulate(int(_FROM_R[-1]))
 
     @property
     def level(self) -> float:
@@ -94,17 +82,9 @@ class TargetStepTimeModel(CostModel):
         """Median and ninth decile of |log(measured / predicted)|; NaN before any step."""
         return self._learner.error
 
-    def seconds(self, shape: StepShape) -> StepTime:
+    def seconds(self, shape: StepShape) -> float:
         """How long such a step takes at the present level."""
-        expected = self._expected(shape)
-        return self._time(expected, _step_columns(np.array([(*shape, _SETTLED)]))[0])
-
-    def difference(self, shape: StepShape, than: StepShape) -> StepTime:
-        """How much longer one step takes than another; doubts that they share cancel."""
-        columns_SP = _step_columns(np.array([(*one, _SETTLED) for one in (shape, than)]))
-        return self._time(
-            self._expected(shape) - self._expected(than), columns_SP[0] - columns_SP[1]
-        )
+        return self._learner.level * self._expected(shape)
 
     def curve(self, shape: StepShape, most: int) -> Floats:
         """Seconds of the same step with 0 to `most` rows more, float64 [most + 1].
@@ -114,7 +94,7 @@ class TargetStepTimeModel(CostModel):
         if shape.rows + most >= len(self._by_rows):
             self._tabulate(2 * (shape.rows + most))
         first = shape.rows
-        each, key, product, logits, check, checked, _ = self._tail
+        each, key, product, logits, check, checked = self._tail
         keys = key * shape.sequences * shape.context
         slope = product * shape.context + logits
         fixed = each * shape.sequences + keys + slope * first - logits * shape.prompt_rows
@@ -126,22 +106,14 @@ class TargetStepTimeModel(CostModel):
         found[max(shape.sequences + shape.prompt_rows + 1 - first, 0) :] += level * checking
         return found
 
-    def observe(
-        self, shape: StepShape, seconds: float, *, times: int = 1, settled: bool = True
-    ) -> None:
-        """A step, drafting aside, took so long: the mean of so many. `settled`: nobody ended just
-        before."""
+    def observe(self, shape: StepShape, seconds: float, *, times: int = 1) -> None:
+        """A step, drafting aside, took so long: the mean of so many."""
         # Shapes of one region take about as long: each count within a power of two, contexts,
         # which grow while sequences run, within a power of four.
         rows, sequences, context, _ = shape
         deep = int(context).bit_length() // 2
         region = rows.bit_length() << 12 | sequences.bit_length() << 6 | deep
-        expected = self._expected(shape)
-        flag = _SETTLED
-        if not settled:
-            region, flag = region | _REGION_UNSETTLED, _UNSETTLED
-            expected += self._tail[-1]
-        if self._learner.observe((*shape, flag), seconds, expected, region, times=times):
+        if self._learner.observe(shape, seconds, self._expected(shape), region, times=times):
             self._tabulate(len(self._by_rows) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -153,7 +125,7 @@ class TargetStepTimeModel(CostModel):
             "step_s": float(values[0]),
             "row_s": {
                 int(knot): float(slope)
-                for knot, slope in zip(_FROM_R, values[_FIRST:_SEQUENCES], strict=True)
+                for knot, slope in zip(_FROM_R, values[1:_SEQUENCES], strict=True)
             },
             "sequence_s": float(values[_SEQUENCES]),
             "key_s": float(values[_KEYS]) * THOUSAND,
@@ -161,7 +133,6 @@ class TargetStepTimeModel(CostModel):
             "logits_s": float(values[_LOGITS]),
             "check_s": float(values[_CHECK]),
             "checked_sequence_s": float(values[_CHECKED]),
-            "ended_s": float(values[_ENDED]),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,24 +163,18 @@ class TargetStepTimeModel(CostModel):
         rows, sequences, context, prompt_rows = shape
         if rows >= len(self._by_rows):
             self._tabulate(2 * rows)
-        each, keys, product, logits, check, checked, _ = self._tail
+        each, keys, product, logits, check, checked = self._tail
         seconds: float = self._by_rows.item(rows)
         seconds += each * sequences + (keys * sequences + product * rows) * context
         if _checks_drafts(shape):
             seconds += check + checked * sequences
         return seconds + logits * (rows - prompt_rows)
 
-    def _time(self, expected: float, columns_P: Floats) -> StepTime:
-        learner = self._learner
-        chance = (learner.noise * expected) ** 2 / 16.0
-        sd = math.sqrt(learner.variance(columns_P) + chance)
-        return StepTime(learner.level * expected, learner.level * sd)
-
     def _tabulate(self, most_rows: int) -> None:
         """t0 + G for every number of rows, and the other coefficients per token."""
         values = self._learner.coefficients
         at_knots = values[0] + np.concatenate(
-            ([0.0], np.cumsum(values[_FIRST : _SEQUENCES - 1] * _WIDTH_R[:-1]))
+            ([0.0], np.cumsum(values[1 : _SEQUENCES - 1] * _WIDTH_R[:-1]))
         )
         rows_R = np.arange(most_rows + 1, dtype=np.float64)
         self._by_rows: Floats = np.interp(rows_R, _FROM_R, at_knots)
@@ -223,10 +188,10 @@ class TargetStepTimeModel(CostModel):
 
 def _step_columns(shapes_NF: Floats) -> Floats:
     """The summands of steps without their coefficients, [N, P]."""
-    rows_N, sequences_N, context_N, prompt_rows_N, unsettled_N = shapes_NF.T
-    columns_NP = np.empty((len(shapes_NF), _NUM_COLUMNS))
+    rows_N, sequences_N, context_N, prompt_rows_N = shapes_NF.T
+    columns_NP = np.empty((len(shapes_NF), _CHECKED + 1))
     columns_NP[:, 0] = 1.0
-    columns_NP[:, _FIRST:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
+    columns_NP[:, 1:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
     columns_NP[:, _SEQUENCES] = sequences_N
     context_N = THOUSAND * context_N
     columns_NP[:, _KEYS] = sequences_N * context_N
@@ -234,7 +199,6 @@ def _step_columns(shapes_NF: Floats) -> Floats:
     columns_NP[:, _LOGITS] = rows_N - prompt_rows_N
     columns_NP[:, _CHECK] = rows_N - prompt_rows_N > sequences_N
     columns_NP[:, _CHECKED] = columns_NP[:, _CHECK] * sequences_N
-    columns_NP[:, _ENDED] = unsettled_N
     return columns_NP
 
 

@@ -17,9 +17,8 @@ LAST_DEPTHS = (1, 2, 4, 8, 1 << 30)
 """Last depth of each bucket; drafts of one bucket are taken to have one chance."""
 BUCKETS = len(LAST_DEPTHS)
 FADE, CLASS_FADE = 0.98, 0.998
-"""What a trial's weight is multiplied by at each later one of its bucket. A request's trials are
-also what changes are noticed against, which takes a memory of 50 of them."""
-STRIDE = 16
+"""What a trial's weight is multiplied by at each later one of its bucket: of a request, a class."""
+STRIDE = 2 * BUCKETS + 1
 """Numbers of a row: accepted by bucket, trials by bucket, weight of the class. Rows of classes
 hold chances by bucket."""
 BUCKET_OF_DEPTH = np.searchsorted(LAST_DEPTHS, np.arange(1, 257))

@@ -8,10 +8,8 @@ what the same step would have taken without drafts.
 from collections import Counter
 from typing import NamedTuple
 
+from foretoken.control.adaptive.allocation import MARGIN
 from foretoken.types import RequestMetrics
-
-_CLEARLY = 1.01
-"""Tokens per plain step from which on drafts are worth it."""
 
 
 class Outlook(NamedTuple):
@@ -47,7 +45,7 @@ def why_resting(num_decoding: int, outlook: Outlook | None, others: str = "") ->
     if outlook is None:
         return f"resting: {flight} nobody may have its drafts"
     drafts, tokens, steps = outlook
-    if tokens <= steps * _CLEARLY:
+    if tokens <= steps * (1.0 + MARGIN):
         return (
             f"resting: {flight} a draft of {_count(drafts)} would take {steps:.1f} plain steps for "
             f"{tokens:.1f} tokens"

@@ -23,19 +23,17 @@ logger = logging.getLogger("foretoken")
 
 LOOK_EVERY = 16
 """Steps after which states are looked at."""
-_DRAFTS_FROM, _RESTS_UP_TO = 4, 1
-"""Of these, steps with drafts from which on a drafter drafts, and up to which it rests. Between
-them nothing changes, so that single trials and rare matches are no change."""
+_DRAFTS_FROM = 4
+"""Of these, steps with drafts from which on a drafter drafts. It rests up to one of them, and in
+between nothing changes, so that single trials and rare matches are no change."""
 MOST_CHANGES = 32
 """Changes that are remembered, the last ones."""
-_HALVED_AT = 512
-"""Verifications after which all that was counted so far counts half."""
-_LEAST_CHANGE = 2
-"""Draft tokens by which the usual length has to differ from what was last said of it."""
-_LEARNS = 0.05
-"""Share of a new draft in the usual length."""
 _GONE_THROUGH_EVERY_S = 0.008
 """Seconds of steps that are counted at once."""
+_HALVED_AT = 512
+"""Verifications after which all that was counted so far counts half."""
+_LEARNS = 0.05
+"""Share of a new draft in the usual length."""
 _LOG_EVERY_S = 1.0
 """Of one drafter, at most one line in this time."""
 
@@ -182,12 +180,12 @@ class ControlJournal:
         """Find whose state, or usual length, is another than it was."""
         for name, drafter in self._drafters.items():
             drafted, drafter.looked = drafter.steps - drafter.looked, drafter.steps
-            if drafted >= _DRAFTS_FROM if drafter.rests else drafted <= _RESTS_UP_TO:
+            if drafted >= _DRAFTS_FROM if drafter.rests else drafted <= 1:
                 if drafter.rests:
                     drafter.rested_s += self._seconds - drafter.since_s
                 drafter.rests, drafter.since_s = not drafter.rests, self._seconds
                 self._say(name, drafter)
-            elif not drafter.rests and abs(drafter.length - drafter.said) >= _LEAST_CHANGE:
+            elif not drafter.rests and abs(drafter.length - drafter.said) >= 2.0:
                 self._say(name, drafter)
 
     def why_plain(self, drafter: str | None = None) -> str:

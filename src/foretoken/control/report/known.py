@@ -5,7 +5,6 @@ without the salt of its requests, which may be somebody's secret.
 """
 
 import hashlib
-import math
 from typing import Any
 
 from foretoken.control.adaptive.planner import Planner
@@ -18,31 +17,11 @@ def describe_models(planner: Planner) -> dict[str, Any]:
     """Everything that plans are made of, times in seconds. From any thread."""
     account, ledger = planner.account, planner.ledger
     return {
-        "target": planner.target.describe(),
-        "drafters": {name: one.cost.describe() for name, one in planner.drafters.items()},
+        **planner.times.describe(),
         "acceptance": _acceptance(planner),
         "account": {"balance_s": account.balance_s, "spent_s": account.spent_s},
         "ledger": ledger.describe(),
     }
-
-
-def prediction_error(planner: Planner) -> dict[str, Any] | None:
-    """P50 and P90 of how far the target's steps are from what was predicted, as shares of it; None
-    before any was learnt from."""
-    middle, high = planner.target.error
-    if math.isnan(middle):
-        return None
-    return {"p50": math.expm1(middle), "p90": math.expm1(high), "steps": planner.target.steps}
-
-
-def pass_seconds(planner: Planner, sequences: int, context: float) -> dict[str, float]:
-    """What a pass of each drafter takes for so many sequences; of one that has a single pass, all
-    of its drafting."""
-    found = {}
-    for name, drafter in planner.drafters.items():
-        curve = drafter.cost.drafting(max(sequences, 1), 2, context)
-        found[name] = float(curve[1] if drafter.cost.one_pass else curve[2] - curve[1])
-    return found
 
 
 def _acceptance(planner: Planner) -> dict[str, Any]:

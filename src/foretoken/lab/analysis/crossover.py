@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.analysis.dimensions import Dimension, find_dimensions, show_value, with_unit
+from foretoken.lab.analysis.dimensions import Dimension, show_value, with_unit
 from foretoken.lab.records.results import AbSummary, ArmGain
 from foretoken.lab.stats.intervals import LEVEL, Floats, Interval
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS, standard_error
@@ -113,19 +113,14 @@ def _first_passing(scale_N: Floats, above_RN: Floats) -> Floats:
     return np.where(below_RN.any(axis=1), at_R, np.inf)
 
 
-def crossings_of(runs: Sequence[AbSummary]) -> tuple[Crossing, ...]:
-    """Where the gain of TPOT P50 passes 1, along every number in which the runs differ."""
-    return crossings_along(runs, range(len(runs)), find_dimensions(runs), "tpot_p50", (1.0,))
-
-
 def crossings_along(
     runs: Sequence[AbSummary],
     own: Sequence[int],
     dimensions: Sequence[Dimension],
-    metric: str,
-    limits: Sequence[float],
+    metric: str = "tpot_p50",
+    limits: Sequence[float] = (1.0,),
 ) -> tuple[Crossing, ...]:
-    """Where the gain passes the limits, along every number in which these runs differ."""
+    """Where the gain passes the limits, along every number in which `own` of the runs differ."""
     differing = [d for d in dimensions if len({d.values[i] for i in own}) > 1]
     found = []
     for axis in (d for d in differing if d.is_traffic and d.is_number):

@@ -7,13 +7,13 @@ Configurations compete. Read from what the summaries say of themselves; judges n
 import hashlib
 import json
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.lab.launch.read import Word, options_of
 from foretoken.lab.records.results import AbSummary
 
 Value = float | str
@@ -153,21 +153,13 @@ def _flags(command: str) -> dict[str, Value]:
     except ValueError:
         words = command.split()
     found: dict[str, Value] = {}
-    name, place = "", 0
-    for word in words:
-        if re.match(r"-(?![\d.])", word):
-            flag, equals, value = word.partition("=")
-            name = flag.lstrip("-")
-            found[name] = "yes"
-            if equals:
-                found |= _named(name, value)
-                name = ""
-        elif name:
-            found |= _named(name, word)
-            name = ""
+    place = 0
+    for part in options_of([Word(word) for word in words]):
+        if part.name:
+            found |= {part.name: "yes"} if part.value is True else _named(part.name, part.value)
         else:
             place += 1
-            found[f"word {place} of the command"] = word
+            found[f"word {place} of the command"] = part.value
     return found
 
 

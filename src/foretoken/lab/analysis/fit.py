@@ -116,8 +116,6 @@ RAREST_BATCH = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitPoint:
-    """One batch size that both arms were seen at."""
-
     batch: int
     rows: int
     """batch x (1 + k): rows of a verification."""
@@ -132,8 +130,6 @@ class FitPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What `foretoken lab decide --fit` finds."""
-
     k: float
     """Mean drafts of a step that drafts."""
     draft_share: float
@@ -192,7 +188,7 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     return Fit(
         k=counts.k,
         draft_share=counts.draft_share,
-        acceptance_rate=counts.num_accepted / counts.num_drafted,
+        acceptance_rate=counts.acceptance_rate,
         points=tuple(p for p in points if p is not None),
         draft_cost=lines.draft_cost,
         verify_cost=lines.verify_cost,

@@ -137,7 +137,6 @@ def _gain(
     unseen_sd: float,
     q: float | None = None,
 ) -> ArmGain:
-    """The gain of a pair of samples; the first is on top of the ratio."""
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
     pairs, by_block = int(top.values_N.size), []

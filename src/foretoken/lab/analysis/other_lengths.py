@@ -15,13 +15,12 @@ import numpy as np
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.whole_time import StepCounts, counts_of
 from foretoken.lab.records.results import AbSummary, RequestRecord
+from foretoken.types.accepted import acceptance_rate
 
 MATCH, MISS, OPEN = 1, 0, -1
 
 
 class ReplayedSteps(NamedTuple):
-    """What steps with a draft come to at some length."""
-
     tokens_per_step: float
     drafts_per_step: float
     acceptance_rate: float
@@ -81,8 +80,7 @@ def replay(streams: Sequence[Sequence[int]], k: int, *, open_chance: float) -> R
             drafted, accepted = drafted + budget, accepted + good
             position += good + 1
         tokens += len(known)
-    rate = accepted / drafted if drafted else 0.0
-    return ReplayedSteps(tokens / steps, drafted / steps, rate)
+    return ReplayedSteps(tokens / steps, drafted / steps, acceptance_rate(accepted, drafted))
 
 
 def other_lengths(

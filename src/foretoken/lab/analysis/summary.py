@@ -46,8 +46,6 @@ Value = Callable[[RequestRecord], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmData:
-    """What is known of an arm beside its requests."""
-
     arm: str
     server: ServerInfo
     seconds_of_block: dict[int, float]
@@ -279,8 +277,8 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     return clustered_interval(Sample(top, clusters), ratio)
 
 
-def _steps(found: RequestAcceptance) -> float:
-    """Steps of a request; where the server does not say, one per five drafts."""
+def _steps(found: RequestAcceptance | AcceptanceBucket) -> float:
+    """Verifications; where the server does not say, one per five drafts."""
     return float(found.num_steps if found.num_steps is not None else found.num_drafted / 5)
 
 
@@ -298,11 +296,7 @@ def _variance(found: RequestAcceptance) -> float:
 
 
 def num_verifications(arm: ArmSummary) -> int:
-    """Verifications of an arm; where the server does not say, one per five drafts."""
-    found = arm.all_drafts
-    if found is None:
-        return 0
-    return found.num_drafted // 5 if found.num_steps is None else found.num_steps
+    return int(_steps(arm.all_drafts)) if arm.all_drafts is not None else 0
 
 
 def enough_drafts(arm: ArmSummary) -> bool:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 from foretoken.lab.records.results import AbSummary, ArmSummary, RequestRecord
 from foretoken.lab.stats.intervals import Interval, unknown
+from foretoken.types.accepted import acceptance_length, acceptance_rate
 
 NOTHING_DRAFTED = "no step drafted anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What an arm's steps came to, over all its answers."""
-
     num_tokens: int
     """After the first token of each answer; 0 where the server does not say."""
     num_verifications: int
@@ -38,13 +37,17 @@ class StepCounts:
         return self.num_verifications / self.num_steps
 
     @property
+    def acceptance_rate(self) -> float:
+        return acceptance_rate(self.num_accepted, self.num_drafted)
+
+    @property
     def k(self) -> float:
         """Mean drafts of a step that drafted."""
         return self.num_drafted / self.num_verifications
 
     @property
     def tokens_per_step(self) -> float:
-        return 1.0 + self.num_accepted / self.num_steps
+        return acceptance_length(self.num_accepted, self.num_steps)
 
 
 def counts_of(arm: ArmSummary) -> StepCounts | None:

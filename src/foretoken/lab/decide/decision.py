@@ -26,8 +26,6 @@ MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One rule with its answer."""
-
     rule: str
     weight: str
     result: RuleResult
@@ -35,8 +33,6 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The verdict on one A/B."""
-
     run: str
     load: float
     """Requests per second of the candidate."""

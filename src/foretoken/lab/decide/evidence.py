@@ -34,8 +34,6 @@ _TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, ano
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """One rule's answer."""
-
     outcome: str
     """pass, fail, inconclusive or invalid."""
     says: str
@@ -56,8 +54,6 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is judged."""
-
     summary: AbSummary
     slo: str
     reference: ArmSummary | None = None
@@ -73,7 +69,6 @@ class Evidence:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that both arms have."""
         return max((gain.num_blocks for gain in self.summary.gains), default=0)
 
     @property

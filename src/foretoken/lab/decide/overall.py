@@ -32,8 +32,6 @@ Differing = Sequence[Dimension]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overall:
-    """The verdict over several runs."""
-
     verdict: str
     says: tuple[str, ...]
     """The answer, what speaks against it, where the gain passes the limits, and cautions."""

@@ -29,8 +29,6 @@ class _PolicyFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShipRule:
-    """One rule of a policy."""
-
     name: str
     weight: str
     parameters: dict[str, Any]

@@ -38,8 +38,6 @@ _REMEDIES = {
 
 
 class Client:
-    """Requests to one server."""
-
     def __init__(self, arm: ArmConfig, info: ServerInfo, pool: HttpPool) -> None:
         self.arm, self.info, self.pool = arm, info, pool
         self._extras = {**EXTRAS.get(info.engine, {}), **arm.extra_body}

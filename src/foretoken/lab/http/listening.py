@@ -11,8 +11,6 @@ from foretoken.listening.http1 import Http1Protocol
 
 
 class _Connection(Http1Protocol):
-    """uvicorn's connection, which reads all that is HTTP/1."""
-
     def refuse_head(self, why: str) -> None:
         self.send_400_response(why)
 

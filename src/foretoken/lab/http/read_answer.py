@@ -18,6 +18,7 @@ from typing import Any
 
 from foretoken.lab.http.timed import Answer
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
+from foretoken.types.accepted import histogram_of
 
 
 def from_body(metrics: Any) -> RequestAcceptance | None:
@@ -82,7 +83,7 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> RequestAcceptance | No
         num_accepted=accepted,
         num_steps=len(steps),
         exact=False,
-        histogram=count_histogram([a for _, a in steps]),
+        histogram=histogram_of([a for _, a in steps]),
         per_step_accepted=tuple(a for _, a in steps),
         per_step_drafted=tuple(d for d, _ in steps),
     )
@@ -120,14 +121,9 @@ def from_chunks(chunk_tokens: Sequence[int], k: int) -> RequestAcceptance | None
         num_accepted=sum(accepted),
         num_steps=len(accepted),
         exact=False,
-        histogram=count_histogram(accepted),
+        histogram=histogram_of(accepted),
         per_step_accepted=tuple(accepted),
     )
-
-
-def count_histogram(accepted: Sequence[int]) -> tuple[int, ...]:
-    """Entry j: how often j stands in `accepted`."""
-    return tuple(list(accepted).count(j) for j in range(max(accepted, default=-1) + 1))
 
 
 def _data_of(frame: bytes) -> bytes | None:

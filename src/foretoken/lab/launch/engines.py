@@ -2,8 +2,9 @@
 
 A `DraftingSetup` is what is wanted, whoever drafts. A `LaunchEngine` is what is known of one: how
 it is started, and its writer, which gives parts of a launch, and an `Unsaid` for everything that
-has no place in them. What engines call options and keys is in `options.toml`; one without a row has
-nothing that stands for it, which is said, never passed over.
+has no place in them. How engines are started is in `engines.toml`, what they call options and keys
+in `options.toml`; one without a row has nothing that stands for it, which is said, never passed
+over.
 """
 
 import json
@@ -112,6 +113,8 @@ class LaunchEngine:
     """How one engine is started, and how it is told to draft."""
 
     name: str
+    title: str = ""
+    """As people write it."""
     program: tuple[str, ...] = ()
     model_flag: str = ""
     """What its model stands behind; empty: it is a word by itself."""
@@ -137,13 +140,16 @@ class LaunchEngine:
     """None: no commands are written for it."""
 
 
-NAMES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "llama.cpp": "llama.cpp",
-    "openvino": "OpenVINO GenAI",
-    "foretoken": "Foretoken",
-}
+@cache
+def _facts() -> dict[str, dict[str, Any]]:
+    text = resources.files("foretoken.lab.launch").joinpath("engines.toml").read_text("utf-8")
+    return {
+        engine: {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        for engine, row in tomllib.loads(text).items()
+    }
+
+
+NAMES = {engine: row["title"] for engine, row in _facts().items() if "title" in row}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +271,6 @@ def told_word(engine: str, flag: str, word: str, method: DraftingMethod) -> Told
         yield Unsaid("method", why)
 
 
-_JSON_FLAGS = r"speculative-|speculative-config\.|spec-|num-speculative|sc($|\.)"
-
-
 def _vllm_word(method: DraftingMethod) -> str:
     name = "draft_model" if method.name == "parallel" else method.name
     row = find_other("methods", name, "vllm")
@@ -296,23 +299,7 @@ def _tell_vllm(drafting: DraftingSetup) -> Told:
         yield Unsaid(drafting.ranges_key, why)
 
 
-VLLM = LaunchEngine(
-    name="vllm",
-    program=("vllm", "serve"),
-    programs=("vllm serve",),
-    module="vllm.entrypoints",
-    images=("vllm/vllm-openai", "vllm-openai"),
-    variables="VLLM_",
-    completed={
-        "tensor-parallel": "tensor-parallel-size",
-        "gpu-memory-util": "gpu-memory-utilization",
-        "speculative-conf": "speculative-config",
-    },
-    drafting=_JSON_FLAGS,
-    schedule="falling",
-    word=_vllm_word,
-    tell=_tell_vllm,
-)
+VLLM = LaunchEngine(name="vllm", word=_vllm_word, tell=_tell_vllm, **_facts()["vllm"])
 
 
 def _sglang_word(method: DraftingMethod) -> str:
@@ -337,23 +324,7 @@ def _tell_sglang(drafting: DraftingSetup) -> Told:
     yield from told_keys("sglang", keys)
 
 
-SGLANG = LaunchEngine(
-    name="sglang",
-    program=("python", "-m", "sglang.launch_server"),
-    model_flag="--model-path",
-    programs=("sglang serve",),
-    module="sglang.launch_server",
-    images=("lmsysorg/sglang",),
-    variables="SGLANG_",
-    completed={
-        "speculative-algo": "speculative-algorithm",
-        "tensor-parallel": "tensor-parallel-size",
-        "mem-fraction": "mem-fraction-static",
-    },
-    drafting="speculative-",
-    word=_sglang_word,
-    tell=_tell_sglang,
-)
+SGLANG = LaunchEngine(name="sglang", word=_sglang_word, tell=_tell_sglang, **_facts()["sglang"])
 
 
 def _llama_word(method: DraftingMethod) -> str:
@@ -378,15 +349,7 @@ def _tell_llama(drafting: DraftingSetup) -> Told:
 
 
 LLAMA_CPP = LaunchEngine(
-    name="llama.cpp",
-    program=("llama-server",),
-    model_flag="--model",
-    programs=("llama-server", "llama-server.exe", "llama-cli", "llama-speculative"),
-    images=("ggml-org/llama.cpp", "ggerganov/llama.cpp"),
-    variables="LLAMA_ARG_",
-    drafting=r"(no-)?spec-|draft|model-draft$|md$|lookup-cache",
-    word=_llama_word,
-    tell=_tell_llama,
+    name="llama.cpp", **_facts()["llama.cpp"], word=_llama_word, tell=_tell_llama
 )
 
 
@@ -403,23 +366,15 @@ OPENVINO = LaunchEngine(
     name="openvino",
     word=lambda method: method.name if method.name in ("draft_model", "eagle3", "ngram") else "",
     tell=_tell_openvino,
+    **_facts()["openvino"],
 )
 FORETOKEN = LaunchEngine(
     name="foretoken",
-    program=("foretoken", "serve"),
-    programs=("foretoken serve",),
-    drafting=_JSON_FLAGS + r"|(no-)?adaptive-speculation",
-    off=("--speculative-config", "none"),
-    fixed=("--no-adaptive-speculation",),
-    schedule="any",
     word=lambda method: method.name if method.is_built else "",
     tell=lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
+    **_facts()["foretoken"],
 )
-TENSORRT_LLM = LaunchEngine(
-    name="tensorrt-llm",
-    programs=("trtllm-serve serve", "trtllm-serve"),
-    images=("tensorrt-llm/release",),
-)
+TENSORRT_LLM = LaunchEngine(name="tensorrt-llm", **_facts()["tensorrt-llm"])
 ENGINES = {one.name: one for one in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, FORETOKEN, OPENVINO)}
 READ = tuple(name for name, one in ENGINES.items() if one.programs)
 _LENGTHS = re.compile(

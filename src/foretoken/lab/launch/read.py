@@ -120,7 +120,7 @@ def read_words(
     if not own:  # what it sets for an unknown program says whose options these are
         start = next((i for i, one in enumerate(words) if not ASSIGNED.match(one.text)), 0)
     end = next((i for i, word in enumerate(words) if _REDIRECTS.match(word.raw)), len(words))
-    parts = list(_options(words[start:end]))
+    parts = list(options_of(words[start:end]))
     options = {part.name: part.value for part in parts if part.name}
     sets = [match for word in words[:start] if (match := _SETS.match(word.text))]
     owners = [who for one in sets if (who := owner_of(one[2])) and variable(one[2], one[3], who)]
@@ -185,7 +185,8 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
     return found
 
 
-def _options(words: Sequence[Word]) -> Iterator[LaunchPart]:
+def options_of(words: Sequence[Word]) -> Iterator[LaunchPart]:
+    """The options of a command with their values, and its other words."""
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)

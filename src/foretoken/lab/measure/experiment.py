@@ -88,8 +88,6 @@ class ServiceLevels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
-
     blocks: Annotated[int, at_least(1)] = 8
     """Starts of each server, at least 3 for an interval."""
     requests_per_block: Annotated[int, at_least(1)] = 30

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.summary import enough_drafts, num_verifications
 from foretoken.lab.measure.ab import run_ab, silent
@@ -42,8 +43,6 @@ METRIC = "tpot_mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One point of a grid."""
-
     values: Values
     summary: AbSummary
 
@@ -164,7 +163,7 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
     for k in range(1, 33):
         powers = [round(rate**i, 6) for i in range(1, k + 1)]
         command = command.replace(f"{{rates:{k}}}", json.dumps(powers))
-        command = command.replace(f"{{length:{k}}}", f"{1 + sum(powers):.6g}")
+        command = command.replace(f"{{length:{k}}}", f"{ConstantAcceptance(rate).length(k):.6g}")
     command = command.replace("{rate}", f"{rate:g}").replace("{percent}", f"{100 * rate:.0f}")
     if command == (arm.command or ""):
         allowed = "a command with {rate}, {rates:K}, {length:K} or {percent}, which sets acceptance"
@@ -174,8 +173,6 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """The acceptance a system needs."""
-
     values: Values
     """Of the other axes of the grid."""
     load: str

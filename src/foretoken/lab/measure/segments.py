@@ -36,8 +36,6 @@ _SCRAPE_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What is to be measured in one go."""
-
     arm: ArmConfig
     block: int
     items: tuple[Item, ...]
@@ -48,8 +46,6 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEnd:
-    """A finished segment."""
-
     arm: str
     block: int
     seconds: float
@@ -95,11 +91,8 @@ class RunFolder:
             self.finished = read_segments(folder)
             _drop_unfinished(folder, {(end.arm, end.block) for end in self.finished})
         write_json(folder / CONFIG, settings)
-        try:
-            self._requests = LineWriter(folder / REQUESTS)
-            self._segments = LineWriter(folder / SEGMENTS)
-        except OSError as error:
-            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
+        self._requests = LineWriter.within(folder, REQUESTS)
+        self._segments = LineWriter.within(folder, SEGMENTS)
 
     def add(self, record: RequestRecord) -> None:
         """Write a record; what the disk says against it is raised by `finish`."""
@@ -148,7 +141,6 @@ def read_segments(folder: Path) -> list[SegmentEnd]:
 
 
 def _drop_unfinished(folder: Path, keys: Set[tuple[str, int]]) -> None:
-    """Drop the records of segments that were cut short."""
     path = folder / REQUESTS
     if not path.is_file():
         return

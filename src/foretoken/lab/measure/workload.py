@@ -34,8 +34,6 @@ _TRACES_OF_LENGTHS = ("lengths", "mooncake", "azure", "burstgpt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """What is asked."""
-
     file: str
     """A file, forms in docs/deciding.md; `demo`: held-out Python, for the packaged model."""
     format: str = "auto"
@@ -56,8 +54,6 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One request to make."""
-
     index: int
     prompt: str = ""
     messages: tuple[dict[str, Any], ...] = ()
@@ -241,8 +237,6 @@ Kind = Literal["closed", "constant", "poisson", "gamma", "trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How hard the server is driven."""
-
     kind: Kind = "closed"
     """closed: `concurrency` requests in flight; the others are open: arrivals do not wait."""
     concurrency: int = 1

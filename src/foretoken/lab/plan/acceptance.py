@@ -53,8 +53,6 @@ class DraftedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedLength:
-    """One measured acceptance length."""
-
     source: str
     drafting: DraftedWork
     length: float
@@ -63,8 +61,6 @@ class PublishedLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedAcceptance:
-    """What is assumed about the drafts of one method."""
-
     low: float
     middle: float
     high: float
@@ -204,10 +200,7 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     ConfigError if `--acceptance` or `--rate` is not a range within 0 and 1."""
     settings, plan = setup.settings, setup.method_plan
     hits = plan.hits.get(settings.workload, 1.0) if plan else 1.0
-    if setup.own_measured is not None:
-        low = middle = high = setup.own_measured.acceptance.alpha
-        hits, source = setup.own_measured.draft_share, "measured"
-    elif settings.acceptance:
+    if settings.acceptance:
         low, high = _parse("acceptance", settings.acceptance)
         middle = (low + high) / 2
         source = "given for each draft; what servers count over drafted tokens is --rate"

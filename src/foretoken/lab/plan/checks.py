@@ -234,8 +234,7 @@ def _draft_time_ratio(context: PlanContext) -> Found:
     each = context.prediction.at(setup.usual).draft_cost
     dear = each * setup.k > 0.5
     message = (
-        f"a draft step takes {each:.2f} of a plain step "
-        f"({'predicted' if setup.own_measured is None else 'as measured'}), {setup.k} of them "
+        f"a draft step takes {each:.2f} of a plain step (predicted), {setup.k} of them "
         f"{setup.k * each:.2f}; small drafts are bound by launches, not weights, so measure it"
     )
     remedy = "a shallower draft, captured graphs for it, or a lower k" if dear else ""
@@ -333,8 +332,6 @@ OF_SETTINGS = ("tp_symmetry",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerdict:
-    """One word and its reason."""
-
     word: str
     """USE_IT, MEASURE_MORE, LEAVE_IT_OFF, or NOT_ASKED where no method was asked for."""
     reason: str
@@ -414,14 +411,12 @@ def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
     asked = context.setup.settings.num_speculative_tokens
     others = "" if times.k or asked else ", and no other k pays"
     return (
-        f"{_predicted(context, gain)} with k = {k} and {load.requests} in flight"
+        f"{_predicted(gain)} with k = {k} and {load.requests} in flight"
         f"{others}{_elsewhere(context, load.requests)}"
     )
 
 
-def _predicted(context: PlanContext, gain: GainRange) -> str:
-    if context.setup.own_measured is not None and gain.low == gain.high:
-        return f"{gain.middle:.2f}x per token by what was measured"
+def _predicted(gain: GainRange) -> str:
     return f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) per token"
 
 
@@ -454,7 +449,7 @@ def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
     asked = setup.settings.concurrency
     waits = f" (as many as fit; the rest of {asked} waits)" if setup.usual < asked else ""
     said = (
-        f"{_predicted(context, context.prediction.at(times.requests).gain(times.k))} and "
+        f"{_predicted(context.prediction.at(times.requests).gain(times.k))} and "
         f"{times.end_to_end_gain:.2f}x for a whole answer of {setup.settings.output_tokens} "
         f"tokens, with k = {times.k} and {times.requests} in flight{waits}"
     )

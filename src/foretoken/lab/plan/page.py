@@ -6,7 +6,7 @@ under the other, with its first column in each.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -29,7 +29,6 @@ from foretoken.lab.plan.predict import (
 )
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import find_quantization
-from foretoken.lab.plan.speedup import NextStep
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, WORD_STYLES, Verdict
 
 _BETWEEN = 2
@@ -108,7 +107,7 @@ def _most_context(plan: SpeculationPlan) -> dict[str, int]:
     }
 
 
-def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
+def plan_document(plan: SpeculationPlan) -> dict[str, Any]:
     """Everything as JSON values; infinite becomes None."""
     setup = plan.setup
     return {
@@ -122,7 +121,6 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
             "rows": list(what_fits(setup)),
             "most_context": _most_context(plan),
         },
-        "next_step": asdict(step) if step else None,
     }
 
 
@@ -182,9 +180,7 @@ _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_WARNINGS = 4
 
 
-def print_plan(
-    console: Console, plan: SpeculationPlan, step: NextStep | None, *, everything: bool = False
-) -> None:
+def print_plan(console: Console, plan: SpeculationPlan, *, everything: bool = False) -> None:
     """One page; with `everything` the tables behind it too. A terminal breaks sentences between
     words; in a file a sentence stays one line. A command stays as it has to be typed."""
 
@@ -192,7 +188,7 @@ def print_plan(
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
 
-    show(_parts(plan, step, console.width))
+    show(_parts(plan, console.width))
     for text in _command(plan):
         console.print(text, soft_wrap=True)
     more = Text("\nEvery check, cost and assumption: --details", style="dim")
@@ -207,12 +203,10 @@ def print_plan(
     show([Text(last, style="bold")])
 
 
-def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator[RenderableType]:
+def _parts(plan: SpeculationPlan, width: int) -> Iterator[RenderableType]:
     setup, schedule = plan.setup, plan.schedule
     yield _answer(plan)
     yield Text(_asked(plan), style="dim")
-    if step is not None:
-        yield Text(f"Next step by what was measured: {step.action}. {step.reason}", style="bold")
     if setup.method != "none":
         yield from _by_load(plan, width)
         yield Text(
@@ -231,8 +225,7 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
                 f"{plan.instead.verdict.reason} (--method {name}).",
                 style="bold",
             )
-    if setup.measured is None:
-        yield from _by_workload(plan, width)
+    yield from _by_workload(plan, width)
     yield _times(plan)
     yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
@@ -295,7 +288,7 @@ def _cell(load: LoadPrediction) -> str:
 
 
 def _acceptance(plan: SpeculationPlan) -> str:
-    own, measured = plan.prediction.acceptance, plan.setup.measured
+    own = plan.prediction.acceptance
     usual = plan.prediction.at(plan.setup.deciding)
     k = plan.schedule.told(usual.requests) or plan.setup.k
     gain = usual.gain(k)
@@ -304,15 +297,6 @@ def _acceptance(plan: SpeculationPlan) -> str:
     found = ""
     if own.hits < 1.0:
         found = f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
-    if measured is not None:
-        return (
-            f"Measured at k = {measured.k} and taken for {usual.requests} in flight: V "
-            f"{measured.verify_cost:.2f}, c {measured.draft_cost:.2f}, "
-            f"{measured.acceptance_length:.2f} tokens per verification, so that a draft is "
-            f"accepted with {own.middle:.2f}{found}. At k = {k} that is {gain.middle:.2f}x, "
-            f"{expected:.0%} of the drafted tokens accepted, and {even}. Other "
-            "loads and drafters are predicted."
-        )
     return (
         f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f})"
         f"{' over all steps' if own.over_all_steps and own.hits < 1.0 else ''}, "

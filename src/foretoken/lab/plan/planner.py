@@ -44,7 +44,6 @@ from foretoken.lab.plan.setup import (
     resolve_setup,
 )
 from foretoken.lab.plan.sizes import PlanModel, Quantization
-from foretoken.lab.plan.speedup import MeasuredCost
 
 CLEARLY = 1.05
 """How much more another method has to gain to be named instead."""
@@ -52,8 +51,6 @@ CLEARLY = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOutlook:
-    """One of several draft models that were named."""
-
     draft: str
     params: int
     requests: int
@@ -92,18 +89,11 @@ class SpeculationPlan:
     commands: dict[str, str]
 
 
-def build_plan(settings: PlanSettings, measured: MeasuredCost | None = None) -> SpeculationPlan:
-    """Compute everything; what was `measured` at the load that decides counts instead of what is
-    predicted there. Raises as `resolve_setup`, and ConfigError at several drafts for one
-    measurement."""
+def build_plan(settings: PlanSettings) -> SpeculationPlan:
+    """Compute everything. Raises as `resolve_setup`, and ConfigError at several drafts for a method
+    that takes none."""
     names = dict.fromkeys(filter(None, map(str.strip, (settings.draft or "").split(","))))
     setups = [resolve_setup(replace(settings, draft=name)) for name in names or (None,)]
-    if measured is not None:
-        if len(setups) > 1:
-            raise ConfigError("plan.draft", settings.draft, "the one that was measured")
-        own = settings.num_speculative_tokens or measured.k
-        measured = replace(measured, method=setups[0].method)
-        setups = [replace(setups[0], measured=measured, k=own)]
     if len(setups) > 1 and not all(setup.drafts_with == "model" for setup in setups):
         raise ConfigError("plan.draft", settings.draft, f"one name for method {setups[0].method}")
     contexts = [_context(setup) for setup in setups]

@@ -2,8 +2,10 @@
 the assumed acceptance, whose ranges travel with the prediction and are shown with it.
 
 Nothing here is measured, and every assumption of the roofline is a constant of this file;
-`foretoken.control.cost.RooflineCost` holds the formula. `lab decide --fit` replaces it with a
-server's own step times. Of times: waiting for a free place is not in them.
+`foretoken.control.cost.RooflineCost` holds the formula. `lab decide --fit` says a server's own
+times. k: drafts per verification. V: seconds of a verifying step over a plain one at the same
+batch. c: seconds of a draft step over a plain one. Of times: waiting for a free place is not in
+them.
 
 Engines take a schedule that may only fall as the load rises. A mixture of experts can want the
 opposite: few rows touch many experts anew, many rows share them. So can a small target whose
@@ -12,7 +14,7 @@ decides is used throughout, as with an engine that takes one number. Foretoken f
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.config.method_registry import DraftingMethod
@@ -26,9 +28,8 @@ from foretoken.lab.plan.acceptance import (
 )
 from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.method_plans import plan_of, planned_methods
-from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.setup import MOST_K, Setup
 from foretoken.lab.plan.sizes import PlanModel, Quantization, head_of, stage_of
-from foretoken.lab.plan.speedup import MOST_K, best_k, next_step
 
 BANDWIDTH_SHARE = 0.80
 """Share of the peak bandwidth that reading weights reaches: an assumption."""
@@ -157,8 +158,7 @@ def predict(
 
 class StepCosts:
     """What steps cost on a setup while a typical request is decoded, in plain steps of the same
-    load. What was measured holds at the load that decides; elsewhere as much more or less as is
-    modelled."""
+    load."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -173,24 +173,10 @@ class StepCosts:
 
     def verify(self, requests: int, rows_each: int) -> float:
         """V: a step over so many rows per request."""
-        modelled, measured = self._verify(requests, rows_each), self.setup.measured
-        if measured is None:
-            return modelled
-        here = self._verify(self.setup.deciding, rows_each)
-        return max(1.0, measured.verify(rows_each) + modelled - here)
+        return self._seconds(self._target, requests * rows_each, requests) / self.plain_s(requests)
 
     def draft(self, requests: int, k: int) -> float:
         """c: one of k drafts for every request, as a mean over all steps."""
-        modelled, own = self._draft(requests, k), self.setup.own_measured
-        if own is None:
-            return modelled
-        here = self._draft(self.setup.deciding, k)
-        return max(0.0, own.draft_share * own.draft_cost + modelled - here)
-
-    def _verify(self, requests: int, rows_each: int) -> float:
-        return self._seconds(self._target, requests * rows_each, requests) / self.plain_s(requests)
-
-    def _draft(self, requests: int, k: int) -> float:
         if self._drafter is None:
             return LOOKUP_COST / max(1, k)
         rows = max(1, k) if self.setup.drafts_in_one_pass else 1
@@ -201,7 +187,7 @@ class StepCosts:
         key = model is self._target, rows, requests
         if key not in self._known:
             shape = StepShape(rows, sequences=requests, context=self._context)
-            self._known[key] = model.seconds(shape).seconds
+            self._known[key] = model.seconds(shape)
         return self._known[key]
 
 
@@ -228,15 +214,13 @@ def mean_cost(own: AssumedAcceptance, verify: float, draft: float, k: int) -> fl
     return speculative_step(1.0 + own.hits * (verify - 1.0), draft, k)
 
 
-def gain_range(
-    own: AssumedAcceptance, k: int, cost: float, spread: float = COST_SPREAD
-) -> GainRange:
+def gain_range(own: AssumedAcceptance, k: int, cost: float) -> GainRange:
     """The speed-up of k drafts whose steps cost `cost` plain ones on average, with what is not
-    known of the acceptance and, by `spread`, of the cost."""
+    known of the acceptance and of the cost."""
     if k == 0:
         return GainRange(1.0, 1.0, 1.0)
     low, middle, high = (own.length(alpha, k) / cost for alpha in (own.low, own.middle, own.high))
-    doubt = EIGHTY * spread * own.hits
+    doubt = EIGHTY * COST_SPREAD * own.hits
     return GainRange(
         middle * math.exp(-math.hypot(math.log(middle / low), doubt)),
         middle,
@@ -249,17 +233,22 @@ def _break_even(own: AssumedAcceptance, cost: float, k: int) -> float:
     return max(0.0, cost - 1.0) / (own.hits * k) if k and own.hits else 0.0
 
 
+def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
+    """The k from 1 to `bound` that gains most, of equals within 1 % the smaller; 0: none pays."""
+    gains = [gain(k) for k in range(1, bound + 1)]
+    most = max(gains)
+    if most <= 1.0:
+        return 0
+    return next(k for k, found in enumerate(gains, start=1) if found > 1.0 and 1.01 * found >= most)
+
+
 def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
     ks, setup = range(max(k, MOST_K) + 1), steps.setup
-    here = setup.own_measured if requests == setup.deciding else None
     draft = [steps.draft(requests, n) for n in ks]
     verify = [steps.verify(requests, n + 1) if n else 1.0 for n in ks]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in ks)
     best = best_k(lambda n: own.length(own.middle, n) / costs[n], setup.max_drafts)
-    if best and here is not None:
-        best = next_step(here).k  # which stays where another gains hardly more
-    spread = COST_SPREAD if here is None else 0.0
-    gains = tuple(gain_range(own, n, costs[n], spread) for n in ks)
+    gains = tuple(gain_range(own, n, costs[n]) for n in ks)
     return LoadPrediction(
         requests=requests,
         plain_step_s=steps.plain_s(requests),
@@ -308,7 +297,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     prompt = max(1, settings.context - settings.output_tokens)
     target, drafter = step_models(setup)
     shape = StepShape(prompt, context=prompt / 2, prompt_rows=prompt)
-    read_s = target.seconds(shape).seconds
+    read_s = target.seconds(shape)
     # A request that comes while others are decoded waits for half a step of theirs on average.
     wait_s = load.plain_step_s / 2 if load.requests > 1 else 0.0
     plain_s, tpot_plain_s = read_s + wait_s, load.plain_step_s
@@ -317,7 +306,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
         # A drafter that keeps keys and values reads the prompt too, but for heads of whole blocks,
         # which make theirs of the target's states directly.
         reads = drafting is not None and drafting.own_kv and not drafting.in_one_pass
-        own_s = drafter.seconds(shape).seconds if drafter is not None and reads else 0.0
+        own_s = drafter.seconds(shape) if drafter is not None and reads else 0.0
         gain = load.gain(k)
         first_s = read_s + own_s + wait_s * load.cost(k)
         tpot_s, slow_s = tpot_plain_s / gain.middle, tpot_plain_s / gain.low
@@ -342,8 +331,6 @@ def show_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSchedule:
-    """What to draft at which load."""
-
     steps: tuple[tuple[int, int], ...]
     """(k, last number of requests in flight) by rising load; the last entry has no end (0)."""
     decided: int
@@ -408,8 +395,6 @@ def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOutlook:
-    """One method on this setup."""
-
     method: str
     available: bool
     refused: str

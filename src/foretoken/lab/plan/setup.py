@@ -3,7 +3,7 @@
 Frozen values; names of settings follow vLLM. Built from a mapping (a YAML file with the command
 line's options over it), where an unknown key is an error. Devices are from data sheets. What an
 engine's own work adds to a step no data sheet says: assumptions from published paces without drafts
-and from how its kernels are built; `lab decide --fit` replaces them with a server's own step times.
+and from how its kernels are built; `lab decide --fit` says a server's own step times.
 """
 
 import tomllib
@@ -21,15 +21,16 @@ from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.method_plans import MethodPlan, plan_of, planned_methods
 from foretoken.lab.plan.sizes import (
-    QUANTIZATIONS,
     PlanModel,
     Quantization,
     find_quantization,
     kv_element_bytes,
     load_plan_model,
 )
-from foretoken.lab.plan.speedup import MOST_K, MeasuredCost
 from foretoken.shape import memory_formula as formula
+
+MOST_K = 16
+"""Drafts per verification, the most that are looked at unless more are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,6 @@ def _this_machine() -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCost:
-    """Host time and kernels of one engine."""
-
     step_s: float = 0.0
     """Scheduling and sampling around each pass of the target."""
     draft_s: float = 0.0
@@ -153,8 +152,6 @@ WORKLOADS = ("chat", "code", "math", "summarize", "rag", "edit", "json", "creati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """Everything a plan asks, as a user writes it."""
-
     target: str
     draft: str | None = None
     """The draft model, or several with commas between them, of which the best is taken; None: only
@@ -246,13 +243,6 @@ class Setup:
     peak: int
     """Requests in flight on an ordinary day and at the peak: as many of those that were asked for
     as fit at once, once it is known how many do."""
-    measured: MeasuredCost | None = None
-    """At the load that decides; verifications of any other method cost the same."""
-
-    @property
-    def own_measured(self) -> MeasuredCost | None:
-        own = self.measured is not None and self.measured.method == self.method
-        return self.measured if own else None
 
     @property
     def deciding(self) -> int:
@@ -306,7 +296,7 @@ class Setup:
         drafts, unless that is said of a draft model."""
         if self.method_plan is not None and not self.method_plan.own_file:
             return self.quantization
-        return self.draft_quantization if self.draft is None else QUANTIZATIONS["bf16"]
+        return self.draft_quantization if self.draft is None else find_quantization("bf16", "bf16")
 
 
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}

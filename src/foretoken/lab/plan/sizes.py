@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from foretoken.checkpoint import PACKAGED, find_model
+from foretoken.checkpoint import PACKAGED, find_model, hub_errors, hub_trouble
 from foretoken.config.method_registry import DraftingMethod
 from foretoken.errors import (
     CheckpointError,
@@ -302,14 +302,22 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _from_hub(name: str, field: str) -> PlanModel:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
 
-    short = one_of(name.lower(), (row["short"] for row in known_models().values()))
-    allowed = f"a config.json, its folder, a hub id that can be reached, or one of: {short}"
     try:
+        if try_to_load_from_cache(name, "config.json") is None:
+            # Asks once. A download would go on asking for a minute where there is no network.
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
         file = hf_hub_download(name, "config.json")
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except hub_errors() as error:
+        short = one_of(name.lower(), (row["short"] for row in known_models().values()))
+        why = hub_trouble(name, error)
+        allowed = f"a config.json, its folder, a hub id ({why}), or one of: {short}"
         raise ModelNotFoundError(field, name, allowed) from error
     return _from_file(name, Path(file))
 
@@ -347,10 +355,9 @@ def stage_of(target: PlanModel, method: DraftingMethod) -> PlanModel:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How the weights of a model are stored: the nominal number of bytes is the one that people
-    multiply by, the stored one what is on the device."""
+    """How the weights of a model are stored: a row of quantizations.toml."""
 
     name: str
     nominal_bytes: float
@@ -358,60 +365,41 @@ class Quantization:
     stored_bytes: float
     """Per weight of a quantized matrix, scales and zero points included."""
     compute: str
-    """Type of the operands of its matrix products."""
     tables_too: bool = False
-    """Whether embedding and output head are quantized as well."""
 
 
-QUANTIZATIONS = {
-    row.name: row
-    for row in (
-        Quantization("fp32", 4, 4, "bf16", tables_too=True),
-        Quantization("bf16", 2, 2, "bf16", tables_too=True),
-        Quantization("fp16", 2, 2, "bf16", tables_too=True),
-        Quantization("fp8", 1, 1, "fp8"),
-        Quantization("int8", 1, 1, "int8"),
-        # 4 bits, and per 128 weights a 16-bit scale and a 4-bit zero point
-        Quantization("int4", 0.5, 0.5 + 20 / 8 / 128, "bf16"),
-        Quantization("mxfp4", 0.5, 0.5 + 1 / 32, "fp4"),
-        Quantization("nvfp4", 0.5, 0.5 + 1 / 16, "fp4"),
-        # GGUF: average bits per weight of the mix that llama.cpp writes for Llama-like models
-        Quantization("q8_0", 1, 8.5 / 8, "int8", tables_too=True),
-        Quantization("q6_k", 0.75, 6.5625 / 8, "int8", tables_too=True),
-        Quantization("q5_k_m", 0.625, 5.69 / 8, "int8", tables_too=True),
-        Quantization("q4_k_m", 0.5, 4.85 / 8, "int8", tables_too=True),
-        Quantization("q4_0", 0.5, 4.5 / 8, "int8", tables_too=True),
-    )
-}
-_ALIASES = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    **dict.fromkeys(("fp8_e4m3", "w8a8_fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt"), "fp8"),
-    **dict.fromkeys(("w8a8", "w8a8_int8", "experts_int8"), "int8"),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "w4a16", "moe_wna16"), "int4"),
-    **dict.fromkeys(("bitsandbytes", "bnb", "auto_round", "auto_awq", "hqq"), "int4"),
-    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), "nvfp4"),
-}
-"""What engines and people call them; of schemes that have several widths, the usual one."""
+@cache
+def _quantizations() -> tuple[dict[str, Quantization], dict[str, str]]:
+    """Those of the table by name, and what else they are called."""
+    text = resources.files("foretoken.lab.plan").joinpath("quantizations.toml").read_text("utf-8")
+    found: dict[str, Quantization] = {}
+    also: dict[str, str] = {}
+    for name, row in tomllib.loads(text).items():
+        bits = row.pop("bits")
+        also |= dict.fromkeys(row.pop("also", ()), name)
+        stored = row.pop("stored_bits", bits) / 8
+        found[name] = Quantization(name=name, nominal_bytes=bits / 8, stored_bytes=stored, **row)
+    return found, also
+
+
 KV_BYTES = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "q8_0": 8.5 / 8}
 """Bytes of one key or value element; `auto` is 16 bit."""
 
 
 def find_quantization(name: str, field: str) -> Quantization:
     """The quantization that people call `name`. Raises ConfigError where there is none."""
+    found, also = _quantizations()
     known = name.lower().replace("-", "_").split("_per_")[0]  # as in `fp8_per_tensor`
-    known = _ALIASES.get(known, known)
-    if known not in QUANTIZATIONS:
-        raise ConfigError(field, name, one_of(name, (*QUANTIZATIONS, *_ALIASES)))
-    return QUANTIZATIONS[known]
+    known = also.get(known, known)
+    if known not in found:
+        raise ConfigError(field, name, one_of(name, (*found, *also)))
+    return found[known]
 
 
 def kv_element_bytes(name: str, field: str) -> float:
     """Bytes of one key or value element, in any engine but Foretoken. Raises ConfigError where
     nothing is called `name`."""
-    known = _ALIASES.get(name.lower(), name.lower())
+    known = _quantizations()[1].get(name.lower(), name.lower())
     if known not in KV_BYTES:
         only = "; int8 with --engine foretoken" if known == "int8" else ""
         raise ConfigError(field, name, one_of(name, KV_BYTES) + only)

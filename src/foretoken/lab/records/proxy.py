@@ -50,8 +50,6 @@ logger = logging.getLogger("foretoken")
 
 
 class RecordingProxy(Starlette):
-    """The ASGI application."""
-
     def __init__(self, upstream: str, writer: LineWriter, prompts: Prompts = "hash") -> None:
         self._pool, self._writer, self._prompts = HttpPool(upstream), writer, prompts
         self._start_s = now()

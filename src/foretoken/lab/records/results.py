@@ -4,10 +4,12 @@ Plain data, no arithmetic beyond ratios of two fields. Times are seconds; those 
 from the start of its run on the client's monotonic clock. How they lie on disk is in `run_files`.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.lab.stats.intervals import Interval
+from foretoken.types.accepted import acceptance_length, acceptance_rate
 
 SCHEMA = 2
 
@@ -32,18 +34,16 @@ class RequestAcceptance:
     @property
     def rate(self) -> float:
         """Accepted per drafted token; NaN without drafts."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else float("nan")
+        return acceptance_rate(self.num_accepted, self.num_drafted or math.nan)
 
     @property
     def length(self) -> float:
         """Tokens per verification, the recovered or bonus token included; NaN if unknown."""
-        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else float("nan")
+        return acceptance_length(self.num_accepted, self.num_steps or math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it."""
-
     index: int
     """Position in the workload: the same in every arm."""
     arm: str = ""
@@ -107,8 +107,6 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """Who answered."""
-
     url: str
     engine: str = "unknown"
     """foretoken, vllm, llama.cpp, sglang, mock or unknown."""
@@ -118,7 +116,6 @@ class ServerInfo:
     """How it was started, if the lab did."""
     restarted_by: str | None = None
     """How it was restarted before every block, if somebody else runs it."""
-    speculation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def starts_anew(self) -> bool:

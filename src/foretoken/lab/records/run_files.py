@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import foretoken
 from foretoken.errors import ConfigError
@@ -48,6 +48,14 @@ class LineWriter(AbstractContextManager["LineWriter"]):
                 file.truncate(file.read().rfind(b"\n") + 1)
         # Without a buffer of ours, a line that did not fit is not tried again at the next.
         self._file: IO[bytes] = path.open("ab", buffering=0)
+
+    @classmethod
+    def within(cls, folder: Path, name: str) -> Self:
+        """A file of the folder of `--out`. Raises ConfigError where there can be none."""
+        try:
+            return cls(folder / name)
+        except OSError as error:
+            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
     def write(self, value: Any) -> None:
         """Append one dataclass or JSON value. Raises OSError where the disk is full or the file is

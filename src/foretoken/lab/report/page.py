@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import foretoken
+from foretoken.errors import ConfigError
 from foretoken.lab.analysis.crossover import spans_widely
 from foretoken.lab.analysis.dimensions import Dimension, show_value
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, break_even_of, draft_share_of
@@ -40,14 +41,13 @@ from foretoken.lab.report.canvas import (
     plain_log,
     variables,
 )
-from foretoken.lab.report.runs import ReportRun, write_text
+from foretoken.lab.report.runs import ReportRun
 from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.verdict import LEAVE_IT_OFF, USE_IT, WORTH_IT
+from foretoken.types.accepted import accepted_by_position
 
 
 class Tile(NamedTuple):
-    """A number at the top of the page."""
-
     label: str
     value: str
     detail: str
@@ -74,7 +74,11 @@ def write_page(file: Path, runs: Sequence[ReportRun], overall: Overall, policy: 
         light=variables(dark=False),
         dark=variables(dark=True),
     )
-    write_text(file, page, "--html")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, "utf-8")
+    except OSError as error:
+        raise ConfigError("--html", str(file), f"a place to write to ({error})") from error
 
 
 def _details(run: ReportRun) -> str:
@@ -139,8 +143,6 @@ def _milliseconds(found: Quantiles | None) -> str:
 
 
 class Plot(NamedTuple):
-    """A drawn plot."""
-
     title: str
     says: str
     """What is to be seen, and n."""
@@ -181,15 +183,15 @@ def latencies(run: ReportRun) -> Figure | None:
 def by_position(run: ReportRun) -> Figure | None:
     """Share of verifications that accepted position i, and the same given all before it were. Entry
     j of a histogram counts the steps that accepted j drafts."""
-    steps_j = np.asarray(run.drafts.histogram if run.drafts else (), dtype=float)
-    if steps_j.size < 2 or not steps_j.sum():
+    steps_j = run.drafts.histogram if run.drafts else ()
+    if len(steps_j) < 2 or not sum(steps_j):
         return None
-    reached = steps_j[::-1].cumsum()[::-1] / steps_j.sum()
-    given = np.divide(reached[1:], reached[:-1], out=np.zeros_like(reached[1:]),
-                      where=reached[:-1] > 0)  # fmt: skip
+    shares = np.array(accepted_by_position(steps_j, steps_j, of_all=True))
+    before = np.array([1.0, *shares[:-1]])
+    given = np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)
     figure, axes = new_figure(3.0)
-    positions = np.arange(1, steps_j.size)
-    axes.bar(positions, 100 * reached[1:], color=CANDIDATE, width=0.62, label="accepted")
+    positions = np.arange(1, len(steps_j))
+    axes.bar(positions, 100 * shares, color=CANDIDATE, width=0.62, label="accepted")
     label = "given all before were"
     axes.plot(positions, 100 * given, "o-", color=WARN, markersize=5, label=label)
     axes.set_xticks(positions)

@@ -31,8 +31,6 @@ RESTLESS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGain:
-    """What the chosen setting does at one load."""
-
     load: int
     length: int | None
     """Drafts per step; None: the server decides."""
@@ -42,8 +40,6 @@ class LoadGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSeen:
-    """One setting as the search left it."""
-
     setting: str
     starts: int
     gains: tuple[float, ...]
@@ -53,8 +49,6 @@ class SettingSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedAnswer:
-    """Everything that is said at the end."""
-
     verdict: str
     sentence: str
     command: str

@@ -182,10 +182,7 @@ class Journal:
             # More time is a reason to go on; everything else would change what was measured.
             require_same_settings(folder, settings, but="budget_s")
         write_json(folder / CONFIG, settings)
-        try:
-            self._file = LineWriter(path)
-        except OSError as error:
-            raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
+        self._file = LineWriter.within(folder, VISITS)
 
     def add(self, visit: Visit) -> None:
         """Keep a visit that has ended. Raises ConfigError: the disk is full."""

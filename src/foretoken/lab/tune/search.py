@@ -328,16 +328,12 @@ _SELF_DECIDING_LEAD = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is searched, and how long it may take."""
-
     question: Question
     budget_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchState:
-    """What is known after some visits."""
-
     chosen: Setting
     """The best of what was started, as far as is known."""
     value: float

@@ -62,8 +62,6 @@ OFF = Setting()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a search is about."""
-
     loads: tuple[int, ...]
     settings: tuple[Setting, ...]
     """To choose from, without `OFF`; each with one length for all loads, or none."""
@@ -102,8 +100,6 @@ def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:
 
 
 class NextVisit(NamedTuple):
-    """What to start, and what to ask of it."""
-
     setting: Setting
     turn: int
     """Visits of one turn are asked the same, one after the other."""
@@ -114,8 +110,6 @@ class NextVisit(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """One answered request."""
-
     kind: str
     """Of requests that usually take as long for a token."""
     seconds: float
@@ -124,8 +118,6 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSeen:
-    """One load during a visit."""
-
     load: int
     pace_s: float
     """Seconds per token of an answer, first token and waiting included."""

@@ -57,7 +57,6 @@ class RowProbe:
     """Finds the row class of each shape once; shared by all layers of a load."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._known: dict[tuple[object, ...], RowClass] = {}
 
     def row_class(

@@ -22,7 +22,7 @@ from foretoken.proposers.choose.offers import (
     timed_draft,
 )
 from foretoken.proposers.choose.policy import Policy
-from foretoken.proposers.lookup.forced import ForcedProposer
+from foretoken.proposers.lookup.grammar import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
@@ -62,7 +62,6 @@ class Drafters(Proposer):
         self._names = self._all_names if name is None else (name,)
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one, each from one drafter."""
         self.times = ()
         wanted = [span for span in context.spans if span.draft_budget > 0]
         if context.plan.feeds:
@@ -118,12 +117,10 @@ class Drafters(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that all drafters keep beside weights and KV, about."""
         return sum(member.proposer.num_bytes for member in self._everyone.values())
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
-        """Those of all drafters."""
         each = [member.proposer.prefix_tokens for member in self.members.values()]
         return sum(queried for queried, _ in each), sum(hit for _, hit in each)
 
@@ -135,7 +132,6 @@ class Drafters(Proposer):
             floor.observe(name, outcomes)
 
     def release(self, request_id: str) -> None:
-        """Tell everybody."""
         for member in self._everyone.values():
             member.release(request_id)
         self._policy.release(request_id)

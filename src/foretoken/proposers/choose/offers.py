@@ -93,7 +93,6 @@ class StepOffers:
     """Where the offers of a step are collected."""
 
     def __init__(self, members: Mapping[str, Member], context: Context) -> None:
-        """Collect drafts for the spans of `context` from `members`, by name."""
         self.members = members
         self.spans = context.spans
         self.plan = context.plan

@@ -2,14 +2,18 @@
 
 A head is an `nn.Module` whose parameters have the names of its published checkpoint format. The
 same object serves and trains. Everyone asks it what it reads, keeps and can do; nobody asks for its
-class. How a head is found on disk and put to work on the target's runner is here, too.
+class. A method is such a network, a function that puts it to work (`serve_stateless`,
+`serve_chains`, `serve_blocks` or one of its own), and one line that joins the two:
+
+    load_spec = partial(find_head, Network, serve)
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +23,11 @@ from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
-from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.drafting import DraftSampling
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears, keep_stored
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
-from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
-from foretoken.proposers.tree import TreeShape
-from foretoken.proposers.tree_shapes import tree_shape
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.shape.gguf import about_gguf
 from foretoken.shape.memory_formula import KVPerToken, WeightCounts
 
@@ -61,42 +60,12 @@ class HeadServingContext:
     engine: BuildContext
     view: FeatureView
     """The target's hidden states at the head's points."""
-    sampler: DraftSampler
+    drafting: DraftSampling
+    """How its tokens are chosen."""
     linears: HeadLinears
     """Makes the linear maps that serve."""
-    trees: TreeShape | None
-    """What trees it is to draft; None: chains."""
-    confidence: Confidence
-    """Where chains stop before their budget."""
     gaps: FeatureGaps | None = None
     """Tokens without hidden states, because they were computed while the head rested."""
-
-    def progress(
-        self, store: KVStore, made_of: MadeOf, *, max_positions: int, enters: bool = True
-    ) -> DraftProgress:
-        """The book of the keys and values that the head keeps.
-
-        Args:
-            store: where they lie, under the numbers of the target's pages.
-            made_of: what they are made of.
-            max_positions: as far as the head's own positions reach.
-            enters: as in `DraftLimits`.
-        """
-        config, engine = self.config, self.engine
-        longest = config.max_model_len or engine.target.model.shape.max_position_embeddings
-        limits = DraftLimits(
-            max_model_len=min(longest, max_positions),
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            enters=enters,
-        )
-        return DraftProgress(
-            engine.pool.generation,
-            engine.target.page_size,
-            limits,
-            made_of=made_of,
-            gaps=self.gaps,
-            pages=engine.draft_pages(config.label, store),
-        )
 
 
 class DraftHead(nn.Module, ABC):
@@ -108,28 +77,14 @@ class DraftHead(nn.Module, ABC):
     """Where it reads the target's hidden states (see `foretoken.kv.features`), in its own order."""
 
     @classmethod
-    @torch.no_grad()
-    def load(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+    @abstractmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
         """The network in a published folder of its kind, in the type of its file.
 
         Raises:
             CheckpointError: tensors are missing, unused or misshapen.
             ConfigError: the head belongs to another target.
             NotYetError: a variant that is known and not run.
-        """
-        return cls.read(folder, target)
-
-    @classmethod
-    @abstractmethod
-    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """What `load` does, under its `no_grad`."""
-
-    @abstractmethod
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """The drafter over this network, which is in the target's type and on its device.
-
-        Raises:
-            ConfigError: the settings ask for what the head cannot do.
         """
 
     @property
@@ -192,8 +147,22 @@ class DraftHead(nn.Module, ABC):
                     parameter.data = parameter.data.clone()
 
 
-def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> DrafterSpec:
+Serve = Callable[[Any, HeadServingContext], Proposer]
+"""(a head in the target's type and on its device, where it is put to work) -> its drafter. Raises
+ConfigError if the settings ask for what the head cannot do."""
+
+
+@torch.no_grad()
+def find_head(
+    kind: type[DraftHead], serve: Serve, config: DrafterConfig, target: Target
+) -> DrafterSpec:
     """The head that `config` names; the `load_spec` of each method's module calls this.
+
+    Args:
+        kind: its network.
+        serve: puts it to work.
+        config: the settings.
+        target: what it must fit.
 
     Raises:
         ConfigError: a head of another kind or target, or without a mask to draft in parallel with.
@@ -209,37 +178,34 @@ def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> D
     with about_gguf(path):
         if path.suffix == ".gguf" and "vocab_size" in folder.config:
             check_fits("vocabulary", folder.config["vocab_size"], target.shape.vocab_size)
-        head = kind.load(folder, target.shape)
+        head = kind.read(folder, target.shape)
         keep_stored(head, folder.stored)
     if config.parallel_drafting and not head.parallel:
         allowed = f"False: {config.model} has no mask to draft in parallel with"
         raise ConfigError("speculative_config.parallel_drafting", True, allowed)
     return DrafterSpec(
-        build=partial(_build, head, config),
+        build=partial(_build, head, serve, config),
         head=head.memory(config.quantization, config.kv_cache_dtype),
         points=head.points,
     )
 
 
-def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Proposer:
+def _build(head: DraftHead, serve: Serve, config: DrafterConfig, engine: BuildContext) -> Proposer:
     """The drafter over a head, in the target's type and on its device."""
     features = engine.target.features
     assert features is not None, "kept since the engine was put together"
     like = engine.target.model.embedding
     head = head.to(like.device, like.dtype).eval().requires_grad_(False)
     head.leave_file()
-    verifier = engine.verifier
     site = HeadServingContext(
         config=config,
         engine=engine,
         view=FeatureView(features, head.points),
-        sampler=DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
+        drafting=DraftSampling.of(config, engine.verifier),
         linears=HeadLinears(config.quantization, config.precision.x_bits),
-        trees=tree_shape(config),
-        confidence=Confidence.of(config),
         gaps=engine.target.gaps.get(config.label),
     )
-    return head.proposer(site)
+    return serve(head, site)
 
 
 def check_fits(name: str, given: int, wanted: int) -> None:

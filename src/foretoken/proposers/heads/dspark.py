@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, find_head
+from foretoken.proposers.heads.base import TargetFacts, find_head
 from foretoken.proposers.heads.dflash.formats import describe
-from foretoken.proposers.heads.dflash.head import BlockFollow, BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockShape
-from foretoken.proposers.heads.dflash.serving import build_blocks
+from foretoken.proposers.heads.dflash.network import BlockFollow, BlockHead
+from foretoken.proposers.heads.dflash.runner import serve_blocks
+from foretoken.proposers.heads.dflash.shape import BlockShape
 from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.shape.fields import refuse_unless
 
@@ -47,7 +46,6 @@ class MarkovHead(nn.Module):
     """What the token before a draft adds to its logits."""
 
     def __init__(self, shape: BlockShape, markov: MarkovShape) -> None:
-        """Sizes from the shapes."""
         super().__init__()
         rank = markov.rank
         self.markov_w1 = nn.Embedding(shape.layer.vocab_size, rank)
@@ -68,7 +66,6 @@ class ConfidenceHead(nn.Module):
     """How probable it is that a draft is accepted."""
 
     def __init__(self, width: int) -> None:
-        """Of `width` inputs."""
         super().__init__()
         self.proj = nn.Linear(width, 1)
 
@@ -89,20 +86,14 @@ class DSpark(BlockHead):
     method: ClassVar[str] = "dspark"
 
     def __init__(self, shape: BlockShape, markov: MarkovShape) -> None:
-        """Random weights."""
         super().__init__(shape)
         self.markov = markov
         self.markov_head = MarkovHead(shape, markov) if markov.rank else None
         width = shape.layer.hidden_size + (markov.rank if markov.judges_by_token else 0)
         self.confidence_head = ConfidenceHead(width) if markov.judges else None
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Drafts of a block, one after the other."""
-        return build_blocks(self, site)
-
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """The network of a folder in any published layout."""
         found = describe(folder, target, first_row=0)
         refuse_unless(found.fields, {"projector_type": ("dspark", "dspark")})
         markov = _read_markov(found.fields, found.tensors, found.shape.layer.hidden_size)
@@ -113,7 +104,6 @@ class DSpark(BlockHead):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Its output head, if it has one, and what is added to its logits."""
         own = super().tops
         return own if self.markov_head is None else (*own, self.markov_head.markov_w2)
 
@@ -140,7 +130,6 @@ class DSpark(BlockHead):
         return BlockFollow(shorts_VR=shorts_VR, linear=linear, judge=weights)
 
     def after(self, logits_NV: Tensor, outputs_ND: Tensor, previous_N: Tensor) -> Tensor:
-        """Logits of rows, with what the token before adds."""
         if self.markov_head is None:
             return logits_NV
         added: Tensor = self.markov_head(outputs_ND, previous_N)
@@ -178,4 +167,4 @@ def _read_markov(
     )
 
 
-load_spec = partial(find_head, DSpark)
+load_spec = partial(find_head, DSpark, serve_blocks)

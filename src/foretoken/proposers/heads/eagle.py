@@ -3,7 +3,7 @@
 Slot i joins the embedding of token i + 1 with feature i (after the target's final norm); a linear
 map halves the pair and a decoder layer without input norm gives the guess at feature i + 1, which
 the target's own head turns into logits. Drafting goes on from its own guesses
-(`foretoken.proposers.heads.paged`).
+(`chain_head.py`).
 
 Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE checkpoints.
 """
@@ -15,46 +15,21 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.chain_head import ChainHead, serve_chains
 from foretoken.proposers.heads.folder import HeadFolder, fill
-from foretoken.proposers.heads.head_runner import PagedHead
-from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import (
     Attend,
-    HeadAttention,
-    HeadMLP,
-    HeadNorm,
+    HeadLayer,
     HeadShape,
     num_layers,
     read_layer_shape,
 )
 
 
-class EagleLayer(nn.Module):
-    """A Llama layer; the first one has no input norm."""
-
-    def __init__(self, shape: HeadShape, *, first: bool, attention_bias: bool) -> None:
-        """Sizes from `shape`."""
-        super().__init__()
-        size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm = None if first else HeadNorm(size, eps)
-        self.self_attn = HeadAttention(shape, size, bias=attention_bias)
-        self.post_attention_layernorm = HeadNorm(size, eps)
-        self.mlp = HeadMLP(shape)
-
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """The residual stream after the layer."""
-        normed = x if self.input_layernorm is None else self.input_layernorm(x)
-        x = x + self.self_attn(normed, rotation, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
 @final
-class Eagle(PagedHead):
+class Eagle(ChainHead):
     """The network; its embedding is the target's, never saved."""
 
     method: ClassVar[str] = "eagle"
@@ -67,10 +42,9 @@ class Eagle(PagedHead):
         self.shape = shape
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList(
-            EagleLayer(shape, first=i == 0, attention_bias=attention_bias)
+            HeadLayer(shape, bias=attention_bias, normed=i > 0)
             for i in range(shape.num_hidden_layers)
         )
-        self.embedding: Embedding
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
@@ -90,44 +64,22 @@ class Eagle(PagedHead):
 
     @property
     def layer_shape(self) -> HeadShape:
-        """Sizes of its decoder layers."""
         return self.shape
 
     def borrows_head(self, *, rounded: bool) -> bool:
-        """It has none of its own."""
         return True
 
-    def proposer(self, site: HeadServingContext) -> Proposer:
-        """Drafts from its own guesses, one slot a draft."""
-        return build_paged(self, site)
-
-    def use_embedding(self, embedding: Embedding) -> None:
-        """Embed tokens with this table, shared and not trained."""
-        self.embedding = embedding
-
     def mix(self, features: Tensor) -> Tensor:
-        """The target's features as they come, [..., D]."""
         return features
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
     ) -> Tensor:
-        """Guesses at the next features.
-
-        Args:
-            tokens: of the slot after each feature's, int64 [...].
-            hidden: features, the target's or its own guesses, [..., D].
-            rotation: of the slots' positions.
-            attends: one per layer.
-
-        Returns:
-            [..., D], to be recycled and to be given to the target's head.
-        """
-        embedded = self.embedding(tokens)
+        embedded = self.table(tokens)
         x: Tensor = self.fc(torch.cat((embedded, hidden), dim=-1))
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, rotation, attend)
         return x
 
 
-load_spec = partial(find_head, Eagle)
+load_spec = partial(find_head, Eagle, serve_chains)

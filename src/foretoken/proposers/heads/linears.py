@@ -142,15 +142,20 @@ class ServedLinear(nn.Module):
 
 
 def serve_linears(
-    net: nn.Module, tops: Iterable[nn.Module] = (), make: HeadLinears | None = None
+    net: nn.Module,
+    tops: Iterable[nn.Module] = (),
+    make: HeadLinears | None = None,
+    *,
+    tops_only: bool = False,
 ) -> None:
-    """Exchange every linear of `net` for one that serves; those of `tops` make logits."""
+    """Exchange every linear of `net`, or only `tops`, which make logits, for one that serves."""
     make = make or HeadLinears()
     highest = {id(module) for top in tops for module in top.modules()}
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, ServedLinear(child, make, top=id(child) in highest))
+            top = id(child) in highest
+            if isinstance(child, nn.Linear) and (top or not tops_only):
+                setattr(parent, name, ServedLinear(child, make, top=top))
 
 
 def kernel_of(

@@ -24,12 +24,16 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
 from foretoken.ops.linear import KernelLinear
-from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadServingContext, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.tree import DepthSteps, TreeSteps
+from foretoken.proposers.heads.stateless_head import (
+    StatelessCall,
+    StatelessHead,
+    draft_function,
+    serve_stateless,
+)
+from foretoken.proposers.steps import DepthSteps, DraftSteps
 from foretoken.runtime.batch import Span
 
 
@@ -122,17 +126,14 @@ class Medusa(StatelessHead):
 
     @property
     def max_drafts(self) -> int:
-        """One draft a head."""
         return self.shape.medusa_num_heads
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Heads of its own; none where the target's is shared."""
         return (self.lm_heads,)
 
     @property
     def borrowed_top(self) -> tuple[int, int] | None:
-        """The target's head, where it is shared."""
         shape = self.shape
         return (shape.vocab_size, shape.hidden_size) if shape.share_head else None
 
@@ -168,13 +169,13 @@ class Medusa(StatelessHead):
         fill(net, folder.tensors, rename=_our_name)
         return net
 
-    def serve(self, site: HeadServingContext) -> None:
+    def prepare(self, site: HeadServingContext) -> None:
         """Put the linear maps on kernels, and find what makes logits where the head is shared.
 
         Raises:
             ConfigError: the target's head cannot be copied in other bits.
         """
-        super().serve(site)
+        super().prepare(site)
         if not self.shape.share_head:
             return
         model, make = site.engine.target.model, site.linears
@@ -190,16 +191,10 @@ class Medusa(StatelessHead):
         if isinstance(linear, KernelLinear) and model.shape.logit_softcap is None:
             self._shared_linear = linear
 
-    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
-        """All heads in one pass."""
-        return _Depths(self, hidden_BD, spans)
-
-    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
-        """All heads in one pass; the nodes of a level have the same logits."""
-        return DepthSteps(_Depths(self, hidden_BD, spans).at, len(spans))
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
+        return _MedusaSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:
-        """The network on kernels, or None if some part has none; it must stay as it is."""
         shape, dtype = self.shape, features_SD.dtype
         if (shape.rank or 0) > shape.hidden_size:
             return None
@@ -247,29 +242,20 @@ def _our_name(name: str) -> str:
 
 
 @final
-class _Depths(ChainSteps):
-    """The logits of all heads, made in one pass; what was drafted before does not count."""
+class _MedusaSteps(DepthSteps):
+    """As many heads as the longest budget, or all of them, in one pass."""
 
     def __init__(self, net: Medusa, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        """Run as many heads as the longest budget, or all of them."""
         count = min(max(span.draft_budget for span in spans), net.max_drafts)
-        states_BKD = net.states(hidden_BD, count)
-        if net.shape.share_head:
-            assert net.shared_logits is not None, "set by `serve`"
-            logits_KV = net.shared_logits(states_BKD.flatten(0, 1))
-            self._logits_BKV = logits_KV.view(len(spans), count, -1)
-        else:
-            self._logits_BKV = net.logits(states_BKD).float()
+        super().__init__(spans, [count] * len(spans))
+        self._net, self._hidden_BD = net, hidden_BD
 
-    def first(self) -> Tensor:
-        return self._logits_BKV[:, 0]
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        return self.at(active, len(drafted[0]))
-
-    def at(self, spans: list[int], depth: int) -> Tensor:
-        """Logits of the head for drafts at this depth, for some spans."""
-        return self._logits_BKV[spans, depth]
+    def run(self) -> Tensor:
+        states_BKD = self._net.states(self._hidden_BD, self.depths[0])
+        if not self._net.shape.share_head:
+            return self._net.logits(states_BKD).float().flatten(0, 1)
+        assert self._net.shared_logits is not None, "set by `prepare`"
+        return self._net.shared_logits(states_BKD.flatten(0, 1))
 
 
 def _pointers(linears: Sequence[KernelLinear | None]) -> Any:
@@ -278,4 +264,4 @@ def _pointers(linears: Sequence[KernelLinear | None]) -> Any:
     return (ctypes.c_void_p * len(linears))(*addresses) if len(addresses) == len(linears) else None
 
 
-load_spec = partial(find_head, Medusa)
+load_spec = partial(find_head, Medusa, serve_stateless)

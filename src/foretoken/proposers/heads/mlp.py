@@ -25,12 +25,17 @@ from foretoken.errors import CheckpointError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMlp, FtMlpStage
 from foretoken.ops.linear import KernelLinear
-from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
-from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
+from foretoken.proposers.heads.stateless_head import (
+    StatelessCall,
+    StatelessHead,
+    draft_function,
+    serve_stateless,
+)
+from foretoken.proposers.steps import DraftSteps, StateSteps
+from foretoken.proposers.tree import SpanTree, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 
@@ -54,7 +59,6 @@ class ScaledNorm(nn.Module):
     """x / sqrt(mean(x^2) + 1e-6), then scale and shift."""
 
     def __init__(self, size: int) -> None:
-        """Start as plain normalisation."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
@@ -117,12 +121,10 @@ class MLPSpeculator(StatelessHead):
 
     @property
     def max_drafts(self) -> int:
-        """One draft a stage."""
         return self.shape.n_predict
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """The heads of all stages."""
         return (self.head,)
 
     @classmethod
@@ -151,16 +153,10 @@ class MLPSpeculator(StatelessHead):
         )
         return net
 
-    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
-        """One stage a token."""
-        return _MLPChain(self, hidden_BD, spans)
-
-    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
-        """One stage a level."""
-        return _MLPTrees(self, hidden_BD, spans)
+    def steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> DraftSteps:
+        return _MLPSteps(self, hidden_BD, spans)
 
     def compiled(self, features_SD: Tensor) -> StatelessCall | None:
-        """The network on kernels, or None if some part has none; it must stay as it is."""
         dtype = self.ln[0].get_parameter("weight").dtype
         tied, stages = self.shape.tie_weights, (FtMlpStage * self.shape.n_predict)()
         part: KernelLinear | None = None
@@ -211,56 +207,30 @@ def _tied_doubles(folder: HeadFolder, wanted: Mapping[str, Any]) -> list[str]:
 
 
 @final
-class _MLPChain(ChainSteps):
-    """The states of all spans, one stage further with each token."""
+class _MLPSteps(StateSteps):
+    """A stage a token, or a level of a tree."""
 
     def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        """Start from the hidden states and the newest tokens."""
-        self._net = net
-        self._newest = [span.sequence.token_ids[-1] for span in spans]
-        self._state_BD = net.start(hidden_BD)
-        self._rows = list(range(len(spans)))
+        super().__init__(spans)
+        self._net, self._hidden_BD, self._stage = net, hidden_BD, -1
 
-    def first(self) -> Tensor:
-        return self._advance(0, self._newest)
+    def begin(self) -> Tensor:
+        newest = [sequence.token_ids[-1] for sequence in self.sequences]
+        return self._next(self._net.start(self._hidden_BD), newest)
 
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        if len(active) < len(self._rows):
-            kept = [self._rows.index(i) for i in active]
-            self._state_BD, self._rows = self._state_BD[kept], active
-        return self._advance(len(drafted[0]), [tokens[-1] for tokens in drafted])
+    def advance(self, states_BD: Tensor, active: list[int], drafted: list[list[int]]) -> Tensor:
+        return self._next(states_BD, [tokens[-1] for tokens in drafted])
 
-    def _advance(self, stage: int, tokens: Sequence[int]) -> Tensor:
-        tokens_B = torch.tensor(tokens, device=self._state_BD.device)
-        self._state_BD = self._net.advance(stage, self._state_BD, tokens_B)
-        return self._net.logits(stage, self._state_BD).float()
+    def grow(self, states_FD: Tensor, trees: Sequence[SpanTree]) -> Tensor:
+        return self._next(states_FD, newest_tokens(trees))
 
+    def logits(self, states_BD: Tensor) -> Tensor:
+        return self._net.logits(self._stage, states_BD).float()
 
-@final
-class _MLPTrees(TreeSteps):
-    """A stage a level, a state a node."""
-
-    def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
-        """Start from the hidden states and the newest tokens."""
-        self._net = net
-        self._newest = [span.sequence.token_ids[-1] for span in spans]
-        self._state_FD = net.start(hidden_BD)
-        self._rows = LevelRows(len(spans))
-        self._stage = 0
-
-    def first(self) -> Tensor:
-        return self._advance(self._newest)
-
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        # The states of the nodes before: siblings begin with the same one.
-        self._state_FD = self._state_FD[self._rows.advance(trees)]
+    def _next(self, states_BD: Tensor, tokens: Sequence[int]) -> Tensor:
         self._stage += 1
-        return self._advance(newest_tokens(trees))
-
-    def _advance(self, tokens: Sequence[int]) -> Tensor:
-        tokens_F = torch.tensor(tokens, device=self._state_FD.device)
-        self._state_FD = self._net.advance(self._stage, self._state_FD, tokens_F)
-        return self._net.logits(self._stage, self._state_FD).float()
+        tokens_B = torch.tensor(tokens, device=states_BD.device)
+        return self._net.advance(self._stage, states_BD, tokens_B)
 
 
-load_spec = partial(find_head, MLPSpeculator)
+load_spec = partial(find_head, MLPSpeculator, serve_stateless)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -75,39 +74,41 @@ def num_layers(names: Iterable[str]) -> int:
     return len(found) or 1
 
 
-class HeadNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019), normalised in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        """Start with ones."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x normalised, of the same shape and type."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class HeadAttention(nn.Module):
     """Grouped-query attention whose input may be wider than its output."""
 
-    def __init__(self, shape: HeadShape, input_size: int, *, bias: bool = False) -> None:
-        """Project `input_size` values; `bias` is for q, k and v."""
+    def __init__(
+        self, shape: HeadShape, input_size: int, *, bias: bool = False, norms: bool = False
+    ) -> None:
+        """Project `input_size` values.
+
+        Args:
+            shape: sizes of the layer.
+            input_size: values of a row.
+            bias: of q, k and v; with `norms` of the output, too.
+            norms: over query and key heads, as in Qwen3.
+        """
         super().__init__()
         self.heads, self.kv_heads = shape.num_attention_heads, shape.num_key_value_heads
         queries, keys = self.heads * shape.head_dim, self.kv_heads * shape.head_dim
         self.q_proj = nn.Linear(input_size, queries, bias=bias)
         self.k_proj = nn.Linear(input_size, keys, bias=bias)
         self.v_proj = nn.Linear(input_size, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=bias and norms)
+        size, eps = shape.head_dim, shape.rms_norm_eps
+        self.q_norm = nn.RMSNorm(size, eps) if norms else nn.Identity()
+        self.k_norm = nn.RMSNorm(size, eps) if norms else nn.Identity()
+
+    def keys_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys and values [..., K, h] of [..., input_size]."""
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1)))
+        v: Tensor = self.v_proj(x).unflatten(-1, (self.kv_heads, -1))
+        return rotate(k, rotation), v
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """[..., input_size] -> [..., hidden_size]."""
-        q = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1))
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1))
-        out: Tensor = self.o_proj(attend(rotate(q, rotation), rotate(k, rotation), v))
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1)))
+        out: Tensor = self.o_proj(attend(rotate(q, rotation), *self.keys_values(x, rotation)))
         return out
 
 
@@ -115,7 +116,6 @@ class HeadMLP(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: HeadShape) -> None:
-        """Three maps without biases."""
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -124,4 +124,25 @@ class HeadMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class HeadLayer(nn.Module):
+    """A pre-norm decoder layer."""
+
+    def __init__(
+        self, shape: HeadShape, *, bias: bool, norms: bool = False, normed: bool = True
+    ) -> None:
+        """As `HeadAttention`; without the norm before attention if not `normed`."""
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(size, eps) if normed else nn.Identity()
+        self.self_attn = HeadAttention(shape, size, bias=bias, norms=norms)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
+        self.mlp = HeadMLP(shape)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """The residual stream after the layer, [..., D]."""
+        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

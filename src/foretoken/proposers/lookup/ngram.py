@@ -62,12 +62,10 @@ class NgramProposer(Proposer):
     looks_up = True
 
     def __init__(self, *, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
-        """Look up n-grams of these lengths, longest first."""
         self._lengths = range(prompt_lookup_min, prompt_lookup_max + 1)
         self._indices: dict[str, _Index] = {}
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one; empty where no n-gram is known."""
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
         for i in context.wanted:
             span = context.spans[i]
@@ -80,7 +78,6 @@ class NgramProposer(Proposer):
         return Draft(ids=tuple(ids), drafter=self.name)
 
     def release(self, request_id: str) -> None:
-        """Drop the tables of a request."""
         self._indices.pop(request_id, None)
 
 

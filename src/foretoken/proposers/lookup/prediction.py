@@ -82,18 +82,15 @@ class PredictionProposer(Proposer):
     looks_up = True
 
     def __init__(self) -> None:
-        """No requests yet."""
         self._followers: dict[str, _Follower] = {}
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one and whose request has a prediction."""
         ids = [self._draft(span) for span in context.spans]
         return Draft(
             ids=tuple(ids), drafter=self.name, promises=tuple(float(len(one)) for one in ids)
         )
 
     def release(self, request_id: str) -> None:
-        """Drop the pointer of a request."""
         self._followers.pop(request_id, None)
 
     def _draft(self, span: Span) -> tuple[int, ...]:

@@ -19,11 +19,15 @@ from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import AUTO
+from foretoken.kv.pool import PagePool
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.drafting import DraftSampling
+from foretoken.proposers.kv_progress import DraftLimits, DraftProgress
+from foretoken.proposers.kv_proposer import DraftNetwork, KVProposer
 from foretoken.proposers.method import BuildContext
-from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import Sampler
 from foretoken.shape import ModelShape
 
 logger = logging.getLogger("foretoken")
@@ -31,33 +35,20 @@ logger = logging.getLogger("foretoken")
 _STEPS, _REPEATS = 8, 9
 
 
+Places = Sequence[SpanLayout]
+Tokens = Sequence[Sequence[int]]
+
+
 class DraftLanguageModel(Protocol):
-    """A draft model over its own KV store; `foretoken.runtime.runner.Runner` is one."""
+    """A draft model over its own KV store, as `Runner` is one; logits are over the target's ids."""
 
-    @property
-    def page_size(self) -> int:
-        """Positions of a page of the store."""
-
-    def forward_last(
-        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """float32 logits over the target's ids after the last token of each span, [B, V]."""
+    def forward_last(self, layouts: Places, token_ids: Tokens) -> Tensor: ...
 
     def roll_out(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        plan: RolloutPlan,
-    ) -> RolledOut | None:
-        """Feed each span and draft several tokens after it, or None: one by one."""
+        self, layouts: Places, token_ids: Tokens, plan: RolloutPlan
+    ) -> RolledOut | None: ...
 
-    def logits_at(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
-    ) -> Tensor:
-        """Logits as of `forward_last` after some of the tokens, by index over all spans, [R, V]."""
+    def logits_at(self, layouts: Places, token_ids: Tokens, rows: Sequence[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +79,6 @@ class ModelOnDisk:
             kv_cache_dtype=self.config.kv_cache_dtype,
         )
 
-    def limits(self, max_num_batched_tokens: int) -> DraftLimits:
-        """How far it may draft: as far as its own context and the settings reach."""
-        limit = self.shape.max_position_embeddings
-        return DraftLimits(
-            max_model_len=min(limit, self.config.max_model_len or limit),
-            max_num_batched_tokens=max_num_batched_tokens,
-            enters=self.shape.counts_distances,
-        )
-
     def load(self, context: BuildContext) -> Runner:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
         precision = self.config.precision
@@ -110,6 +92,38 @@ class ModelOnDisk:
             return context.load_model(folder, kept_as)
 
         return load_cheaper(load, self.folder)
+
+    def drafter(
+        self,
+        network: DraftNetwork,
+        loaded: Runner,
+        context: BuildContext,
+        *,
+        pool: PagePool | None = None,
+        sampler: Sampler | None = None,
+    ) -> KVProposer:
+        """The drafter over `network`, which runs what was loaded.
+
+        Args:
+            network: chains, and trees where the settings say so.
+            loaded: as by `load`.
+            context: what the engine gives.
+            pool: the pages that its keys and values lie under; None: the target's.
+            sampler: over the ids that are drafted; None: the target's.
+        """
+        config, limit = self.config, self.shape.max_position_embeddings
+        progress = DraftProgress(
+            (pool or context.pool).generation,
+            loaded.page_size,
+            DraftLimits(
+                max_model_len=min(limit, config.max_model_len or limit),
+                max_num_batched_tokens=context.max_num_batched_tokens,
+                enters=self.shape.counts_distances,
+            ),
+            pages=context.draft_pages(config.label, loaded, pool),
+        )
+        drafting = DraftSampling.of(config, context.verifier, sampler)
+        return KVProposer(config.method, network, drafting, progress)
 
 
 def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Runner:

@@ -8,6 +8,7 @@ Source: An et al. 2025 (arXiv 2504.18583); checkpoints name the mask as `pard_to
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -15,17 +16,14 @@ from torch import Tensor
 
 from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.kv_progress import Stretches
+from foretoken.proposers.kv_proposer import DraftNetwork
 from foretoken.proposers.method import BuildContext, DrafterSpec, Target
 from foretoken.proposers.models.language import ModelOnDisk
-from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
-from foretoken.proposers.progress import DraftProgress, Stretches
-from foretoken.proposers.tree import TreeSteps
+from foretoken.proposers.steps import DepthSteps, DraftSteps
 from foretoken.proposers.vocab.translation import Vocabulary, translation
 from foretoken.runtime.batch import Span
-from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sequence import Sequence
 from foretoken.shape.fields import read_json
@@ -50,17 +48,8 @@ def load_spec(config: DrafterConfig, target: Target) -> DrafterSpec:
 
 
 def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Proposer:
-    config, verifier, runner = disk.config, context.verifier, disk.load(context)
-    limits = disk.limits(context.max_num_batched_tokens)
-    pages = context.draft_pages(config.label, runner)
-    progress = DraftProgress(context.pool.generation, runner.page_size, limits, pages=pages)
-    return KVProposer(
-        config.method,
-        MaskNetwork(runner, mask_token_id),
-        DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
-        progress,
-        confidence=Confidence.of(config),
-    )
+    loaded = disk.load(context)
+    return disk.drafter(MaskNetwork(loaded, mask_token_id), loaded, context)
 
 
 def _mask_token(disk: ModelOnDisk) -> int:
@@ -82,52 +71,34 @@ class MaskNetwork(DraftNetwork):
         """Draft with `runner`, over its own KV store."""
         self._runner, self._mask = runner, mask_token_id
 
-    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
-        """One pass with a mask for each draft but the first."""
-        return MaskSteps(self, spans, fed)
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
+        return MaskSteps(self, spans, fed, depths)
 
     def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
-        """No masks; the logits are thrown away."""
         self.run(sequences, fed, [0] * len(sequences))
 
     def run(self, sequences: Seq[Sequence], fed: Stretches, masks: Seq[int]) -> Tensor:
         """Feed a stretch of each sequence and its masks; logits from its last token on."""
-        layouts, ids, rows, at = [], [], list[int](), 0
-        each = zip(sequences, fed.starts, fed.ends, masks, strict=True)
-        for sequence, start, end, extra in each:
-            count = end - start + extra
-            layouts.append(
-                SpanLayout(start=start, num_tokens=count, page_table=sequence.page_table)
-            )
-            ids.append([*sequence.token_ids[start:end], *[self._mask] * extra])
-            at += count
+        layouts, rows, at = [], list[int](), 0
+        for layout, extra in zip(fed.layouts(sequences), masks, strict=True):
+            layouts.append(replace(layout, num_tokens=layout.num_tokens + extra))
+            at += layout.num_tokens + extra
             rows.extend(range(at - extra - 1, at))
+        tokens = zip(fed.tokens(sequences), masks, strict=True)
+        ids = [[*one, *[self._mask] * extra] for one, extra in tokens]
         return self._runner.forward(layouts, ids, rows).logits_RV
 
 
 @final
-class MaskSteps(KVSteps):
-    """Reads rows of logits that one pass gave."""
+class MaskSteps(DepthSteps):
+    """One pass with a mask for each draft but the first."""
 
-    def __init__(self, network: MaskNetwork, spans: list[Span], fed: Stretches) -> None:
+    def __init__(
+        self, network: MaskNetwork, spans: list[Span], fed: Stretches, depths: list[int]
+    ) -> None:
         """Nothing is run yet; `fed` is what the network has not seen of the spans."""
-        self._network, self._fed, self._spans = network, fed, spans
-        budgets = [span.draft_budget for span in spans]
-        self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
-        self._logits_KV: Tensor
+        super().__init__(spans, depths)
+        self._network, self._fed = network, fed
 
-    def trees(self) -> TreeSteps:
-        """It drafts none: the table of methods says so, and settings that ask are refused."""
-        raise AssertionError("trees are refused by the settings")
-
-    def first(self) -> Tensor:
-        """Run the pass; logits after the newest tokens."""
-        masks = [span.draft_budget - 1 for span in self._spans]
-        sequences = [span.sequence for span in self._spans]
-        self._logits_KV = self._network.run(sequences, self._fed, masks)
-        return self._logits_KV[self._starts]
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """Logits at the next mask, whatever was drafted before."""
-        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
-        return self._logits_KV[rows]
+    def run(self) -> Tensor:
+        return self._network.run(self.sequences, self._fed, [depth - 1 for depth in self.depths])

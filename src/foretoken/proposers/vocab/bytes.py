@@ -168,7 +168,6 @@ class ByteText:
     """
 
     def __init__(self, encoder: ByteEncoder) -> None:
-        """Empty."""
         self._encoder = encoder
         self.ids: list[int] = list(encoder.start_ids)
         self.is_whole = False

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import RolloutPlan, SpanLayout
-from foretoken.proposers.models.language import DraftLanguageModel
+from foretoken.models.tensors import RolloutPlan
+from foretoken.proposers.models.language import DraftLanguageModel, Places, Tokens
 from foretoken.proposers.vocab.bytes import TokenBytes
 from foretoken.text.tokenizer import Tokenizer
 
@@ -118,41 +118,19 @@ class SharedVocabularyRunner:
         self._draft_ids = torch.tensor(shared.draft_ids, dtype=torch.int64, device=device)
         self._stand_ins = np.asarray(shared.stand_ins, dtype=np.int64)
 
-    @property
-    def page_size(self) -> int:
-        """Positions of a page of the store."""
-        return self._runner.page_size
-
-    def roll_out(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        plan: RolloutPlan,
-    ) -> None:
+    def roll_out(self, layouts: Places, token_ids: Tokens, plan: RolloutPlan) -> None:
         """Token by token: what is drafted must be among the tokens that both have."""
-        return
 
-    def forward_last(
-        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """float32 logits over the target's ids after the last token of each span, [B, V]."""
+    def forward_last(self, layouts: Places, token_ids: Tokens) -> Tensor:
         return self._spoken(self._runner.forward_last(layouts, self._read(token_ids)))
 
-    def logits_at(
-        self,
-        layouts: Sequence[SpanLayout],
-        token_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
-    ) -> Tensor:
-        """Logits over the target's ids after some tokens, by index over all spans, [R, V]."""
+    def logits_at(self, layouts: Places, token_ids: Tokens, rows: Sequence[int]) -> Tensor:
         return self._spoken(self._runner.logits_at(layouts, self._read(token_ids), rows))
 
-    def _read(self, token_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The target's tokens in the draft's ids."""
+    def _read(self, token_ids: Tokens) -> list[list[int]]:
         return [self._stand_ins[np.asarray(ids)].tolist() for ids in token_ids]
 
     def _spoken(self, drafted_RV: Tensor) -> Tensor:
-        """The draft's logits over the target's ids."""
         logits_RV = drafted_RV.new_full((drafted_RV.shape[0], self._target_size), UNSHARED)
         logits_RV[:, self._target_ids] = drafted_RV[:, self._draft_ids]
         return logits_RV

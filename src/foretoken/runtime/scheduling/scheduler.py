@@ -334,7 +334,6 @@ class Scheduler:
         load = StepLoad(
             num_decoding=len(decoding),
             num_prefilling=len(prefilling),
-            num_waiting=self.num_waiting,
             num_prompt_tokens=self._prompt_tokens(prefilling, tokens_left) if prompts else 0,
         )
         plan = self._plan_drafts(decoding, load)

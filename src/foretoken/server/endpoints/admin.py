@@ -18,14 +18,14 @@ from foretoken.server.problems import Problem
 from foretoken.server.requests.prompt_ids import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
 from foretoken.server.state import ServerState, salt_from, state_of, tenant_of
-from foretoken.server.transport.events import to_json
+from foretoken.server.transport.events import json_response
 from foretoken.server.transport.reading import read_body
 from foretoken.types import Speculation
 
 
 async def read_speculation(request: Request) -> Response:
     """What is in force, what there is, and how it has done."""
-    return Response(to_json(await _describe(state_of(request))), media_type="application/json")
+    return json_response(await _describe(state_of(request)))
 
 
 async def write_speculation(request: Request) -> Response:
@@ -36,7 +36,7 @@ async def write_speculation(request: Request) -> Response:
         policy = Speculation.of(body.model_dump())
         assert policy is not None, "made of a dictionary"
         await state.engine.call(lambda engine: engine.set_speculation(policy))
-    return Response(to_json(await _describe(state)), media_type="application/json")
+    return json_response(await _describe(state))
 
 
 async def _describe(state: ServerState) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def list_corpora(request: Request) -> Response:
     """Texts for suffix drafting, by name, with their tokens."""
     state = state_of(request)
     found = await state.engine.call(lambda engine: dict(_suffix(engine).corpora))
-    return Response(to_json({"corpora": found}), media_type="application/json")
+    return json_response({"corpora": found})
 
 
 async def put_corpus(request: Request) -> Response:
@@ -93,7 +93,7 @@ async def put_corpus(request: Request) -> Response:
         extend = functools.partial(_extend, text=text, part=ids[start : start + _AT_ONCE])
         if not await state.engine.call(extend):
             raise Problem(409, f"corpus: {name[:100]!r} was replaced or removed meanwhile")
-    return Response(to_json({"name": name, "tokens": len(ids)}), media_type="application/json")
+    return json_response({"name": name, "tokens": len(ids)})
 
 
 async def delete_corpus(request: Request) -> Response:
@@ -101,7 +101,7 @@ async def delete_corpus(request: Request) -> Response:
     state, name = state_of(request), request.path_params["name"]
     if not await state.engine.call(lambda engine: _suffix(engine).remove_corpus(name)):
         raise Problem(404, f"corpus: got {name[:100]!r}, which there is not")
-    return Response(to_json({"name": name}), media_type="application/json")
+    return json_response({"name": name})
 
 
 def _extend(engine: Engine, text: CachedText, part: list[int]) -> bool:

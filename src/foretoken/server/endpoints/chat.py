@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
     TokenTexts,
+    asked_for,
     chat_logprobs,
-    prompt_logprobs,
     server_times,
     token_entry,
 )
@@ -21,8 +21,7 @@ from foretoken.server.requests.prompt_ids import chat_prompt, check_model, check
 from foretoken.server.requests.sampling import chat_params
 from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
-from foretoken.server.tools.choice import ToolPlan, plan_tools
-from foretoken.server.tools.messages import ChoiceMessage
+from foretoken.server.tools import ChoiceMessage, ToolPlan, plan_tools
 from foretoken.server.transport.events import LateList, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason
@@ -86,17 +85,7 @@ class _ChatWriter(ChoiceWriter):
             "finish_reason": self._finish_reason(last),
             "stop_reason": last.stop_reason,
         }
-        if self._body.return_token_ids:
-            choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            choice["prompt_token_ids"] = LateList(self._prompt_ids)
-        if self._body.token_sources:
-            choice["tokens"] = LateList(map(token_entry, events))
-            if last.metrics is not None:
-                choice["times"] = server_times(last.metrics)
-        if self._body.prompt_logprobs is not None:
-            rows = events[0].prompt_logprobs or ()
-            choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)
-        return choice
+        return {**choice, **asked_for(self._body, events, self._prompt_ids, self._text_of)}
 
     def _finish_reason(self, event: Event) -> str | None:
         called = self._messages[event.choice].num_calls > 0

@@ -10,10 +10,8 @@ from foretoken.errors import named_as
 from foretoken.server.requests.answer_json import (
     Row,
     TokenTexts,
+    asked_for,
     completion_logprobs,
-    prompt_logprobs,
-    server_times,
-    token_entry,
 )
 from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
 from foretoken.server.requests.generation import Event, Generation
@@ -27,7 +25,6 @@ from foretoken.server.requests.prompt_ids import (
 from foretoken.server.requests.sampling import completion_params
 from foretoken.server.schemas import CompletionBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import LateList
 from foretoken.server.transport.reading import read_body
 
 _SHAPE = Shape("cmpl", "text_completion", "text_completion")
@@ -105,18 +102,8 @@ class _TextWriter(ChoiceWriter):
             "finish_reason": last.finish_reason,
             "stop_reason": last.stop_reason,
         }
-        if self._body.return_token_ids:
-            choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            if first:
-                choice["prompt_token_ids"] = LateList(self._prompt(index).ids)
-        if self._body.token_sources:
-            choice["tokens"] = LateList(map(token_entry, events))
-            if last.metrics is not None:
-                choice["times"] = server_times(last.metrics)
-        if first and self._body.prompt_logprobs is not None:
-            rows = events[0].prompt_logprobs or ()
-            choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)
-        return choice
+        prompt_ids = self._prompt(index).ids if first else None
+        return {**choice, **asked_for(self._body, events, prompt_ids, self._text_of)}
 
     def _logprobs(self, index: int, events: Sequence[Event], first: bool) -> dict[str, Any] | None:
         count = self._body.logprobs

@@ -1,5 +1,8 @@
-"""GET endpoints that say how the server is: health, version, models, metrics, OpenAPI."""
+"""GET endpoints that say how the server is: health, version, models, metrics, OpenAPI; and the
+playground at / and /page/..., plain files out of the package, nothing from elsewhere.
+"""
 
+from importlib import resources
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -11,12 +14,26 @@ import foretoken
 from foretoken.server.problems import Problem, draining
 from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import to_json
+from foretoken.server.transport.events import json_response
 from foretoken.server.transport.reading import json_schema
 
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = (
+    "index.html", "style.css", "app.js", "ask.js", "pane.js", "verdict.js", "examples.js",
+    "live.js", "charts.js", "metrics.js", "control.js",
+)  # fmt: skip
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
-def _json(value: Any) -> Response:
-    return Response(to_json(value), media_type="application/json")
+
+async def page(request: Request) -> Response:
+    """A file of the page; `/` is index.html."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _FILES:
+        raise Problem(404, f"page: got {name[:100]!r}; allowed: {', '.join(_FILES)}")
+    content = resources.files("foretoken.server").joinpath("page_files", name).read_bytes()
+    headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}
+    suffix = name[name.rindex(".") :]
+    return Response(content, headers=headers, media_type=_TYPES[suffix] + "; charset=utf-8")
 
 
 async def health(request: Request) -> Response:
@@ -26,7 +43,7 @@ async def health(request: Request) -> Response:
         raise Problem(503, "the engine has stopped")
     if state.draining():
         raise draining()
-    return _json({"status": "ready"})
+    return json_response({"status": "ready"})
 
 
 async def live(request: Request) -> Response:
@@ -34,13 +51,13 @@ async def live(request: Request) -> Response:
     state = state_of(request)
     if not state.engine.alive:
         raise Problem(503, "the engine has stopped")
-    return _json({"status": "live"})
+    return json_response({"status": "live"})
 
 
 async def version(request: Request) -> Response:
     """The version of Foretoken, what it serves and how it speculates."""
     state = state_of(request)
-    return _json(
+    return json_response(
         {
             "version": foretoken.__version__,
             "model": state.model_names[0],
@@ -67,10 +84,10 @@ async def models(request: Request) -> Response:
     ]
     wanted = request.path_params.get("name")
     if wanted is None:
-        return _json({"object": "list", "data": entries})
+        return json_response({"object": "list", "data": entries})
     for entry in entries:
         if entry["id"] == wanted:
-            return _json(entry)
+            return json_response(entry)
     allowed = ", ".join(state.model_names)
     raise Problem(
         404, f"model: got {wanted[:200]!r}; allowed: {allowed}", "model", code="model_not_found"
@@ -85,7 +102,7 @@ async def metrics(request: Request) -> Response:
 async def control(request: Request) -> Response:
     """What control does and why, for the page; nothing of single requests."""
     journal = state_of(request).engine.engine.parts.controller.journal
-    return _json(None if journal is None else journal.describe())
+    return json_response(None if journal is None else journal.describe())
 
 
 async def not_built(request: Request) -> Response:
@@ -113,7 +130,7 @@ _GETS = {
 
 async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    return _json(openapi_document())
+    return json_response(openapi_document())
 
 
 def openapi_document() -> dict[str, Any]:

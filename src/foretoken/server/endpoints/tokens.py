@@ -10,7 +10,7 @@ from foretoken.server.requests.answer_json import TokenTexts
 from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
-from foretoken.server.transport.events import LateList, to_json, unless_gone
+from foretoken.server.transport.events import LateList, json_response, unless_gone
 from foretoken.server.transport.reading import read_body
 from foretoken.server.transport.slices import JsonAnswer, in_slices, pieces
 
@@ -65,4 +65,4 @@ async def detokenize(request: Request) -> Response:
     text = await asyncio.to_thread(
         tokenizer_of(state).decode, body.tokens, skip_special_tokens=skip
     )
-    return Response(to_json({"prompt": text}), media_type="application/json")
+    return json_response({"prompt": text})

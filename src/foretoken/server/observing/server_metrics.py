@@ -36,6 +36,7 @@ from foretoken.server.auditor import Auditor
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
 from foretoken.types import FinishReason, Output, Request, RequestMetrics
+from foretoken.types.accepted import acceptance_length
 from foretoken.v1.metrics import reader as engine_metrics
 
 logger = logging.getLogger("foretoken")
@@ -181,7 +182,7 @@ class AcceptanceMetrics(Collector):
             drafted = [count for name, count, _ in steps if name == drafter]
             accepted = sum(count for name, _, count in steps if name == drafter)
             labels = (*self._values, drafter, bucket)
-            self._lengths.labels(*labels).observe(1 + accepted / len(drafted))
+            self._lengths.labels(*labels).observe(acceptance_length(accepted, len(drafted)))
             self._drafted.labels(*labels).inc(sum(drafted))
             self._accepted.labels(*labels).inc(accepted)
 

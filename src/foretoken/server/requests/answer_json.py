@@ -11,9 +11,11 @@ from typing import Any
 
 from foretoken.control.report.explain import of_request
 from foretoken.server.requests.generation import Event, Generation
+from foretoken.server.schemas import GenerationBody
 from foretoken.server.transport.events import LateList
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
+from foretoken.types.accepted import acceptance_rate
 
 TokenText = Callable[[int], str]
 
@@ -126,7 +128,7 @@ def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -
     histogram = enumerate(metrics.acceptance_histogram)
     found: dict[str, Any] = {
         "mean_acceptance_length": metrics.acceptance_length,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
+        "draft_acceptance_rate": acceptance_rate(sum(accepted), sum(drafted)),
         "acceptance_histogram": {str(length): count for length, count in histogram if count},
         "num_spec_steps": len(drafted),
         "num_accepted_draft_tokens": sum(accepted),
@@ -184,17 +186,40 @@ def _entry(token_id: int, entry: Logprob, text_of: TokenTexts) -> dict[str, Any]
     return {"token": text_of(token_id), "logprob": finite(entry.logprob), "bytes": given}
 
 
-def prompt_logprobs(rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText) -> LateList:
-    """vLLM's prompt_logprobs: per prompt token a map from id to its entry."""
-    return LateList(
-        None
-        if row is None
-        else {
-            str(i): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": text_of(i)}
-            for i, e in row.items()
-        }
-        for row in rows
-    )
+def asked_for(
+    body: GenerationBody,
+    events: Sequence[Event],
+    prompt_ids: Sequence[int] | None,
+    text_of: TokenTexts,
+) -> dict[str, Any]:
+    """What vLLM and we say of a choice beyond OpenAI's fields, as far as `body` asks for it.
+
+    Args:
+        body: of the request.
+        events: what the choice, or the chunk of it, is made of.
+        prompt_ids: where it begins; None: what the prompt had has been said.
+        text_of: the texts of tokens.
+    """
+    found: dict[str, Any] = {}
+    if body.return_token_ids:
+        found["token_ids"] = [e.token_id for e in events if e.token_id is not None]
+        if prompt_ids is not None:
+            found["prompt_token_ids"] = LateList(prompt_ids)
+    if body.token_sources:
+        found["tokens"] = LateList(map(token_entry, events))
+        if events[-1].metrics is not None:
+            found["times"] = server_times(events[-1].metrics)
+    if prompt_ids is not None and body.prompt_logprobs is not None:
+        found["prompt_logprobs"] = LateList(
+            None
+            if row is None
+            else {
+                str(i): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": text_of(i)}
+                for i, e in row.items()
+            }
+            for row in events[0].prompt_logprobs or ()
+        )
+    return found
 
 
 def server_times(metrics: RequestMetrics) -> dict[str, float]:

@@ -18,7 +18,7 @@ from foretoken.server.replica_protocol.progress import StreamProgress, mark
 from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.generation import Event, Generation, GenerationRequest, accept
 from foretoken.server.requests.prompt_ids import PromptIds
-from foretoken.server.requests.structure import about_body, structure_field
+from foretoken.server.requests.sampling import about_body, structure_field
 from foretoken.server.schemas import CompletionBody, GenerationBody, StreamOptions
 from foretoken.server.state import (
     is_internal,

@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar, final
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foretoken.server.problems import Problem, internal
@@ -40,6 +41,11 @@ def to_json(value: object) -> bytes:
         value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_listed
     )
     return text.encode("utf-8", "replace")
+
+
+def json_response(value: object) -> Response:
+    """An answer with `value` as its body."""
+    return Response(to_json(value), media_type="application/json")
 
 
 def _listed(value: object) -> list[Any]:

@@ -2,21 +2,157 @@
 
 Invariants: whatever a client sends, the answer is a body of the right type or a Problem; bodies
 that have not come whole hold no more memory together than their `BodyRoom` has.
+
+How many values a body holds is found without reading it as JSON. Reading millions of tiny values
+takes seconds in which no other Python runs, the engine's thread included; one long text takes none.
+So what is bounded is the number of values, not of bytes.
+
+`BodyRoom` bounds what the bodies may hold together that have not come whole. When there is no room
+for more, the body goes whose sender has been silent longest, with 503 and `retry-after`: whoever
+sends is served, whoever stalls makes room. Invariant: the bytes held are at most the room's; small
+bodies are not counted, so that they always get in.
 """
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NamedTuple, TypeVar, final, get_args
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from foretoken.errors import nearest, shown
 from foretoken.server.problems import Problem
-from foretoken.server.transport.body_room import BodyRoom
-from foretoken.server.transport.json_size import SMALL, check_json_size
+
+SMALL = 1 << 16
+"""Bytes of a body that are read in a few milliseconds, whatever they are."""
+
+
+class JsonSize(NamedTuple):
+    """What stands in a body outside of its strings."""
+
+    values: int
+    """Commas: one less than the values of each list and object."""
+    members: int
+    """Colons: names of objects."""
+    nests: int
+    """Lists and objects."""
+
+
+MOST = JsonSize(values=1 << 18, members=1 << 14, nests=1 << 13)
+"""Read in some tens of milliseconds; a token array has one value a token."""
+
+
+def json_size(raw: bytes) -> JsonSize:
+    """Count; a body that is not JSON gives some counts too."""
+    # Escapes first, two backslashes before a quotation mark: each mark left opens or ends a string.
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in raw else raw
+    signs = np.frombuffer(plain, dtype=np.uint8)
+    inside = np.bitwise_xor.accumulate((signs == ord('"')).view(np.uint8)).view(np.bool_)
+
+    def outside(sign: str) -> int:
+        return int(np.count_nonzero((signs == ord(sign)) > inside))
+
+    return JsonSize(values=outside(","), members=outside(":"), nests=outside("[") + outside("{"))
+
+
+def check_json_size(raw: bytes) -> None:
+    """Raise a Problem (400) for a body with more values than are read at once."""
+    at_most = JsonSize(raw.count(b","), raw.count(b":"), raw.count(b"[") + raw.count(b"{"))
+    if all(given <= most for given, most in zip(at_most, MOST, strict=True)):
+        return
+    names = ("values", "members of objects", "lists and objects")
+    for name, given, most in zip(names, json_size(raw), MOST, strict=True):
+        if given > most:
+            raise Problem(400, f"the body has {given:,} {name}; allowed: {most:,}")
+
+
+LARGEST_BODIES = 16
+"""Bodies of the largest size that there is room for."""
+
+
+@final
+class BodyRoom:
+    """What all connections of a server share."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        """Nobody has sent anything; no body is larger than `max_body_bytes`."""
+        self.most_bytes = LARGEST_BODIES * max_body_bytes
+        self.held_bytes = 0
+        self._large: dict[IncomingBody, None] = {}
+        """Bodies that are counted; who has just sent something stands last."""
+
+    @contextmanager
+    def body(self) -> Iterator["IncomingBody"]:
+        """A body that begins to come; it holds nothing behind the block."""
+        body = IncomingBody(self)
+        try:
+            yield body
+        finally:
+            self.leave(body)
+
+    def take(self, body: "IncomingBody", more_bytes: int) -> None:
+        """`body` grows; others may have to go for it."""
+        self._large.pop(body, None)
+        while self._large and self.held_bytes + more_bytes > self.most_bytes:
+            silent = next(iter(self._large))
+            self.leave(silent)
+            silent.drop()
+        self.held_bytes += more_bytes
+        self._large[body] = None
+
+    def leave(self, body: "IncomingBody") -> None:
+        """`body` holds nothing more."""
+        if body in self._large:
+            del self._large[body]
+            self.held_bytes -= len(body.raw)
+
+
+@final
+class IncomingBody:
+    """One body while it comes; `BodyRoom.body` gives it."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        """Nothing has come."""
+        self.raw = bytearray()
+        self._room = room
+        self._waiting: asyncio.Timeout | None = None
+        self._dropped = False
+
+    def add(self, chunk: bytes) -> None:
+        """More has come."""
+        size, more = len(self.raw), len(chunk)
+        if size + more > SMALL:
+            self._room.take(self, more if size > SMALL else size + more)
+        self.raw += chunk
+
+    @asynccontextmanager
+    async def unless_dropped(self) -> AsyncIterator[None]:
+        """The reading of it.
+
+        Raises:
+            Problem: 503, it had to make room.
+        """
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                yield
+        except TimeoutError:
+            if not self._dropped:
+                raise
+            message = "there is no room for a body that comes so slowly just now; send it again"
+            headers = {"retry-after": "1", "connection": "close"}
+            raise Problem(503, message, headers=headers) from None
+
+    def drop(self) -> None:
+        """Make room for others."""
+        self.raw = bytearray()
+        self._dropped = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
 
 Body = TypeVar("Body", bound=BaseModel)
 _KINDS = {

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
 from foretoken.config.drafter import DrafterConfig
 from foretoken.config.published import head_method
 from foretoken.config.speculative import SpeculativeConfig
 from foretoken.engine.engine import Engine
-from foretoken.engine.wiring import build_engine
 from foretoken.training.data.answers import answer_all
-from foretoken.training.evaluation import MOST_DRAFTS, accepted, step_costs
+from foretoken.training.evaluation import (
+    MOST_DRAFTS,
+    accepted,
+    expected_speedups,
+    open_engine,
+    step_costs,
+)
 from foretoken.types import SamplingParams, Speculation
 
 OFF = "off"
@@ -31,25 +34,12 @@ Paces = dict[str, dict[str, list[float]]]
 """Seconds a token by contestant, temperature and prompt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
-    """One drafter in a judgement."""
-
-    name: str
-    folder: Path
-    method: str
-    """Its word in `speculative_config`, where its files do not say."""
-
-    def config(self) -> DrafterConfig:
-        """How the engine is told of it."""
-        keys: dict[str, Any] = {
-            "model": str(self.folder),
-            "name": self.name,
-            "num_speculative_tokens": MOST_DRAFTS,
-        }
-        if head_method(str(self.folder)) is None:
-            keys["method"] = self.method
-        return DrafterConfig.from_keys(keys)
+def contestant(name: str, folder: Path, method: str) -> DrafterConfig:
+    """A drafter in a judgement; `method` is its word where its files do not say."""
+    keys = {"model": str(folder), "name": name, "num_speculative_tokens": MOST_DRAFTS}
+    if head_method(str(folder)) is None:
+        keys["method"] = method
+    return DrafterConfig.from_keys(keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +58,8 @@ class Judgement:
 
     def speedups(self, name: str, over: str = OFF) -> list[float]:
         """Speed of `name` over that of another, prompt by prompt, temperatures together."""
-        mine, others = (self._by_prompt(arm) for arm in (name, over))
-        return [other / own for own, other in zip(mine, others, strict=True)]
+        both = (zip(*self.paces[arm].values(), strict=True) for arm in (name, over))
+        return [sum(other) / sum(own) for own, other in zip(*both, strict=True)]
 
     def speedups_at(self, name: str, temperature: str) -> list[float]:
         """Speed of `name` over plain decoding at one temperature, prompt by prompt."""
@@ -80,13 +70,10 @@ class Judgement:
         """The fastest of some first, by the median over prompts."""
         return sorted(among, key=lambda name: median(self.speedups(name)), reverse=True)
 
-    def _by_prompt(self, name: str) -> list[float]:
-        return [sum(paces) for paces in zip(*self.paces[name].values(), strict=True)]
-
 
 def judge(
     target: str,
-    contestants: Sequence[Contestant],
+    contestants: Sequence[DrafterConfig],
     prompts: Sequence[Sequence[int]],
     tokens: int,
     until: Callable[[int], bool],
@@ -104,8 +91,9 @@ def judge(
         with_others: time look-ups and what ships for the target as well.
     """
     others = auto_drafters(target) if with_others else ()
-    drafters = (*others, *(contestant.config() for contestant in contestants))
-    plain, drafting = _open(target, None), _open(target, SpeculativeConfig(drafters=drafters))
+    drafters = (*others, *contestants)
+    plain = open_engine(target, None, MOST_AT_ONCE)
+    drafting = open_engine(target, SpeculativeConfig(drafters=drafters), MOST_AT_ONCE)
     lengths, found = {}, {}
     for drafter in drafters:
         name, most = drafter.label, drafter.num_speculative_tokens
@@ -128,17 +116,6 @@ def judge(
     return Judgement(paces=settled, lengths=lengths, tokens=found, look_ups=look_ups, passes=done)
 
 
-def _open(target: str, speculative: SpeculativeConfig | None) -> Engine:
-    config = EngineConfig.from_kwargs(
-        model=target,
-        speculative_config=speculative,
-        adaptive_speculation=False,
-        max_num_seqs=MOST_AT_ONCE,
-        enable_prefix_caching=False,
-    )
-    return build_engine(config)
-
-
 def _params(temperature: float, tokens: int, speculation: Speculation | None) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
@@ -156,13 +133,8 @@ def _length(
     """How far this drafter should draft here, and the tokens a verification that it gets then."""
     asked = _params(0.0, tokens, Speculation(drafter=name, num_speculative_tokens=most))
     kept = accepted(answer_all(engine, prompts, asked))
-    costs = {
-        cost.drafts: cost.total_s
-        for cost in step_costs(engine, prompts[0], len(kept.by_position), 2, name)
-    }
-    promised = {
-        k: length / costs[k] for k, length in enumerate(kept.lengths, start=1) if k in costs
-    }
+    costs = step_costs(engine, prompts[0], len(kept.by_position), 2, name)
+    promised = expected_speedups(kept, costs)
     best = max(promised, key=lambda k: promised[k]) if promised else most
     return best, kept.lengths[min(best, len(kept.lengths)) - 1]
 

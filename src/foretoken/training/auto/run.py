@@ -1,7 +1,10 @@
 """`foretoken train auto` from end to end: rates, answers, candidates, the winner, what it is worth.
 
-Owns that order. Each part is done once, as the journal says; what a killed run was in the middle of
-goes on from its own files. Knows no kind of drafter; the times are the timetable's.
+Owns that order, and `journal.jsonl`: one line a finished part of the work, written once it is on
+disk, with the second of the run at which it ended. A part that has a line is not done again; what a
+killed run was in the middle of goes on from its own files. The time of a run is that of the clock
+while a process of it lives, pauses included; what lies between the last line before a kill and the
+next start does not count. Knows no kind of drafter; the times are the timetable's.
 """
 
 import gc
@@ -10,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,13 +22,9 @@ from typing import Any, final
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
-from foretoken.training.auto.curve import Doubling, doubling
-from foretoken.training.auto.journal import Facts, RunJournal
-from foretoken.training.auto.judging import Contestant, Judgement, judge
-from foretoken.training.auto.probe import Probe
+from foretoken.training.auto.judging import Judgement, contestant, judge
 from foretoken.training.auto.setup import (
-    DECAY_SHARE,
-    DataSizes,
+    Probe,
     SettingsOf,
     competing,
     method_word,
@@ -34,13 +34,80 @@ from foretoken.training.auto.timetable import LEAST_STEPS, Rates, Supply, Timeta
 from foretoken.training.data.answers import read_answers, write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet
-from foretoken.training.data.shards import read_plan, write_whole
-from foretoken.training.data.states import keep_states, read_parts
+from foretoken.training.data.states import keep_states, read_parts, read_plan
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind
 from foretoken.training.loop import Progress, Trainer
+from foretoken.training.run_folder import append_lines, make, read_lines
 from foretoken.training.runs import build_job
 from foretoken.training.settings import Settings
+
+FILE = "journal.jsonl"
+BEAT = "beat"
+BEAT_S = 20.0
+"""Between lines that only say how late it is; a killed run forgets at most so much time."""
+
+Facts = dict[str, Any]
+
+
+@final
+class RunJournal:
+    """The journal of one run's folder; `seconds` is how much of its time is used up."""
+
+    def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
+        """Open the journal in `folder`, or begin one; `now` is a clock in seconds.
+
+        Raises:
+            ConfigError: a line is broken.
+        """
+        make(folder)
+        self._path, self._now = folder / FILE, now
+        self._lines = _read(self._path)
+        self._before = float(self._lines[-1]["at"]) if self._lines else 0.0
+        self._began = now()
+        self._last = self._before
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run that is used up."""
+        return self._before + self._now() - self._began
+
+    def find(self, part: str) -> Any | None:
+        """What a finished part came to; None: it is not finished."""
+        return next((line["found"] for line in self._lines if line["part"] == part), None)
+
+    def once(self, part: str, work: Callable[[], Facts]) -> Facts:
+        """What `part` came to: as it is written down, or by doing the `work` now."""
+        known: Facts | None = self.find(part)
+        if known is not None:
+            return known
+        found: Facts = json.loads(json.dumps(work()))
+        self._write(part, found)
+        return found
+
+    def beat(self) -> None:
+        """Write down how late it is, if nothing has been written for a while."""
+        if self.seconds - self._last >= BEAT_S:
+            self._write(BEAT, {})
+
+    def _write(self, part: str, found: Facts) -> None:
+        line: Facts = {"part": part, "at": round(self.seconds, 3), "found": found}
+        append_lines(self._path, [json.dumps(line)], "start again to go on")
+        self._lines.append(line)
+        self._last = line["at"]
+
+
+def _read(path: Path) -> list[Facts]:
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            found.append({name: record[name] for name in ("part", "at", "found")})
+        except (ValueError, KeyError, TypeError) as error:
+            allowed = "a line that a run wrote; name another --out for a new run"
+            raise ConfigError(f"{path} line {number}", line[:120], allowed) from error
+    return found
+
 
 DRAFTER, REPORT, STATES = "drafter", "report.json", "states"
 TRAINED = "trained"
@@ -66,7 +133,6 @@ class Assignment:
     out: Path
 
     def __post_init__(self) -> None:
-        """Check that there is time."""
         if not 0 < self.hours < float("inf"):
             raise ConfigError("--hours", self.hours, "a number above 0")
 
@@ -83,7 +149,6 @@ class AutoOutcome:
     """Time of its steps."""
     judgement: Judgement
     """On held-out prompts that decided nothing before; the drafter's name there is TRAINED."""
-    doubling: Doubling | None
     ranking: tuple[tuple[str, float], ...]
     """Median speed-up over plain decoding of each candidate when it was last judged, with little
     training; the winner first."""
@@ -96,21 +161,6 @@ class AutoOutcome:
             "model": str(self.folder),
             "num_speculative_tokens": self.judgement.lengths[TRAINED],
         }
-
-
-@final
-class _ToMoment:
-    """A run that ends at a moment, whatever its steps take; the share goes on from what is done."""
-
-    def __init__(self, journal: RunJournal, until: float, done_s: float) -> None:
-        self._journal, self._until, self._from = journal, until, journal.seconds
-        left = max(1e-9, until - self._from)
-        self._begin = done_s / (done_s + left)
-
-    def progress(self, step: int, seconds: float) -> float:
-        """The share used up; neither steps nor seconds of work decide."""
-        gone = (self._journal.seconds - self._from) / max(1e-9, self._until - self._from)
-        return min(1.0, self._begin + (1.0 - self._begin) * gone)
 
 
 @final
@@ -165,7 +215,7 @@ class AutoRun:
             states=self._asked.out / STATES,
         )
         rates = self._rates(Probe(target, make, prompts, self._asked.out, self._say), load_s)
-        table = self._timetable(target, rates, sizes, len(prompts.ids))
+        table = self._timetable(target, rates, sizes)
         self._journal.once("data", lambda: self._data(target, make, prompts, table))
         return make, table, prompts.ids[: sizes.held_out]
 
@@ -184,37 +234,27 @@ class AutoRun:
             self._say("measuring rates on a few prompts")
         return Rates(**self._journal.once("rates", lambda: asdict(probe.rates(kinds, load_s))))
 
-    def _timetable(
-        self, target: LoadedTarget, rates: Rates, sizes: DataSizes, num_prompts: int
-    ) -> Timetable:
+    def _timetable(self, target: LoadedTarget, rates: Rates, found: Supply) -> Timetable:
         known = self._journal.find("timetable")
         if known is None:
             points = {p for kind in rates.train_s for p in find_kind(kind).points(target.parts)}
             token_bytes = (len(points) + 1) * target.parts.hidden_size * target.dtype.itemsize
             free = DISK_SHARE * shutil.disk_usage(self._asked.out).free
-            room = max(1, int(free / (token_bytes * rates.prompt_tokens)) - sizes.held_out)
-            supply = Supply(
-                held_out=sizes.held_out,
-                batch=sizes.batch,
-                most_prompts=min(num_prompts, sizes.held_out + room),
-                answer_tokens=sizes.answer_tokens,
-                row_length=sizes.row_length,
-            )
+            room = int(free / (token_bytes * rates.prompt_tokens))
+            most = min(found.most_prompts, max(room, found.held_out + 1))
+            supply = replace(found, most_prompts=most)
             made = plan(self._total_s, self._journal.seconds, rates, supply)
             known = self._journal.once("timetable", lambda: asdict(made))
-            self._tell_plan(made, num_prompts)
+            least = min(made.winner_steps.values())
+            self._say(
+                f"plan: {made.prompts} prompts of {found.most_prompts}; "
+                f"candidates: {', '.join(made.steps)}; "
+                f"steps of {made.batch_tokens} tokens, about {least:,} or more for the winner, "
+                f"until {_clock(made.train_until)}"
+            )
+            if least < LEAST_STEPS * 10:
+                self._say("that is little training; more --hours would say more")
         return Timetable(**{**known, "rungs": tuple(known["rungs"])})
-
-    def _tell_plan(self, table: Timetable, num_prompts: int) -> None:
-        least = min(table.winner_steps.values())
-        self._say(
-            f"plan: {table.prompts} prompts of {num_prompts}; "
-            f"candidates: {', '.join(table.steps)}; "
-            f"steps of {table.batch_tokens} tokens, about {least:,} or more for the winner, "
-            f"until {_clock(table.train_until)}"
-        )
-        if least < LEAST_STEPS * 10:
-            self._say("that is little training; more --hours would say more")
 
     def _data(
         self, target: LoadedTarget, make: SettingsOf, prompts: PromptSet, table: Timetable
@@ -233,7 +273,7 @@ class AutoRun:
         step = max(1, table.prompts // 16 // make.data.batch) * make.data.batch
         for end in (*range(make.data.held_out + step, table.prompts, step), table.prompts):
             some = replace(prompts, ids=prompts.ids[:end])
-            write_answers(target.engine, some, make.data, self._asked.out, _silent)
+            write_answers(target.engine, some, make.data, self._asked.out, lambda _: None)
             self._say(f"answered {end} prompts of {table.prompts}")
             if self._journal.seconds > self._total_s / 2:
                 self._say("answers took longer than planned: going on with those that there are")
@@ -272,24 +312,18 @@ class AutoRun:
             self._journal.beat()
             return progress.step >= goal or self._journal.seconds >= table.train_until
 
-        settings = self._settings(make, table, kind)
-        trainer = Trainer(build_job(settings, self._asked.out), settings, self._asked.out / kind)
-        done = trainer.run(_silent, pauses)
-        export_run(self._asked.out / kind, self._drafter_of(kind), verifier=self._asked.target)
+        settings, run = self._settings(make, table, kind), self._asked.out / kind
+        trainer = Trainer(build_job(settings, self._asked.out), settings, run)
+        done = trainer.run(lambda _: None, pauses)
+        export_run(run, run / DRAFTER, verifier=self._asked.target)
         return {"steps": done.step, "seconds": done.seconds, **done.history[-1]}
-
-    def _drafter_of(self, kind: str) -> Path:
-        return self._asked.out / kind / DRAFTER
 
     def _judged(
         self, kinds: Sequence[str], table: Timetable, prompts: Sequence[Sequence[int]]
     ) -> Facts:
         found = judge(
             self._asked.target,
-            [
-                Contestant(name=kind, folder=self._drafter_of(kind), method=method_word(kind))
-                for kind in kinds
-            ],
+            [contestant(k, self._asked.out / k / DRAFTER, method_word(k)) for k in kinds],
             prompts[: table.judged_prompts],
             table.judged_tokens,
             until=lambda passes: True,
@@ -310,18 +344,16 @@ class AutoRun:
         done = self._journal.once("winner", lambda: self._finish(make, table, kind))
         folder = self._asked.out / DRAFTER
         found = self._journal.once("worth", lambda: asdict(self._worth(kind, table, prompts)))
-        state = run_folder.newest_state(self._asked.out / kind, "progress")
         outcome = AutoOutcome(
             kind=kind,
             folder=folder,
             steps=done["steps"],
             trained_s=done["seconds"],
             judgement=Judgement(**{**found, "look_ups": tuple(found["look_ups"])}),
-            doubling=doubling(state["progress"]["history"], done["steps"] * (1.0 - DECAY_SHARE)),
             ranking=tuple(ranking),
         )
         text = json.dumps({**asdict(outcome), "folder": str(folder), "config": outcome.config})
-        write_whole(self._asked.out / REPORT, lambda part: part.write_text(text + "\n"))
+        run_folder.write_whole(self._asked.out / REPORT, lambda part: part.write_text(text + "\n"))
         return outcome
 
     def _finish(self, make: SettingsOf, table: Timetable, kind: str) -> Facts:
@@ -330,7 +362,15 @@ class AutoRun:
         settings, run = self._settings(make, table, kind), self._asked.out / kind
         state = run_folder.load_newest(run)
         before = 0.0 if state is None else float(state["progress"]["seconds"])
-        length = _ToMoment(self._journal, table.train_until, before)
+        began = self._journal.seconds
+        left = max(1e-9, table.train_until - began)
+        done_before = before / (before + left)
+
+        def length(step: int, seconds: float) -> float:
+            """The run ends at a moment, whatever its steps take."""
+            gone = (self._journal.seconds - began) / left
+            return min(1.0, done_before + (1.0 - done_before) * gone)
+
         trainer = Trainer(build_job(settings, self._asked.out), settings, run, length=length)
 
         def beat(_: Progress) -> bool:
@@ -351,7 +391,7 @@ class AutoRun:
 
         return judge(
             self._asked.target,
-            [Contestant(name=TRAINED, folder=self._asked.out / DRAFTER, method=method_word(kind))],
+            [contestant(TRAINED, self._asked.out / DRAFTER, method_word(kind))],
             prompts[: table.judged_prompts],
             table.judged_tokens,
             until,
@@ -360,10 +400,4 @@ class AutoRun:
 
 
 def _clock(seconds: float) -> str:
-    """`1:02:03`."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _silent(_: str) -> None:
-    """What is told in fewer lines of our own."""
+    return str(timedelta(seconds=round(seconds)))

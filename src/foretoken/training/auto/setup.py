@@ -1,23 +1,45 @@
-"""What a run of `foretoken train auto` is of: prompts, sizes, and the settings of each kind.
+"""A run of `foretoken train auto`: its prompts, sizes, settings of each kind of drafter, and rates.
 
 Owns which kinds compete for a target, and the numbers of a run that nobody chose by hand. The keys
-of each kind's `[head]` are the kind's own (`usual` of its record).
+of each kind's `[head]` are the kind's own (`usual` of its record). Rates are of one machine, target
+and set of prompts, measured on a few prompts: the fastest of several counts, since a pause of the
+machine can only add. Nothing that is written for them is kept but the answers.
 """
 
 import random
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from foretoken.config.method_registry import DraftingMethod, known_methods
+import torch
+
+from foretoken.config.auto import expected_gain
+from foretoken.config.method_registry import known_methods
 from foretoken.errors import ConfigError
+from foretoken.kv.features import FINAL
+from foretoken.training.auto.timetable import Rates, Supply
+from foretoken.training.data.answers import answer_all, read_answers, write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
+from foretoken.training.data.states import keep_states
 from foretoken.training.heads.kind import find_kind, require_fit
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.llama import LlamaShape
+from foretoken.training.loop import MIXED, Trainer
+from foretoken.training.runs import build_job
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
+from foretoken.training.settings import (
+    DataSettings,
+    HeadSettings,
+    LlamaShape,
+    Settings,
+    StateSettings,
+)
 from foretoken.training.trained_kinds import kinds_of
+from foretoken.types import SamplingParams
 
 FEWEST_PROMPTS, MOST_PROMPTS = 24, 100_000
 FEWEST_HELD_OUT, MOST_HELD_OUT = 12, 32
@@ -29,17 +51,7 @@ MEASUREMENTS = 10
 """Held-out measurements of a whole run, about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSizes:
-    """Lengths and counts that follow from the target and the number of prompts."""
-
-    row_length: int
-    answer_tokens: int
-    held_out: int
-    batch: int
-
-
-def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, DataSizes]:
+def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Supply]:
     """Different prompts in an order of their own, so that held-out ones are like the others.
 
     Raises:
@@ -57,14 +69,21 @@ def read_auto_prompts(source: str, target: LoadedTarget) -> tuple[PromptSet, Dat
     held_out = min(max(FEWEST_HELD_OUT, len(ids) // 20), MOST_HELD_OUT) // 2 * 2
     batch = min(LARGEST_BATCH, max(1, (len(ids) - held_out) // 8))
     row = min(LONGEST_ROW, 1 << (longest // 2).bit_length() - 1)
-    sizes = DataSizes(row_length=row, answer_tokens=answer_tokens, held_out=held_out, batch=batch)
+    sizes = Supply(
+        held_out=held_out,
+        batch=batch,
+        most_prompts=len(ids),
+        answer_tokens=answer_tokens,
+        row_length=row,
+    )
     return replace(found, ids=tuple(ids)), sizes
 
 
 def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The kinds that this target can have, the most promising first, and why others are out."""
     fitting, out = [], []
-    for kind in _by_promise():
+    methods = sorted(known_methods(), key=expected_gain, reverse=True)
+    for kind in (trained.kind for method in methods for trained in kinds_of(method)):
         if find_kind(kind).usual is None:
             out.append(f"{kind} (needs a model to begin with)")
             continue
@@ -75,17 +94,6 @@ def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...],
         else:
             fitting.append(kind)
     return tuple(fitting), tuple(out)
-
-
-def _by_promise() -> list[str]:
-    methods = sorted(known_methods(), key=_usual_gain, reverse=True)
-    return [kind.kind for method in methods for kind in kinds_of(method)]
-
-
-def _usual_gain(method: DraftingMethod) -> float:
-    """Tokens of a verification of four drafts in the time of a plain step, as usual for it."""
-    tokens: float = sum(method.usual_acceptance**i for i in range(5))
-    return tokens / (1.0 + method.usual_cost)
 
 
 def method_word(kind: str) -> str:
@@ -103,7 +111,7 @@ class SettingsOf:
 
     target: str
     prompts: str
-    sizes: DataSizes
+    sizes: Supply
     states: Path
 
     @property
@@ -139,3 +147,96 @@ class SettingsOf:
             checkpoint_minutes=1.0,
             compile=False,
         )
+
+
+SHARE = 0.02
+"""Of the prompts that are not held out."""
+STEPS = 3
+PLAIN_TOKENS = 48
+FOLDER = "probe"
+
+
+class Probe(NamedTuple):
+    """What is measured: these kinds of drafters for this target, on these prompts, in `folder`."""
+
+    target: LoadedTarget
+    settings_of: SettingsOf
+    prompts: PromptSet
+    folder: Path
+    report: Callable[[str], None]
+
+    def rates(self, kinds: Sequence[str], load_s: float) -> Rates:
+        """All rates; `load_s` is what opening the target took."""
+        data = self.settings_of.data
+        batches = -(-SHARE * (len(self.prompts.ids) - data.held_out) // data.batch)
+        count = min(len(self.prompts.ids), data.held_out + int(max(1, batches)) * data.batch)
+        shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
+        answer_s = self._answering(count)
+        tokens = [len(ids) for ids in read_answers(self.folder)[data.held_out :]]
+        prompt_tokens = sum(tokens) / len(tokens)
+        keep_states(self.target, self._settings(kinds[0]), self.folder, None, lambda _: None, kinds)
+        found = Rates(
+            prompt_s=answer_s + prompt_tokens * self._state_s(),
+            prompt_tokens=prompt_tokens,
+            train_s={kind: self._training(kind) for kind in kinds},
+            load_s=2 * load_s,
+            token_s=self._plain(),
+        )
+        shutil.rmtree(self.folder / FOLDER)
+        return found
+
+    def _settings(self, kind: str) -> Settings:
+        inside = replace(self.settings_of, states=self.folder / FOLDER)
+        return inside(self.target.parts, kind, 1, MICRO_TOKENS)
+
+    def _answering(self, count: int) -> float:
+        """Seconds an answer; answers of an earlier start are no news, then some are given again."""
+        settings = self.settings_of.data
+        known = len(read_answers(self.folder))
+        some = replace(self.prompts, ids=self.prompts.ids[:count])
+        began = time.monotonic()
+        write_answers(self.target.engine, some, settings, self.folder, lambda _: None)
+        if known < count:
+            return (time.monotonic() - began) / (count - known)
+        asked = self.prompts.ids[: settings.batch]
+        params = SamplingParams(max_tokens=settings.answer_tokens, seed=0, detokenize=False)
+        began = time.monotonic()
+        answer_all(self.target.engine, asked, params)
+        return (time.monotonic() - began) / len(asked)
+
+    def _state_s(self) -> float:
+        length = self.settings_of.sizes.row_length
+        row = torch.randint(self.target.parts.vocab_size, (1, length))
+        took = []
+        for _ in range(STEPS):
+            began = time.monotonic()
+            self.target.capture(row, (FINAL,))
+            took.append(time.monotonic() - began)
+        return min(took) / length
+
+    def _training(self, kind: str) -> float:
+        settings = self._settings(kind)
+        job = build_job(settings, self.folder)
+        trainer = Trainer(job, settings, self.folder / FOLDER / kind)
+        took = []
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", MIXED)
+            for _ in range(STEPS):
+                before = trainer.progress.seconds
+                trainer.step()
+                took.append(trainer.progress.seconds - before)
+        found = min(took) / settings.batch_tokens
+        self.report(f"  {kind}: {1 / found:,.0f} tokens of training a second")
+        return found
+
+    def _plain(self) -> float:
+        """Seconds a token of one answer alone."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=PLAIN_TOKENS, ignore_eos=True, detokenize=False
+        )
+        took = []
+        for _ in range(STEPS):
+            began = time.monotonic()
+            answer_all(self.target.engine, self.prompts.ids[:1], params)
+            took.append(time.monotonic() - began)
+        return min(took) / PLAIN_TOKENS

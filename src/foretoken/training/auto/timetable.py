@@ -97,13 +97,11 @@ def plan(total_s: float, used_s: float, rates: Rates, supply: Supply) -> Timetab
     """
     order = tuple(rates.train_s)
     assert order, "nothing to train"
-    for count in range(len(order), 1, -1):
+    for count in range(len(order), 0, -1):
         found = _with(order[:count], total_s, used_s, rates, supply)
         if found is not None:
             return found
-    found = _with(order[:1], total_s, used_s, rates, supply)
-    assert found is not None, "one candidate always fits"
-    return found
+    raise AssertionError("one candidate always fits")
 
 
 def rungs_of(candidates: int) -> tuple[int, ...]:

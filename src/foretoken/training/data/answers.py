@@ -5,15 +5,14 @@ first and greedy. A line that a killed run left half written is dropped and writ
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretoken.engine.engine import Engine
 from foretoken.engine.outputs import GrowingOutput
-from foretoken.errors import ConfigError, TrainingError
+from foretoken.errors import ConfigError
 from foretoken.training.data.prompts import PromptSet
-from foretoken.training.run_folder import make
+from foretoken.training.run_folder import append_lines, make, read_lines
 from foretoken.training.settings import DataSettings
 from foretoken.types import CompletionOutput, SamplingParams
 
@@ -27,14 +26,7 @@ def read_answers(folder: Path) -> list[list[int]]:
         ConfigError: a line is broken.
     """
     path = folder / FILE
-    if not path.exists():
-        return []
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return [_ids(path, *numbered) for numbered in enumerate(whole.splitlines(), start=1)]
+    return [_ids(path, *numbered) for numbered in enumerate(read_lines(path), start=1)]
 
 
 def _ids(path: Path, number: int, line: bytes) -> list[int]:
@@ -76,22 +68,12 @@ def write_answers(
         asked = prompts.ids[done:end]
         found = answer_all(engine, asked, params)
         lines = [
-            json.dumps({"ids": [*ids, *answer.token_ids]}) + "\n"
+            json.dumps({"ids": [*ids, *answer.token_ids]})
             for ids, answer in zip(asked, found, strict=True)
         ]
-        _append(folder / FILE, lines)
+        append_lines(folder / FILE, lines, "start again to go on with the answers")
         done = end
         report(f"answered {done} prompts of {len(prompts.ids)}")
-
-
-def _append(path: Path, lines: Sequence[str]) -> None:
-    try:
-        with path.open("a", encoding="ascii") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise TrainingError(f"{path}: {error}; start again to go on with the answers") from error
 
 
 def answer_all(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.training.data.answers import read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
-from foretoken.training.data.text import read_text
+from foretoken.training.data.prompts import read_text
 from foretoken.training.heads.target import Captured
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
@@ -93,7 +93,6 @@ class OnlineStates:
     def __init__(
         self, target: LoadedTarget, rows: Mapping[str, PackedRows], points: tuple[int, ...]
     ) -> None:
-        """Read hidden states at `points`."""
         self._target, self._rows, self._points = target, rows, points
 
     def captured(self, name: str, numbers: Sequence[int], length: int) -> Captured:
@@ -111,7 +110,6 @@ class RunRows:
         head_VD: Tensor,
         settings: Settings,
     ) -> None:
-        """Take hidden states of `rows` from `states`; `head_VD` is the target's output head."""
         self._states, self._rows = states, rows
         self._length = settings.stages[-1].length
         self.head_VD = head_VD
@@ -119,7 +117,7 @@ class RunRows:
 
     def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
         """Part `index`: `tokens` tokens in rows as `stage` says."""
-        name = rows_of(stage)
+        name = stage.rows or ANSWERS
         numbers = self._rows[name].order(index, tokens // stage.length, stage.length)
         return self._states.captured(name, numbers, stage.length)
 
@@ -133,11 +131,6 @@ class RunRows:
         return torch.nn.functional.linear(states.float(), self.head_VD)
 
 
-def rows_of(stage: Stage) -> str:
-    """The name of the set that a stage reads."""
-    return stage.rows or ANSWERS
-
-
 def held_out_rows(tokens: int, length: int) -> int:
     """How many rows of `length` are measured on, of `tokens` tokens."""
     return min(HELD_OUT_ROWS, count_rows(tokens, length))
@@ -145,12 +138,11 @@ def held_out_rows(tokens: int, length: int) -> int:
 
 def packed_rows(settings: Settings, folder: Path) -> dict[str, PackedRows]:
     """The rows that `folder` has by now, by the name of their set."""
-    assert settings.data is not None, "a run on data of one's own"
-    answers, held = read_answers(folder), settings.data.held_out
+    answers, held = read_answers(folder), settings.of_data.held_out
     found = {
         ANSWERS: PackedRows.of(answers[held:], settings.seed),
         HELD_OUT: PackedRows.of(answers[:held], settings.seed),
     }
-    if settings.data.text is not None:
+    if settings.of_data.text is not None:
         found[TEXT] = PackedRows(read_text(folder), settings.seed)
     return found

@@ -5,7 +5,7 @@ true tokens before, is its guess of every depth there.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead, HeadKind
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.llama import Block, Llama
-from foretoken.training.llama_folder import read_llama
+from foretoken.training.llama import ADDED, Llama, read_llama
 from foretoken.training.loop import prepare
 from foretoken.training.settings import Settings
 
@@ -25,17 +24,16 @@ class DraftGuesser(Guesser):
     """One pass over the true tokens; the loss needs one depth, since all have the same guesses."""
 
     def __init__(self, net: Llama) -> None:
-        """Train `net`."""
         self.net = net
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """What stands at slot t for depth s is the guess at position t + 1 + s."""
-        hidden_BTD = self.net(captured.tokens_BT).hidden
+        hidden_BTD = self.net.hidden(captured.tokens_BT)
         for step in range(1 if self.net.training else depth):
             ahead = hidden_BTD[:, 1 + step :]
             fill = hidden_BTD[:, -1:].expand(-1, 1 + step, -1)
             states = torch.cat((ahead, fill), dim=1)
-            yield Guess(states_BTD=states, weight_VD=self.net.embed.weight)
+            yield Guess(states_BTD=states, weight_VD=self.net.embed_tokens.weight)
 
 
 def draft_net(target: TargetParts, settings: Settings) -> Llama:
@@ -46,14 +44,13 @@ def draft_net(target: TargetParts, settings: Settings) -> Llama:
     Raises:
         ConfigError: a start of another shape.
     """
-    shape, head = settings.shape, settings.head
-    assert head is not None, "a run of a head"
+    shape, head = settings.shape, settings.of_head
     net = Llama(shape)
     if head.start is not None:
         begin_with(net, read_llama(find_model(head.start)))
     elif shape.hidden_size == target.hidden_size:
         with torch.no_grad():
-            net.embed.weight.copy_(target.embedding_VD)
+            net.embed_tokens.weight.copy_(target.embedding_VD)
     return net
 
 
@@ -62,8 +59,7 @@ def require_draft_fits(target: TargetParts, settings: Settings) -> None:
     if settings.shape.vocab_size != target.vocab_size:
         given, allowed = settings.shape.vocab_size, f"{target.vocab_size}, as the target has"
         raise ConfigError("shape.vocab_size", given, allowed)
-    assert settings.head is not None, "a run of a head"
-    longest = max(stage.length for stage in settings.stages) + settings.head.depth
+    longest = max(stage.length for stage in settings.stages) + settings.of_head.depth
     if longest > settings.shape.max_positions:
         given, allowed = settings.shape.max_positions, f"{longest} or more, for rows and drafts"
         raise ConfigError("shape.max_positions", given, allowed)
@@ -78,19 +74,15 @@ def begin_with(draft: Llama, start: Llama) -> None:
     """
     known, wanted = start.shape.layers, draft.shape.layers
     if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
-        ours, theirs = draft.shape.as_dict(), start.shape.as_dict()
+        ours, theirs = asdict(draft.shape), asdict(start.shape)
         wrong = [name for name in ours if ours[name] != theirs[name]]
         given = ", ".join(f"{name} {theirs[name]}" for name in wrong)
         allowed = ", ".join(f"{name} {ours[name]}" for name in wrong)
         raise ConfigError("head.start", given, f"{allowed}, as [shape] says, or fewer layers")
-    draft.embed.load_state_dict(start.embed.state_dict())
-    draft.norm.load_state_dict(start.norm.state_dict())
-    for block, source in zip(draft.blocks, start.blocks, strict=False):
-        block.load_state_dict(source.state_dict())
-    for block in draft.blocks[known:]:
-        assert isinstance(block, Block), type(block)
-        block.out.weight.zero_()
-        block.down.weight.zero_()
+    missing = draft.load_state_dict(start.state_dict(), strict=False).missing_keys
+    for name in missing:
+        if name.endswith(ADDED):
+            draft.get_parameter(name).zero_()
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:

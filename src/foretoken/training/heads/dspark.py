@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.dspark import DSpark, MarkovShape
-from foretoken.training.heads.dflash.blocks import (
+from foretoken.training.heads.dflash import (
     BlockGuesser,
     begin_blocks,
+    block_layout,
     block_points,
     block_shape,
     require_blocks_fit,
     usual_blocks,
 )
-from foretoken.training.heads.dflash.files import block_layout
-from foretoken.training.heads.guesses import Added, Guess
+from foretoken.training.heads.guesses import Guess
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.target import TargetParts
+from foretoken.training.losses import Head
 from foretoken.training.settings import Settings
 
 SHORT_STD = 0.01
@@ -39,7 +40,6 @@ class DSparkGuesser(BlockGuesser):
     """What the rows of blocks say once the tokens before them are known, and how sure they are."""
 
     def __init__(self, net: DSpark, target_head_VD: Tensor, share: float) -> None:
-        """Train `net`; the rest as for every block head."""
         super().__init__(net, target_head_VD, share)
         assert net.markov_head is not None and net.confidence_head is not None, net.markov
         self._markov, self._judge = net.markov_head, net.confidence_head
@@ -50,15 +50,14 @@ class DSparkGuesser(BlockGuesser):
         return Guess(
             states_BTD=outputs_BND,
             weight_VD=self.head_VD,
-            added=Added(shorts_BNr, self._markov.markov_w2.weight),
+            added=Head(shorts_BNr, self._markov.markov_w2.weight),
             ids_V=self.net.target_ids,
             sure_BT=self._judge.logit(torch.cat((outputs_BND, shorts_BNr), dim=-1)),
         )
 
 
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     markov = MarkovShape(rank=head.markov_rank, judges=True, judges_by_token=True)
     net = DSpark(block_shape(target, settings, first_row=0), markov)
     assert net.markov_head is not None, markov

@@ -14,7 +14,7 @@ from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.guesses import DepthAttention, Guess, Guesser, ahead, rotary_of
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout, usual_width
 from foretoken.training.heads.target import Captured, TargetParts
@@ -49,8 +49,7 @@ def recur(
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    assert settings.head is not None, "a run of a head"
-    net = Eagle(target.layer_shape(settings.head.inner_size), fc_bias=False)
+    net = Eagle(target.layer_shape(settings.of_head.inner_size), fc_bias=False)
     net.use_embedding(Embedding(target.embedding_VD))
     net.to(target.embedding_VD.device)
     return FreshHead(net, EagleGuesser(net, target.head_VD))

@@ -13,17 +13,19 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.layers.embedding import Embedding
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
 from foretoken.training.heads.guesses import Guess, Guesser, rotary_of
 from foretoken.training.heads.kind import (
     FreshHead,
     HeadKind,
     Layout,
+    drafted_ids,
+    proposing,
     usual_vocabulary,
     usual_width,
+    with_both_ways,
 )
-from foretoken.training.heads.speculators_file import drafted_ids, proposing, with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import HeadSettings, Settings
 
@@ -106,8 +108,7 @@ def speculators_config(shape: Mapping[str, Any], verifier: str) -> dict[str, Any
 
 
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
-    assert settings.head is not None, "a run of a head"
-    net = eagle3_net(target, settings.head, frequent_ids, parallel=False)
+    net = eagle3_net(target, settings.of_head, frequent_ids, parallel=False)
     return FreshHead(net, Eagle3Guesser(net), default_points(target))
 
 

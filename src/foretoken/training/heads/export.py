@@ -4,6 +4,7 @@ Owns the writing. What stands in a folder is the affair of each kind's module: i
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,19 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import run_folder
 from foretoken.training.heads.kind import find_kind, require_form
-from foretoken.training.llama_folder import export, read_checkpoint
+from foretoken.training.llama import (
+    Llama,
+    copy_tokenizer,
+    llama_config,
+    read_checkpoint,
+    special_ids,
+)
 from foretoken.training.trained_kinds import trained_kinds
 
 EMBEDDING = "embed_tokens.weight"
 
 
 def export_run(
-    run: Path, folder: Path, *, verifier: str, embedding: bool = False, form: str | None = None
-) -> None:
-    """Write the newest checkpoint of any kind of run to `folder`, in bfloat16.
-
-    Raises:
-        ConfigError: there is no checkpoint, or no such format of it.
-    """
-    state = run_folder.newest_state(run, "model", "kind", "shape")
-    if state.get("head") is not None:
-        export_head(run, folder, verifier=verifier, embedding=embedding, form=form)
-    else:
-        require_form(str(state["kind"]), form)
-        export(read_checkpoint(run), run, folder)
-
-
-def export_head(
     run: Path,
     folder: Path,
     *,
@@ -47,10 +38,10 @@ def export_head(
     embedding: bool = False,
     form: str | None = None,
 ) -> None:
-    """Write the newest checkpoint of `run` to `folder`.
+    """Write the newest checkpoint of any kind of run to `folder`.
 
     Args:
-        run: a head's run folder.
+        run: its folder.
         folder: made if it is not there.
         verifier: name or path of the target, for the file's own record.
         dtype: of the weights.
@@ -59,18 +50,21 @@ def export_head(
             own. With `speculators` the embedding is in the file too, where that package needs it.
 
     Raises:
-        ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
+        ConfigError: no checkpoint, or no such format of it; an embedding for another kind.
         ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
     state = run_folder.newest_state(run, "model", "kind", "shape")
-    word = str(state.get("kind"))
-    if word not in trained_kinds() or state.get("head") is None:
+    word, head = str(state["kind"]), state.get("head")
+    require_form(word, form)
+    if head is None:
+        export_llama(read_checkpoint(run), run, folder, dtype)
+        return
+    if word not in trained_kinds():
         allowed = f"a run of a head, one of {', '.join(trained_kinds())}"
         raise ConfigError("RUN", f"{run}, a run of {word}", allowed)
-    require_form(word, form)
     kind = find_kind(word)
     if kind.layout is None:
-        export(read_checkpoint(run), run, folder, dtype, kind.llama_keys(state["head"]))
+        export_llama(read_checkpoint(run), run, folder, dtype, kind.llama_keys(head))
         return
     tensors, config = kind.layout(state, verifier, form)
     if embedding and not kind.may_embed:
@@ -81,6 +75,25 @@ def export_head(
     _write(folder, tensors, config, dtype)
 
 
+def export_llama(
+    model: Llama,
+    tokenizer_from: Path,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `model` and the tokenizer found in `tokenizer_from` to `folder`.
+
+    `more` are keys of config.json beside Llama's own.
+    """
+    tensors = {f"model.{name}": tensor.cpu() for name, tensor in model.state_dict().items()}
+    special = special_ids(tokenizer_from)
+    _write(folder, tensors, {**llama_config(model.shape), **special, **(more or {})}, dtype)
+    generation = {**special, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    copy_tokenizer(tokenizer_from, folder)
+
+
 def _write(
     folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -89,10 +102,10 @@ def _write(
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
     }
-    part = folder / "model.safetensors.part"
-    save_file(converted, part, metadata={"format": "pt"})
-    part.chmod(0o644)
-    part.replace(folder / "model.safetensors")
+    run_folder.write_whole(
+        folder / "model.safetensors",
+        lambda part: save_file(converted, part, metadata={"format": "pt"}),
+    )
     config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -9,7 +9,6 @@ are left out at greater depth over masks. Knows no kind of head and no loss.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +18,10 @@ from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 from foretoken.training.heads.target import Captured
+from foretoken.training.losses import Head
 
 LEAST = 0.2
 """The share of slots that a depth keeps at least."""
-
-
-class Added(NamedTuple):
-    """What is added to the logits of guesses: `weight_Vr` times `states_BTr`."""
-
-    states_BTr: Tensor
-    weight_Vr: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +31,8 @@ class Guess:
     states_BTD: Tensor
     """What `weight_VD` turns into logits; the row of slot t guesses token t + 2 + depth."""
     weight_VD: Tensor
-    added: Added | None = None
+    added: Head | None = None
+    """What is added to the logits: the matrix times hidden states [B, T, r] of its own."""
     ids_V: Tensor | None = None
     """Target ids of the weight's rows; None: all, in order."""
     slots_N: Tensor | None = None
@@ -58,7 +52,7 @@ class Guess:
         found = F.linear(self.states_BTD[:, :rows], self.weight_VD)
         if self.added is None:
             return found
-        return found + F.linear(self.added.states_BTr[:, :rows], self.added.weight_Vr)
+        return found + F.linear(self.added.hidden[:, :rows], self.added.weight)
 
 
 class Guesser(ABC):
@@ -82,7 +76,6 @@ class DepthAttention:
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._slots_N: Tensor | None = None

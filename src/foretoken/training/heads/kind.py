@@ -1,7 +1,8 @@
 """What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
 The table in `trained_kinds` names the module of each kind, which has a `KIND`. Here is what such a
-record says, and how it is found. Knows no kind.
+record says, how it is found, how a new head begins with one that was trained before, and what files
+of the `speculators` library have in common. Knows no kind.
 """
 
 import importlib
@@ -10,16 +11,97 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError, one_of
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.base import DraftHead
+from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.training.heads.guesses import Guesser
-from foretoken.training.heads.start import begin_with_head
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
 from foretoken.training.trained_kinds import trained_kinds
+
+_KEY = "head.start"
+
+
+def begin_with_head(
+    net: nn.Module, points: tuple[int, ...], folder: Path, target: TargetParts
+) -> None:
+    """Give `net` the weights of a head of its kind and sizes, its draft vocabulary included.
+
+    Args:
+        net: a head.
+        points: where it reads the target's hidden states.
+        folder: of the head to begin with.
+        target: which `net` is for.
+
+    Raises:
+        ConfigError: the head is another kind, has other sizes, or reads other points.
+        ModelError: its folder is broken.
+    """
+    start = read_start(net, points, folder, target)
+    net.load_state_dict(start.state_dict())
+
+
+def read_start(
+    net: nn.Module, points: tuple[int, ...], folder: Path, target: TargetParts
+) -> DraftHead:
+    """The head in `folder`, all of whose tensors `net` has too; the rest as `begin_with_head`."""
+    assert isinstance(net, DraftHead), type(net)
+    read = read_head(folder)
+    kind = method_of(read)
+    if kind != net.method:
+        raise ConfigError(_KEY, str(folder), f"a head of kind {net.method}, not {kind}")
+    with torch.no_grad():
+        start = type(net).read(read, target.layer_shape(inner_size=0, layers=target.layers))
+    wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
+    for name, tensor in start.state_dict().items():
+        if wanted.get(name) != list(tensor.shape):
+            given = f"{name} {list(tensor.shape)}"
+            raise ConfigError(_KEY, given, f"{wanted.get(name)}, as in this config")
+    if start.points != points:
+        allowed = f"one that reads the layers {points}, as this config's does"
+        raise ConfigError(_KEY, f"a head that reads the layers {start.points}", allowed)
+    return start
+
+
+def proposing(algorithm: str, drafts: int, verifier: str) -> dict[str, Any]:
+    """The part of config.json that says how many tokens the head drafts, and for which model."""
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": drafts,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+    }
+
+
+def with_both_ways(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """`t2d`, which target ids can be drafted, beside `d2t`; neither where all can be.
+
+    The `speculators` package does not load a reduced vocabulary without both.
+    """
+    offsets = tensors.get("d2t")
+    if offsets is None or len(offsets) == vocab_size:
+        return {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    return {**tensors, "t2d": drafted_ids(offsets, vocab_size)}
+
+
+def drafted_ids(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Which target ids can be drafted, bool [V], by the offsets `d2t`."""
+    drafted_V = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted_V[offsets + torch.arange(len(offsets))] = True
+    return drafted_V
+
 
 OWN = "own"
 """The format that every kind has; our loaders read it."""
@@ -41,15 +123,6 @@ class FreshHead:
     points: tuple[int, ...] = (FINAL,)
 
 
-def last_states(_: TargetParts) -> tuple[int, ...]:
-    """Read what the target's last norm gives, as most kinds do."""
-    return (FINAL,)
-
-
-def fits_any(_: TargetParts, __: Settings) -> None:
-    """Fit every target."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKind:
     """One kind of drafter, to be trained and written."""
@@ -61,9 +134,9 @@ class HeadKind:
     None: a Llama folder."""
     llama_keys: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     """Keys of config.json beside Llama's, from the state's `head`, where it is a Llama folder."""
-    points: Callable[[TargetParts], tuple[int, ...]] = last_states
+    points: Callable[[TargetParts], tuple[int, ...]] = lambda _: (FINAL,)
     """Where it reads a target's hidden states; a ConfigError if the target has too few layers."""
-    require_fit: Callable[[TargetParts, Settings], None] = fits_any
+    require_fit: Callable[[TargetParts, Settings], None] = lambda _, __: None
     """Raise ConfigError for settings that a target cannot have."""
     compiles: bool = False
     """Whether its network is compiled before the first step, which takes minutes."""
@@ -97,9 +170,8 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
         ConfigError: as `require_fit`; what `head.start` names is another kind, or has other sizes.
         ModelError: it is missing or broken.
     """
-    assert settings.head is not None, "a run of a head"
     require_fit(target, settings)
-    kind, start = find_kind(settings.head.kind), settings.head.start
+    kind, start = find_kind(settings.of_head.kind), settings.of_head.start
     made = kind.fresh(target, settings, frequent_ids)
     if start is not None and kind.begin is not None:
         kind.begin(made.net, made.points, find_model(start), target)
@@ -120,8 +192,7 @@ def usual_width(target: TargetParts) -> int:
 
 def require_fit(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for a head that this target cannot have, before anything is done for it."""
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     kind = find_kind(head.kind)
     kind.points(target)
     kind.require_fit(target, settings)
@@ -132,8 +203,7 @@ def require_fit(target: TargetParts, settings: Settings) -> None:
 
 def require_mask(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError for a mask token that the target does not know."""
-    assert settings.head is not None, "a run of a head"
-    given = settings.head.mask_token_id
+    given = settings.of_head.mask_token_id
     if given >= target.vocab_size:
         allowed = f"below {target.vocab_size}, the target's tokens"
         raise ConfigError("head.mask_token_id", given, allowed)

@@ -32,8 +32,7 @@ class MedusaGuesser(Guesser):
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     shape = MedusaShape(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,

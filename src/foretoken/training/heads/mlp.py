@@ -19,7 +19,6 @@ class MLPGuesser(Guesser):
     """Stages from the final hidden state, each given the true token."""
 
     def __init__(self, net: MLPSpeculator) -> None:
-        """Train `net`."""
         self.net = net
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
@@ -34,8 +33,7 @@ class MLPGuesser(Guesser):
 
 
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     shape = MLPShape(
         vocab_size=target.vocab_size,
         emb_dim=target.hidden_size,

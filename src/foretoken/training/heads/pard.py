@@ -10,14 +10,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from foretoken.training.heads.draft import draft_net, require_draft_fits
 from foretoken.training.heads.guesses import DepthAttention, Drops, Guess, Guesser, ahead
 from foretoken.training.heads.kind import FreshHead, HeadKind, require_mask
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.llama import Block, Llama, Rope
+from foretoken.training.llama import Llama
 from foretoken.training.settings import Settings
+
+BY_DEPTH = "foretoken_by_depth"
+"""What transformers calls the attention of masks, each at its own depth."""
 
 
 class ParallelGuesser(Guesser):
@@ -25,6 +29,7 @@ class ParallelGuesser(Guesser):
 
     def __init__(self, net: Llama, mask_token_id: int, keep_share: float = 1.0) -> None:
         """Train `net` with `mask_token_id` in place of unknown tokens."""
+        net.set_attn_implementation(BY_DEPTH)
         self.net, self._mask, self._keep_share = net, mask_token_id, keep_share
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
@@ -33,7 +38,7 @@ class ParallelGuesser(Guesser):
         tokens_BT = ahead(captured.tokens_BT, 1)
         rows, length = tokens_BT.shape
         drops = Drops.of(captured.tokens_BT, self._keep_share if net.training else 1.0)
-        attends = [DepthAttention() for _ in net.blocks]
+        attends = [DepthAttention() for _ in net.layers]
         kept_N, given = torch.arange(length, device=tokens_BT.device), tokens_BT
         for step in range(depth):
             if step > 0:
@@ -45,28 +50,33 @@ class ParallelGuesser(Guesser):
             hidden = self._pass(given, kept_N + step, attends)
             yield Guess(
                 states_BTD=net.norm(hidden),
-                weight_VD=net.embed.weight,
+                weight_VD=net.embed_tokens.weight,
                 slots_N=kept_N if step > 0 else None,
             )
 
     def _pass(self, given_BN: Tensor, places_N: Tensor, attends: list[DepthAttention]) -> Tensor:
         """The residual stream of one depth, [B, N, D]."""
         net = self.net
-        hidden: Tensor = net.embed(given_BN)
-        table = net.rope(0, int(places_N[-1]) + 1)
-        rope = Rope(table.cos[places_N], table.sin[places_N])
-        for block, attend in zip(net.blocks, attends, strict=True):
-            assert isinstance(block, Block), type(block)
-            qkv = block.project(hidden, rope)
-            flat = attend(*(part.transpose(1, 2) for part in qkv))
-            heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
-            hidden = block.finish(hidden, heads)
+        hidden: Tensor = net.embed_tokens(given_BN)
+        rotations = net.rotary_emb(hidden, places_N[None])
+        for layer in net.layers:
+            hidden = layer(hidden, position_embeddings=rotations, attends=attends)
         return hidden
 
 
+def _attend_by_depth(
+    layer: nn.Module, q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, *_: object, **given: Any
+) -> tuple[Tensor, None]:
+    """A layer's `DepthAttention`, as transformers calls an attention function."""
+    attend = given["attends"][layer.layer_idx]
+    return attend(*(part.transpose(1, 2) for part in (q_BHTh, k_BKTh, v_BKTh))), None
+
+
+AttentionInterface.register(BY_DEPTH, _attend_by_depth)
+
+
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     net = draft_net(target, settings)
     return FreshHead(net, ParallelGuesser(net, head.mask_token_id, head.keep_share))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foretoken.config.method_registry import ANCHORED
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
-from foretoken.proposers.heads.eagle3.serving import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle3 import default_points, eagle3_net, speculators_config
 from foretoken.training.heads.guesses import (
     DepthAttention,
@@ -33,12 +33,12 @@ from foretoken.training.heads.kind import (
     FreshHead,
     HeadKind,
     Layout,
+    read_start,
     require_mask,
     usual_vocabulary,
     usual_width,
+    with_both_ways,
 )
-from foretoken.training.heads.speculators_file import with_both_ways
-from foretoken.training.heads.start import read_start
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
@@ -116,8 +116,7 @@ def begin_with_eagle3(
 
 
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
-    head = settings.head
-    assert head is not None, "a run of a head"
+    head = settings.of_head
     net = eagle3_net(target, head, frequent_ids, parallel=True)
     guesser = PEagleGuesser(net, head.mask_token_id, head.keep_share)
     return FreshHead(net, guesser, default_points(target))

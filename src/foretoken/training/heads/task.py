@@ -46,10 +46,8 @@ class HeadTraining:
     """A `Task`: the loss of a head's guesses on rows, its agreement on held-out greedy text."""
 
     def __init__(self, head: FreshHead, settings: Settings, source: RowSource) -> None:
-        """Train `head` on what `source` gives."""
-        assert settings.head is not None, "a run of a head"
         self.head, self.source = head, source
-        self.depth_settings, self.tv_share = settings.head, settings.tv_share
+        self.depth_settings, self.tv_share = settings.of_head, settings.tv_share
         self._precision = settings.precision
         first = settings.stages[0]
         head.guesser.begin(source.batch(0, max(settings.micro_tokens, first.length), first))
@@ -101,7 +99,7 @@ def divergence_loss(
         states_BND, slots = guess.within(length - 1 - depth)
         count, added = states_BND.shape[1], None
         if guess.added is not None:
-            added = Head(guess.added.states_BTr[:, :count].flatten(0, 1), guess.added.weight_Vr)
+            added = Head(guess.added.hidden[:, :count].flatten(0, 1), guess.added.weight)
         found = distance(
             Head(states_BND.flatten(0, 1), guess.weight_VD),
             Head(captured.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), wanted),
@@ -149,7 +147,6 @@ def _over_depths(
     settings: HeadSettings,
     loss: Callable[[Guess, int], Tensor],
 ) -> Tensor:
-    """The weighted mean of a loss of each depth's guess."""
     total, weights = captured.final_BTD.new_zeros((), dtype=torch.float32), 0.0
     for depth, guess in enumerate(guesser.guesses(captured, settings.depth)):
         weight = settings.depth_decay**depth

@@ -37,7 +37,6 @@ class CalibrationSettings:
     """Round the inputs with the largest activations first."""
 
     def __post_init__(self) -> None:
-        """Check each number."""
         fine = {
             "calibration-sequences": (self.sequences, self.sequences >= 1, "an integer >= 1"),
             "calibration-length": (self.length, self.length >= 2, "an integer >= 2"),
@@ -65,7 +64,6 @@ class QuantizeSettings:
     """None: round to nearest."""
 
     def __post_init__(self) -> None:
-        """Check the names and numbers."""
         if self.scheme not in QUANTIZATIONS:
             names = one_of(self.scheme, QUANTIZATIONS)
             allowed = f"{names} (--calibrate gives them what GPTQ and AWQ are for)"

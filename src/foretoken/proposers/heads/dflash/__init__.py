@@ -4,5 +4,6 @@ from functools import partial
 
 from foretoken.proposers.heads.base import find_head
 from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dflash.runner import serve_blocks
 
-load_spec = partial(find_head, DFlash)
+load_spec = partial(find_head, DFlash, serve_blocks)

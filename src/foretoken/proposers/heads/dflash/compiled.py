@@ -8,14 +8,12 @@ compares them. Owns the packed layers and the buffers of a call, kept between ca
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.backend import backend_for
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import (
     UNIT_INTS,
@@ -25,116 +23,71 @@ from foretoken.kernels.structures import (
     FtBlockModel,
     address_of,
 )
-from foretoken.kv.features import FeatureView
-from foretoken.kv.store import KVStore
-from foretoken.layers.rope import RotaryTable
 from foretoken.models.draft_call import DraftCall
 from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.attention.base import Geometry
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockAttention, BlockLayer, BlockView
-from foretoken.proposers.heads.linears import HeadLinears, ServedLinear, kernel_of
-from foretoken.proposers.heads.parts import HeadNorm, group_major
+from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.shape import BlockView
+from foretoken.proposers.heads.linears import HeadLinears, kernel_of, serve_linears
+from foretoken.proposers.heads.paged_head import RunnerParts
+from foretoken.proposers.heads.parts import HeadAttention, HeadLayer, group_major
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSite:
-    """What a runner has around its network."""
-
-    features: FeatureView
-    store: KVStore
-    rotary: RotaryTable
-    linears: HeadLinears
-    head: Linear | None
-    """The target's, for a network without one; None: something more makes its logits."""
-    vocab_size: int
-    """Ids of the target."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kinds:
-    """The kinds of layers, by what their rows see."""
-
-    views: tuple[BlockView, ...]
-    attentions: tuple[NativeAttention, ...]
-
-    @classmethod
-    def of(cls, net: BlockHead, site: BlockSite) -> "_Kinds | None":
-        """None: some have no kernel, or windows that end inside of a block on both sides."""
-        shape, like = net.shape, site.features.slots_SF
-        views = tuple(dict.fromkeys(shape.views))
-        if any(0 < (view.window or 0) < shape.block_size for view in views):
-            return None
-        found = []
-        for view in views:
-            geometry = Geometry(
-                num_heads=shape.layer.num_attention_heads,
-                num_kv_heads=shape.layer.num_key_value_heads,
-                head_dim=shape.layer.head_dim,
-                page_size=site.store.page_size,
-                dtype=like.dtype,
-                device=like.device,
-                window=view.window,
-                kv_store_dtype=site.store.layers[0].dtype,
-            )
-            attention = backend_for(like.device).attention(geometry, batch_invariant=False)
-            if not isinstance(attention, NativeAttention):
-                return None
-            found.append(attention)
-        return cls(views, tuple(found))
-
-
-def compile_blocks(net: BlockHead, site: BlockSite) -> "CompiledBlocks | None":
+def compile_blocks(net: BlockHead, site: RunnerParts) -> "CompiledBlocks | None":
     """The network on kernels, or None if some part has none."""
-    like = site.features.slots_SF
-    kinds = _Kinds.of(net, site)
+    like, kinds = site.features.slots_SF, _kinds(net, site)
     if kinds is None or like.dtype not in TYPES:
         return None  # Before any matrix is packed.
-    _serve_tops(net, site.linears)
-    pack = _Packing(net, site.linears)
-    layers = [pack.layer(one, kinds.views.index(view)) for one, view in net.viewed_layers]
-    mixer = site.linears.of([net.fc])
-    if not isinstance(mixer, KernelLinear) or not pack.all_kernels(like.dtype):
+    serve_linears(net, net.tops, site.linears, tops_only=True)
+    packed = _Packed(net, site.linears, list(kinds))
+    if not packed.all_kernels(like.dtype):
         return None
-    return CompiledBlocks(net, site, kinds, _Packed(mixer, layers, pack.kept))
+    return CompiledBlocks(net, site, kinds, packed)
 
 
-def _serve_tops(net: BlockHead, make: HeadLinears) -> None:
-    """Exchange what makes logits for linears that serve; the network goes on using them."""
-    tops = {id(top) for top in net.tops}
-    for parent in list(net.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and id(child) in tops:
-                setattr(parent, name, ServedLinear(child, make, top=True))
+def _kinds(net: BlockHead, site: RunnerParts) -> dict[BlockView, NativeAttention] | None:
+    """The attention of each kind of layer; None: some have no kernel, or windows that end inside of
+    a block on both sides."""
+    found = dict[BlockView, NativeAttention]()
+    for view in net.shape.views:
+        attention = site.attention(view.window)
+        inside = 0 < (view.window or 0) < net.shape.block_size
+        if inside or not isinstance(attention, NativeAttention):
+            return None
+        found.setdefault(view, attention)
+    return found
 
 
-class _Packing:
-    """Packs the layers of a network, query heads in the order that attention wants."""
+class _Packed:
+    """The layers of a network in C's memory, query heads in the order that attention wants."""
 
-    def __init__(self, net: BlockHead, make: HeadLinears) -> None:
+    def __init__(self, net: BlockHead, make: HeadLinears, kinds: list[BlockView]) -> None:
         self._layer, self._make = net.shape.layer, make
-        self.kept: list[Any] = []
+        self._kept: list[Any] = []
+        self.layers = [self._pack(one, kinds.index(view)) for one, view in net.viewed_layers]
+        self.mixer = make.of([net.fc])
+        self._kept.append(self.mixer)
 
     def all_kernels(self, dtype: torch.dtype) -> bool:
         """Whether everything that was packed is a kernel from `dtype` to `dtype`."""
-        linears = [one for one in self.kept if isinstance(one, Linear)]
+        linears = [one for one in self._kept if isinstance(one, Linear)]
         return all(
             isinstance(one, KernelLinear) and (one.dtype, one.out_dtype) == (dtype, dtype)
             for one in linears
         )
 
-    def layer(self, layer: BlockLayer, kind: int) -> FtBlockLayer:
+    def _pack(self, layer: HeadLayer, kind: int) -> FtBlockLayer:
         attention, mlp, make = layer.self_attn, layer.mlp, self._make
-        head_dim, q, kv = self._layer.head_dim, attention.q_proj, _keys_values(attention)
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        kv_bias_N = None if k.bias is None else torch.cat([k.bias, v.bias]).detach()
         return FtBlockLayer(
             q=self._keep(make.of([q], self._query_bias(attention), first=self._group_major)),
-            kv=self._keep(make.of(*kv)),
-            out=self._keep(make.back(attention.o_proj, self._group_major, head_dim)),
+            kv=self._keep(make.of([k, v], kv_bias_N)),
+            out=self._keep(make.back(attention.o_proj, self._group_major, self._layer.head_dim)),
             gate_up=self._keep(make.of([mlp.gate_proj, mlp.up_proj])),
             down=self._keep(make.of([mlp.down_proj], adds_residual=True)),
             attention_norm=self._norm(layer.input_layernorm),
@@ -145,14 +98,15 @@ class _Packing:
         )
 
     def _keep(self, linear: Linear) -> int | None:
-        self.kept.append(linear)
+        self._kept.append(linear)
         return linear.address if isinstance(linear, KernelLinear) else None
 
-    def _norm(self, norm: HeadNorm) -> int:
-        self.kept.append(norm.weight)
-        return norm.weight.data_ptr()
+    def _norm(self, norm: nn.Module) -> int:
+        weight = norm.get_parameter("weight")
+        self._kept.append(weight)
+        return weight.data_ptr()
 
-    def _query_bias(self, attention: BlockAttention) -> Tensor | None:
+    def _query_bias(self, attention: HeadAttention) -> Tensor | None:
         bias_N: Tensor | None = attention.q_proj.bias
         if bias_N is None:
             return None
@@ -162,55 +116,46 @@ class _Packing:
         return group_major(rows, self._layer)
 
 
-def _keys_values(attention: BlockAttention) -> tuple[list[nn.Linear], Tensor | None]:
-    k, v = attention.k_proj, attention.v_proj
-    bias_N = None if k.bias is None else torch.cat([k.bias, v.bias]).detach()
-    return [k, v], bias_N
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """What the layers are made of, in C's memory as far as `kept` lives."""
-
-    mixer: KernelLinear
-    layers: list[FtBlockLayer]
-    kept: list[Any]
-
-
 @final
 class CompiledBlocks:
     """A network bound to C; `compile_blocks` makes it."""
 
-    def __init__(self, net: BlockHead, site: BlockSite, kinds: _Kinds, packed: _Packed) -> None:
+    def __init__(
+        self,
+        net: BlockHead,
+        site: RunnerParts,
+        kinds: dict[BlockView, NativeAttention],
+        packed: _Packed,
+    ) -> None:
         """Bind the parts, which must stay as they are."""
         self._site, self._kinds, self._packed = site, kinds, packed
         self._norms = net.hidden_norm, net.norm
         self._table = net.table
         self._ids_N = None if net.target_ids is None else net.target_ids.contiguous()
-        self._most_units = net.shape.layer.num_key_value_heads * len(kinds.views)
-        self._context = net.hidden_norm
+        self._most_units = net.shape.layer.num_key_value_heads * len(kinds)
         self._stores = (_PTR * len(packed.layers))(*(one.data_ptr() for one in site.store.layers))
         self._layers = (FtBlockLayer * len(packed.layers))(*packed.layers)
-        self._bound = (FtBlockKind * len(kinds.views))(
+        self._bound = (FtBlockKind * len(kinds))(
             *(
-                FtBlockKind(shape=attention.address, causal=int(view.causal))
-                for view, attention in zip(kinds.views, kinds.attentions, strict=True)
+                FtBlockKind(shape=one.address, causal=int(view.causal))
+                for view, one in kinds.items()
             )
         )
         self._model = self._bind(net)
         self.drafts = self._bind_drafts(net)
         """Whether `draft` may be asked."""
         self._call, self._rooms = FtBlockCall(), dict[str, Tensor]()
-        library = kinds.attentions[0].library
+        library = next(iter(kinds.values())).library
         self._run: Any = library.function("ft_block_draft", (_PTR, _PTR), _I64)
 
     def _bind(self, net: BlockHead) -> FtBlockModel:
         shape, cos = net.shape, self._site.rotary.cos
-        layer, store = shape.layer, self._site.store.layers[0]
+        layer, store, mixer = shape.layer, self._site.store.layers[0], self._packed.mixer
+        assert isinstance(mixer, KernelLinear), "all of it has kernels"
         return FtBlockModel(
             layers=ctypes.addressof(self._layers),
             kinds=ctypes.addressof(self._bound),
-            mixer=self._packed.mixer.address,
+            mixer=mixer.address,
             context_norm=net.hidden_norm.weight.data_ptr(),
             embedding=self._table.address,
             norm=net.norm.weight.data_ptr(),
@@ -223,7 +168,7 @@ class CompiledBlocks:
             width=cos.shape[-1],
             kv_stride=store.stride(0),
             num_layers=len(self._packed.layers),
-            num_kinds=len(self._kinds.views),
+            num_kinds=len(self._kinds),
             num_heads=layer.num_attention_heads,
             num_kv_heads=layer.num_key_value_heads,
             head_dim=layer.head_dim,
@@ -239,7 +184,7 @@ class CompiledBlocks:
         site, follow, model = self._site, net.follow, self._model
         features, dtype = site.features, self._table.dtype
         own = net.lm_head if net.shape.own_head else None
-        head = site.head if own is None else kernel_of(own, dtype, torch.float32)
+        head = site.target_head if own is None else kernel_of(own, dtype, torch.float32)
         if follow is None or not isinstance(head, KernelLinear):
             return False
         if (head.dtype, head.out_dtype) != (dtype, torch.float32):
@@ -260,7 +205,7 @@ class CompiledBlocks:
 
     def context(self, features_TF: Tensor) -> Tensor:
         """Context rows [T, D] of features."""
-        mixed: Tensor = self._context(self._packed.mixer(features_TF.contiguous()))
+        mixed: Tensor = self._norms[0](self._packed.mixer(features_TF.contiguous()))
         return mixed
 
     def run(
@@ -290,8 +235,8 @@ class CompiledBlocks:
         token_ids: Sequence[int],
         plan: RolloutPlan,
         first_row: int,
-    ) -> RolledOut | None:
-        """Feed places, run blocks and draft up to `plan.steps` tokens of each; None: too much.
+    ) -> RolledOut:
+        """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each.
 
         Args:
             context, blocks, token_ids: as for `run`.
@@ -299,8 +244,7 @@ class CompiledBlocks:
             first_row: the row of a block that gives the first.
         """
         fed = sum(layout.num_tokens for layout in context)
-        if fed > MOST_ROWS:
-            return None
+        assert fed <= MOST_ROWS, fed
         steps, count = plan.steps, len(blocks)
         call, kept = self._begin(context, blocks, token_ids, steps)
         model, head = self._model, self._head

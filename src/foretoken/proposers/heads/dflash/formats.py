@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.proposers.heads.base import TargetFacts, check_fits, check_ids
-from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.shape import BlockShape, BlockView
 from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape

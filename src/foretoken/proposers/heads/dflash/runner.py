@@ -1,49 +1,41 @@
-"""Runs a block head over paged keys and values of its own, under the target's slots.
+"""Drafting with block heads: one pass feeds the context that is new, and one fills a block.
 
-Knows pages, positions and features, not requests or drafts. Two things are run: places, of which
-only the context's keys and values are kept, and blocks, whose keys and values stand behind the
-context until the next thing is written there.
+Place i of the head has keys and values of the target's features at position i, under the target's
+page tables; they need no later token, so all places before the newest token are right once they are
+fed, whoever fed them. The block begins with the newest token, at its own position; what its rows
+leave behind the context is overwritten.
+
+Source: DFlash (arXiv 2602.06036).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.kv.features import FeatureView
-from foretoken.kv.store import KVStore, write
-from foretoken.layers.rope import RotaryTable
+from foretoken.errors import UnsupportedModelError
+from foretoken.kv.store import write
 from foretoken.models.rollout import MOST_ROWS
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.linear import Linear
-from foretoken.ops.logits import NEVER
 from foretoken.ops.quantize_kv import dequantize, quantize_kv
-from foretoken.proposers.heads.dflash.compiled import BlockSite, CompiledBlocks, compile_blocks
-from foretoken.proposers.heads.dflash.head import BlockHead
-from foretoken.proposers.heads.dflash.layers import BlockView
-from foretoken.proposers.heads.head_runner import HeadPages
-from foretoken.proposers.heads.linears import HeadLinears, serve_linears
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.heads.base import HeadServingContext
+from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, compile_blocks
+from foretoken.proposers.heads.dflash.network import BlockHead
+from foretoken.proposers.heads.dflash.shape import BlockView
+from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
 from foretoken.proposers.heads.parts import Attend
+from foretoken.proposers.kv_progress import MadeOf, Stretches
+from foretoken.proposers.steps import DepthSteps, DraftSteps
+from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import positions_of, slots_of
+from foretoken.runtime.sequence import Sequence as RunningSequence
 
 _PIECE: Final = 512
 """Places that are fed at once: what lies between the matrices stays small."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetTop:
-    """What makes the target's logits of hidden states."""
-
-    logits: Callable[[Tensor], Tensor]
-    """float32 [N, V] of [N, D]."""
-    vocab_size: int
-    linear: Linear | None = None
-    """What does all of that alone, if anything does."""
-
-
 _SPARED: Final = 64
 """Blocks of one pass that may have rows past their sequences' pages; more are cut short."""
 
@@ -53,8 +45,8 @@ class _Spares:
     """Pages of a head's store behind those that the target has too: for the rows of whole blocks
     past the pages of their sequence. Nothing stays there from one pass to the next."""
 
-    def __init__(self, net: BlockHead, pages: HeadPages) -> None:
-        self._size, self._first = pages.page_size, pages.num_pages
+    def __init__(self, net: BlockHead, context: PagedContext) -> None:
+        self._size, self._first = context.page_size, context.num_pages
         self._each = -(-net.shape.block_size // self._size) if net.is_whole else 0
         self.count = _SPARED * self._each
 
@@ -68,54 +60,52 @@ class _Spares:
         return [*table, *range(first, first + missing)]
 
 
+def serve_blocks(head: BlockHead, site: HeadServingContext) -> Proposer:
+    """The drafter over a block head.
+
+    Raises:
+        ConfigError: trees that are deeper than its blocks.
+        UnsupportedModelError: the head wants other logits than the target's own head makes.
+    """
+    target, shape = site.engine.target.model, head.shape
+    site.drafting.check_depth(shape.max_drafts)
+    cap = target.shape.logit_softcap
+    if not shape.own_head and shape.logit_softcap not in (None, cap):
+        allowed = f"{cap}, as the target's, whose output head it uses"
+        raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, allowed)
+    head.use_embedding(target.embedding)
+    same = target.shape.tie_word_embeddings and cap == shape.logit_softcap
+    if same and not site.config.quantization and target.makes_draft_logits:
+        head.use_head(target.embedding)
+    runner = BlockRunner(head, PagedContext.of(site))
+    return serve_paged(runner, site, MadeOf.FEATURES, enters=shape.rope.counts_distances)
+
+
 @final
-class BlockRunner:
-    """A block head, its store of keys and values, and the features it reads."""
+class BlockRunner(PagedRunner):
+    """Runs places, of which only the context's keys and values are kept, and blocks, whose keys and
+    values stand behind the context until the next thing is written there."""
 
-    def __init__(
-        self,
-        net: BlockHead,
-        features: FeatureView,
-        *,
-        top: TargetTop,
-        pages: HeadPages,
-        make: HeadLinears | None = None,
-    ) -> None:
-        """Run `net`, in the type and on the device of `features`, with its embedding in place.
+    net: BlockHead
+    kernels: CompiledBlocks | None
+    drafts_blocks = True
 
-        Args:
-            net: the network.
-            features: what the target's runner keeps at the network's points.
-            top: makes the logits of networks without a head.
-            pages: as many as the target has.
-            make: how its matrices become linears; default: as they are.
-        """
-        self.net = net.eval().requires_grad_(False)
-        self.features, self.page_size = features, pages.page_size
-        layer, like = net.shape.layer, features.slots_SF
-        self.device = like.device
-        self._spares = _Spares(net, pages)
-        self.store = KVStore(
-            layer,
-            num_pages=pages.num_pages + self._spares.count,
-            page_size=pages.page_size,
-            dtype=pages.kv_store_dtype or like.dtype,
-            device=like.device,
-        )
-        self.max_positions = positions = layer.max_position_embeddings
-        self._rotary = RotaryTable(net.shape.rope, max_positions=positions, like=like)
-        self._top, self._target_ids = top, net.target_ids
-        site = BlockSite(
-            features=features,
-            store=self.store,
-            rotary=self._rotary,
-            linears=make or HeadLinears(),
-            head=top.linear,
-            vocab_size=top.vocab_size,
-        )
-        self.kernels: CompiledBlocks | None = compile_blocks(net, site)
-        if self.kernels is None and make is not None:
-            serve_linears(net, net.tops, make)
+    def __init__(self, net: BlockHead, context: PagedContext) -> None:
+        self._spares = _Spares(net, context)
+        super().__init__(net, context)
+        self.max_drafts = net.shape.max_drafts
+
+    def spare_pages(self, context: PagedContext) -> int:
+        return self._spares.count
+
+    def _compile(self, parts: RunnerParts) -> CompiledBlocks | None:
+        return compile_blocks(self.net, parts)
+
+    def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
+        return BlockSteps(self, spans, fed, depths)
+
+    def feed(self, sequences: Sequence[RunningSequence], fed: Stretches) -> None:
+        self.feed_context(fed.layouts(sequences))
 
     def block(self, index: int, start: int, drafts: int, table: list[int]) -> SpanLayout:
         """Where block `index` of a pass lies that begins at `start`, for so many drafts.
@@ -129,7 +119,7 @@ class BlockRunner:
             end = max(end, min(most, len(table) * self.page_size))
         return SpanLayout(start=start, num_tokens=end - start, page_table=table)
 
-    def feed(self, layouts: Sequence[SpanLayout]) -> None:
+    def feed_context(self, layouts: Sequence[SpanLayout]) -> None:
         """Keep keys and values of the context at these places, whose features are known."""
         for piece in _pieces(layouts, _PIECE):
             if self.kernels is not None:
@@ -160,7 +150,7 @@ class BlockRunner:
         if self.kernels is not None:
             context = self._few(context)
             return self.kernels.run(context, self._context(context), blocks, token_ids)
-        self.feed(context)
+        self.feed_context(context)
         paged = PagedBlocks(blocks, self.page_size, self.device)
         views, stores = self.net.shape.views, self.store.layers
         attends = [paged.over(view, one) for view, one in zip(views, stores, strict=True)]
@@ -175,10 +165,9 @@ class BlockRunner:
         blocks: Sequence[SpanLayout],
         token_ids: Sequence[int],
         plan: RolloutPlan,
-    ) -> RolledOut | None:
-        """The same, and `plan.steps` tokens of each block; None: some part has no kernel."""
-        if self.kernels is None or not self.kernels.drafts:
-            return None
+    ) -> RolledOut:
+        """The same, and `plan.steps` tokens of each block, where `drafts_at_once`."""
+        assert self.kernels is not None, "asked only where `drafts_at_once`"
         rows = self._few(context), blocks, token_ids
         return self.kernels.draft(*rows, plan, self.net.shape.first_row)
 
@@ -187,24 +176,11 @@ class BlockRunner:
         """Whether `draft` can do it."""
         return self.kernels is not None and self.kernels.drafts
 
-    def logits(self, outputs_ND: Tensor) -> Tensor:
-        """float32 logits over the network's own ids, [N, Vd]."""
-        if self.net.shape.own_head:
-            return self.net.logits(outputs_ND)
-        return self._top.logits(outputs_ND)
-
-    def spread(self, own_NV: Tensor) -> Tensor:
-        """Logits over the target's vocabulary, [N, V]; ids that it cannot draft get -inf."""
-        if self._target_ids is None:
-            return own_NV
-        full = own_NV.new_full((own_NV.shape[0], self._top.vocab_size), NEVER)
-        return full.index_copy_(1, self._target_ids, own_NV)
-
     def _few(self, context: Sequence[SpanLayout]) -> Sequence[SpanLayout]:
         """What is left for a pass over blocks, after much was fed ahead of it."""
         if sum(layout.num_tokens for layout in context) <= MOST_ROWS:
             return context
-        self.feed(context)
+        self.feed_context(context)
         return ()
 
     def _context(self, layouts: Sequence[SpanLayout]) -> Tensor:
@@ -279,3 +255,65 @@ class PagedBlocks:
         if view.window is not None:
             seen_RL = seen_RL & ((rows_R1 - keys_L).abs() < view.window)
         return slots_of([keys], self._page_size, self._device), seen_RL
+
+
+@final
+class BlockSteps(DepthSteps):
+    """Reads the rows of one pass over blocks, each after the token that was chosen before it."""
+
+    def __init__(
+        self, runner: BlockRunner, spans: list[Span], fed: Stretches, depths: list[int]
+    ) -> None:
+        """Nothing is run yet; `fed` are the places of each that are to be fed first."""
+        super().__init__(spans, depths)
+        self.runner, self._fed = runner, fed
+        self._outputs_KD: Tensor
+        self.rolls_out = runner.drafts_at_once
+
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        return self.runner.draft(self.context, *self.blocks(), plan)
+
+    def run(self) -> Tensor:
+        blocks, tokens = self.blocks()
+        rows, row, unused = list[int](), 0, self.runner.net.shape.first_row
+        for layout, depth in zip(blocks, self.depths, strict=True):
+            rows.extend(range(row + unused, row + unused + depth))
+            row += layout.num_tokens
+        self._outputs_KD = self.runner.run(self.context, blocks, tokens)[rows]
+        return self.runner.own_logits(self._outputs_KD)
+
+    def at(self, spans: list[int], depth: int, previous: list[int]) -> Tensor:
+        own_NV, outputs_ND = super().at(spans, depth, previous), self._outputs_at(spans, depth)
+        return self.runner.spread(self.runner.net.after(own_NV, outputs_ND, self._ids(previous)))
+
+    def sure(self, active: list[int], drafted: list[list[int]]) -> list[float] | None:
+        newest = self.newest
+        last = [
+            tokens[-1] if tokens else newest[i] for i, tokens in zip(active, drafted, strict=True)
+        ]
+        outputs_ND = self._outputs_at(active, len(drafted[0]))
+        found_N = self.runner.net.sure(outputs_ND, self._ids(last))
+        return None if found_N is None else list(found_N.tolist())
+
+    @property
+    def context(self) -> list[SpanLayout]:
+        """The places whose keys and values are not there yet."""
+        return self._fed.layouts(self.sequences)
+
+    def blocks(self) -> tuple[list[SpanLayout], list[int]]:
+        """Where the blocks lie, and their tokens."""
+        mask, layouts, tokens = self.runner.net.shape.mask_token_id, [], list[int]()
+        for index, (sequence, depth) in enumerate(zip(self.sequences, self.depths, strict=True)):
+            table = sequence.page_table
+            layout = self.runner.block(index, sequence.num_tokens - 1, depth, table)
+            layouts.append(layout)
+            tokens += [sequence.token_ids[-1], *[mask] * (layout.num_tokens - 1)]
+        return layouts, tokens
+
+    def _outputs_at(self, spans: list[int], depth: int) -> Tensor:
+        return self._outputs_KD[self.rows(spans, depth)]
+
+    def _ids(self, tokens: list[int]) -> Tensor:
+        return torch.tensor(tokens, device=self.runner.device)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.backend import backend_for
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.captured import BesideParts, CapturedSteps, DecoderParts, capture
@@ -29,10 +28,10 @@ from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
-from foretoken.proposers.heads.eagle3.network import Eagle3Network
-from foretoken.proposers.heads.head_runner import RunnerParts
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.linears import HeadLinears
-from foretoken.proposers.heads.parts import HeadNorm, HeadShape, group_major
+from foretoken.proposers.heads.paged_head import RunnerParts
+from foretoken.proposers.heads.parts import HeadShape, group_major
 
 
 @final
@@ -43,12 +42,10 @@ class CompiledEagle3:
     norm_features: Callable[[Tensor], Tensor]
     """What the network does to the target's features before it mixes them."""
     mixer: Linear
-    table: Embedding
-    """Embeddings."""
     layers: CompiledLayers | None
     """None: `rollout` runs them, a GPU's."""
-    norm: RMSNorm
-    head: Linear
+    parts: RolloutParts | DecoderParts
+    """What stands around the layers."""
     rollout: CompiledRollout | CapturedSteps
 
     def mix(self, features_TF: Tensor) -> Tensor:
@@ -62,26 +59,26 @@ class CompiledEagle3:
             return self.rollout.outputs(inputs.spans, tokens, hidden_TD, store)
         assert self.layers is not None, "made together"
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
-        embedded_TD = self.table(inputs.tokens_T)
+        embedded_TD = self.parts.embedding(inputs.tokens_T)
         self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
         return x_TD
 
     def logits(self, outputs_BD: Tensor) -> Tensor:
         """float32 logits over the head's own ids, [B, N]."""
-        return self.head(self.norm(outputs_BD.contiguous()))
+        return self.parts.head(self.parts.norm(outputs_BD.contiguous()))
 
 
-def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | None:
+def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
     """The network on kernels, or None if some part has none."""
     if net.shape.norm_output or net.shape.attention_bias:
         return None
-    make = around.linears
-    build = _Builder(net.shape.layer, around.geometry, make)
-    kind = LayerKind(around.attention, around.rotary)
-    if isinstance(around.attention, GpuAttention):
-        return _captured(net, around, build, kind)
-    if not isinstance(around.attention, NativeAttention):
+    make, attention = around.linears, around.attention()
+    if not isinstance(attention, NativeAttention | GpuAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
+    build = _Builder(net.shape.layer, around.geometry, make)
+    kind = LayerKind(attention, around.rotary)
+    if isinstance(attention, GpuAttention):
+        return _captured(net, around, build, kind)
     layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
     if layers is None:
         return None
@@ -104,16 +101,14 @@ def compile_eagle3(net: Eagle3Network, around: RunnerParts) -> CompiledEagle3 | 
     return CompiledEagle3(
         norm_features=net.normed_features,
         mixer=mixer,
-        table=parts.embedding,
         layers=layers,
-        norm=parts.norm,
-        head=parts.head,
+        parts=parts,
         rollout=rollout,
     )
 
 
 def _captured(
-    net: Eagle3Network, around: RunnerParts, build: "_Builder", kind: LayerKind
+    net: Eagle3, around: RunnerParts, build: "_Builder", kind: LayerKind
 ) -> CompiledEagle3 | None:
     """The network as a GPU's launches, or None if some part has none."""
     make, kernels = around.linears, backend_for(around.geometry.device).gpu
@@ -139,13 +134,7 @@ def _captured(
     if rollout is None:
         return None
     return CompiledEagle3(
-        norm_features=net.normed_features,
-        mixer=mixer,
-        table=parts.embedding,
-        layers=None,
-        norm=parts.norm,
-        head=head,
-        rollout=rollout,
+        norm_features=net.normed_features, mixer=mixer, layers=None, parts=parts, rollout=rollout
     )
 
 
@@ -157,8 +146,8 @@ class _Builder:
     geometry: Geometry
     make: HeadLinears
 
-    def norm(self, module: HeadNorm) -> RMSNorm:
-        return RMSNorm(module.weight.detach(), module.eps)
+    def norm(self, module: nn.RMSNorm) -> RMSNorm:
+        return RMSNorm(module.weight.detach(), self.shape.rms_norm_eps)
 
     def layer(self, module: Eagle3Layer) -> Layer:
         first = module.hidden_norm is not None

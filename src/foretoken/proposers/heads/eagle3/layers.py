@@ -1,9 +1,4 @@
-"""The sizes and the decoder layers of EAGLE-3 networks, with all published variants.
-
-The `speculators` format has norm_before_residual, norm_before_fc, fc_norm and norm_output. P-EAGLE
-(arXiv 2602.01469) has masks for slots whose features do not exist; `anchored` is a variant of our
-own.
-"""
+"""The sizes and the decoder layers of EAGLE-3 networks, with all published variants."""
 
 from dataclasses import dataclass
 
@@ -11,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +43,14 @@ class Eagle3Layer(nn.Module):
     """The first layer takes embedding and features side by side; others are ordinary."""
 
     def __init__(self, shape: Eagle3Shape, *, first: bool) -> None:
-        """Sizes from `shape`."""
         super().__init__()
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         self.residual_normed = shape.norm_before_residual
-        self.input_layernorm = HeadNorm(size, eps)
-        self.hidden_norm = HeadNorm(size, eps) if first else None
+        self.input_layernorm = nn.RMSNorm(size, eps)
+        self.hidden_norm = nn.RMSNorm(size, eps) if first else None
         width = 2 * size if first else size
         self.self_attn = HeadAttention(shape.layer, width, bias=shape.attention_bias)
-        self.post_attention_layernorm = HeadNorm(size, eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps)
         self.mlp = HeadMLP(shape.layer)
 
     def forward(self, x: Tensor, embedded: Tensor, rotation: Rotation, attend: Attend) -> Tensor:

@@ -10,25 +10,24 @@ Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, an
 the `speculators` format.
 """
 
-from abc import ABC
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.kv.features import FINAL
-from foretoken.layers.embedding import Embedding
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import TargetFacts, check_ids
+from foretoken.proposers.heads.chain_head import ChainHead
 from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.folder import HeadFolder
-from foretoken.proposers.heads.head_runner import PagedHead
-from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
+from foretoken.proposers.heads.parts import Attend, HeadShape
 
 
-class Eagle3Network(PagedHead, ABC):
+@final
+class Eagle3(ChainHead):
     """The network; parameters have the names of the `speculators` format."""
 
     method: ClassVar[str] = "eagle3"
@@ -52,18 +51,17 @@ class Eagle3Network(PagedHead, ABC):
         self.points = points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         wide, count = shape.target_hidden_size, shape.num_features
-        self.input_norm = HeadNorm(count * wide, eps) if shape.norm_before_fc else None
+        self.input_norm = nn.RMSNorm(count * wide, eps) if shape.norm_before_fc else None
         self.fc_norm = (
-            nn.ModuleList(HeadNorm(wide, eps) for _ in range(count)) if shape.fc_norm else None
+            nn.ModuleList(nn.RMSNorm(wide, eps) for _ in range(count)) if shape.fc_norm else None
         )
         self.fc = nn.Linear(count * wide, size, bias=False)
         self.layers = nn.ModuleList(
             Eagle3Layer(shape, first=i == 0) for i in range(shape.layer.num_hidden_layers)
         )
-        self.norm = HeadNorm(size, eps)
+        self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.d2t: Tensor
-        self.embedding: Embedding
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         if shape.parallel:
             self.mask_hidden = nn.Parameter(torch.zeros(1, shape.mask_depths, count * wide))
@@ -72,7 +70,6 @@ class Eagle3Network(PagedHead, ABC):
 
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
-        """The network of a folder in any published format."""
         found = describe(folder, target)
         with torch.device("meta"):
             net = cls(found.shape, found.points, found.mask_token_id)
@@ -82,12 +79,10 @@ class Eagle3Network(PagedHead, ABC):
 
     @property
     def parallel(self) -> bool:
-        """P-EAGLE: whether it has masks to draft all tokens with in one pass."""
         return self.shape.parallel
 
     @property
     def layer_shape(self) -> HeadShape:
-        """Sizes of its decoder layers."""
         return self.shape.layer
 
     @property
@@ -97,18 +92,7 @@ class Eagle3Network(PagedHead, ABC):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """The head over the reduced vocabulary."""
         return (self.lm_head,)
-
-    @property
-    def table(self) -> Embedding:
-        """The token embeddings: its own, or the target's."""
-        return Embedding(self.embed_tokens.weight) if self.shape.own_embedding else self.embedding
-
-    def use_embedding(self, embedding: Embedding) -> None:
-        """Embed tokens with the target's table, shared and not trained, unless it has its own."""
-        if not self.shape.own_embedding:
-            self.embedding = embedding
 
     def drop_matrices(self) -> None:
         """Free all linear maps: from now on something else runs them. Norms, tables, masks and ids
@@ -117,7 +101,6 @@ class Eagle3Network(PagedHead, ABC):
 
     @property
     def target_ids(self) -> Tensor:
-        """The target's id of each draft id, int64 [Vd], ascending."""
         ids: Tensor = self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
         return ids
 
@@ -153,25 +136,14 @@ class Eagle3Network(PagedHead, ABC):
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
     ) -> Tensor:
-        """One pass over slots.
-
-        Args:
-            tokens: of the slot after each feature's, int64 [...].
-            hidden: `mix` of the target's features or its own recycled output, [..., D].
-            rotation: of the slots' positions.
-            attends: one per layer.
-
-        Returns:
-            [..., D]: to be recycled, and to be given to `logits`.
-        """
         embedded = self.table(tokens)
         x = hidden
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, embedded, rotation, attend)
         return self.norm(x) if self.shape.norm_output else x
 
-    def logits(self, output: Tensor) -> Tensor:
+    def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the reduced vocabulary, [..., Vd], from what `forward` returned."""
-        normed = output if self.shape.norm_output else self.norm(output)
+        normed = outputs if self.shape.norm_output else self.norm(outputs)
         logits: Tensor = self.lm_head(normed)
         return logits

@@ -6,14 +6,14 @@ without a loop over them. The draft follows the most frequent continuation among
 match far enough, as long as its frequency allows; of several match lengths the one with the best
 expected acceptance wins.
 
-Source: suffix decoding (Oliaro et al. 2024, arXiv 2411.04975); keys and scores as in vLLM's
-`suffix`.
+Scores are as in vLLM's `suffix`.
 """
 
 from array import array
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
+from os.path import commonprefix
 from typing import NamedTuple
 
 _MOST_LENGTHS = 4
@@ -27,7 +27,6 @@ class RecentTokens:
     __slots__ = ("_number", "data", "last", "size")
 
     def __init__(self, tokens: list[int]) -> None:
-        """Hold `tokens`, oldest first; at least one."""
         self.data = array("I", tokens).tobytes()
         self.size = len(tokens)
         self.last = tokens[-1]
@@ -123,7 +122,7 @@ def _follow(texts: list[list[int]], count: int, least: float) -> Path:
     tokens: list[int] = []
     probability, score = 1.0, 0.0
     while len(tokens) < count:
-        reached = _common(min(texts), max(texts), count)
+        reached = min(len(commonprefix(texts)), count)
         if reached > len(tokens):
             score += probability * (reached - len(tokens))
             tokens = texts[0][:reached]
@@ -137,13 +136,3 @@ def _follow(texts: list[list[int]], count: int, least: float) -> Path:
             break
         texts = [text for text in texts if len(text) > reached and text[reached] == token]
     return Path(tokens, score)
-
-
-def _common(first: list[int], second: list[int], limit: int) -> int:
-    """How many leading tokens are the same, at most `limit`."""
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other or count == limit:
-            break
-        count += 1
-    return count

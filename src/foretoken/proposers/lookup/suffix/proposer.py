@@ -109,7 +109,6 @@ class SuffixProposer(Proposer):
         return text is not None
 
     def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one; empty where nothing is known."""
         paths = [NO_PATH] * len(context.spans)
         for i in context.wanted:
             span = context.spans[i]
@@ -129,7 +128,6 @@ class SuffixProposer(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all indices and of the cache, about."""
         own = sum(texts.local.num_bytes for texts in self._texts.values())
         return own + (self._cache.num_bytes if self._cache is not None else 0)
 

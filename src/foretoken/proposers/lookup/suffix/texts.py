@@ -39,7 +39,6 @@ class LocalText:
     __slots__ = ("_latest", "_previous", "tokens")
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.tokens = array("I")
         self._latest: tuple[dict[bytes, int], ...] = tuple({} for _ in OWN_LENGTHS)
         self._previous = tuple(array("i", [0]) for _ in OWN_LENGTHS)
