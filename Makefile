@@ -3,8 +3,12 @@
 # make check       lint, format, types, import layers
 # make test-full   before a release: the slow tests too, and which lines nothing reaches; then
 #                  test-without-kernels, fuzz and test-ray (two hours on two cores)
+# make test-gpu-kernels   the GPU's kernels without a GPU: run by Triton's interpreter, and compiled
+#                  for three generations; four minutes on two cores, in an environment that adds
+#                  Triton to that of the tests. Says so and ends well where there is no Triton to be had
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make fuzz        the C kernels under sanitizers
+# make test-gpu-twins   the promises over a GPU's steps, on a CPU by twins of the kernels (an hour)
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-ray    replicas that Ray Serve starts, in an environment that adds Ray to that of the tests
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
@@ -36,7 +40,8 @@ ENVIRONMENTS ?= $(BENCH)/environments
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators test-ray check fuzz \
+.PHONY: demo test test-without-kernels test-gpu-twins test-gpu-kernels test-full test-pythons \
+  check-arm test-speculators test-ray check fuzz \
   bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
@@ -61,6 +66,13 @@ test-without-kernels: $(VENV)/.installed-dev
 	FORETOKEN_KERNELS=off $(PYTEST) $(PLAIN) $(ARGS)
 
 # A part of the tests reaches a part of the code, so only the whole is measured.
+# A GPU's steps, recorded and replayed, with each kernel replaced by its twin in PyTorch.
+TWINS = tests/e2e/test_losslessness.py tests/e2e/test_trees.py tests/e2e/test_heads.py \
+  tests/e2e/test_int8_kv.py tests/e2e/test_rules.py tests/e2e/test_families.py tests/e2e/test_gpu_twins.py
+
+test-gpu-twins: $(VENV)/.installed-dev
+	FORETOKEN_KERNELS=twins $(PYTEST) --timeout=3600 $(TWINS) $(ARGS)
+
 test-full: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow or not slow" --timeout=3600 $(or $(ARGS),--cov)
 	$(MAKE) test-without-kernels fuzz test-ray ARGS='-m "slow or not slow"'
@@ -102,6 +114,30 @@ $(RAY)/.installed: $(VENV)/.installed-dev
 	$(RAY)/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
 	@touch $@
 
+# Triton beside what the tests have already, in the version that they have run with. The interpreter
+# is chosen when kernels are imported, so there are two runs.
+TRITON := .venv-triton
+TRITON_TESTS = tests/unit/test_triton_linear.py $(wildcard tests/unit/kernels/test_triton_*.py)
+
+test-gpu-kernels: $(TRITON)/.installed
+	@if [ -e $(TRITON)/.missing ]; then \
+	  echo "test-gpu-kernels: skipped, pip found no Triton for this machine"; \
+	else \
+	  run="$(TRITON)/bin/python -m pytest -n auto --no-loadscope-reorder -m 'slow or not slow'"; \
+	  TRITON_INTERPRET=1 $$run --dist load $(TRITON_TESTS) $(ARGS) && \
+	  $$run --dist loadgroup tests/unit/test_triton_linear.py \
+	    tests/unit/kernels/test_triton_compiled.py $(ARGS); \
+	fi
+
+$(TRITON)/.installed: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(TRITON)
+	@echo "Installing Triton"
+	in="import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	  $(RUN) -c "$$in" > "$$($(TRITON)/bin/python -c "$$in")/tests.pth"
+	rm -f $(TRITON)/.missing
+	$(TRITON)/bin/python -m pip install --quiet triton==3.9.0 || touch $(TRITON)/.missing
+	@touch $@
+
 check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -141,7 +177,7 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(RAY) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(RAY) $(TRITON) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

@@ -7,10 +7,12 @@ bound to C as a whole (`models.compiled`, `models.rollout`), which asks the part
 new device is a class here and a line in `backend_for`.
 """
 
+import importlib
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -18,13 +20,17 @@ from torch import Tensor
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.build import library_path
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.kernels.library import Library, find_library, wants_twins
 from foretoken.kernels.linear import TYPES, Packed, pack_block_rows, pack_float
 from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
+from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.drawing import DrawKernel
+from foretoken.ops.drawing_gpu import GpuDraw
+from foretoken.ops.gpu_probe import why_bits_differ
 from foretoken.ops.linear import (
     InvariantLinear,
     KernelLinear,
@@ -34,13 +40,17 @@ from foretoken.ops.linear import (
     RowProbe,
     can_pack,
 )
+from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
 from foretoken.ops.native_rejection import RejectKernel
 from foretoken.ops.noise import CACHED_NOISE
 from foretoken.ops.row_operations import RowKernels
+from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.quant import BlockWeights, IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.quant.triton_layer import TRITON_TYPES, TritonLinear
+
+logger = logging.getLogger("foretoken")
 
 _GPU_NOISE: Final = 1 << 25
 
@@ -58,6 +68,8 @@ class LinearSpec:
     """Added to every row, in the type of the rows."""
     adds_residual: bool = False
     """Whether it will be given residuals."""
+    is_gate: bool = False
+    """Whether its outputs are the gates of an MLP, then what they gate."""
     is_head: bool = False
     """Whether it makes logits: results are float32 where that costs nothing, and weights are never
     rounded below 8 bits."""
@@ -101,13 +113,17 @@ class Backend(ABC):
 
     library: Library | None = None
     """The C kernels, where layers' weights are packed for them."""
+    keeps_bits: bool = False
+    """Whether rows keep their bits in all of its layers, by the order of sums."""
     holds_integers: bool
     """Whether integer weights stay integers; else they are multiplied out when they are loaded."""
     why_not_int8: str | None
     """Why rounding a draft model's weights need not be tried; None: it may save time."""
     noise_at_once: int
     """Random numbers that are best made in one pass."""
-    draw: DrawKernel | None
+    gpu: GpuKernels | None = None
+    """A GPU's kernels, of which whole steps are recorded (`models.captured`)."""
+    draw: DrawKernel | GpuDraw | None
     """Chooses tokens from rows of logits."""
     reject: RejectKernel | None
     """Accepts and rejects drafts."""
@@ -266,15 +282,84 @@ class TritonIntegers(Backend):
         return self._plain.attention(geometry, batch_invariant=batch_invariant)
 
 
+@final
+class GpuSteps(Backend):
+    """A GPU: kernels of which whole steps are recorded. Rows keep their bits by the order of sums;
+    a probe at load asks the device whether they do (`ops.gpu_probe`)."""
+
+    keeps_bits = True
+    holds_integers = True
+    reject = None
+    noise_at_once = _GPU_NOISE
+
+    def __init__(self, kernels: GpuKernels, device: torch.device) -> None:
+        """Serve `device` by `kernels`."""
+        self.gpu: GpuKernels | None = kernels
+        self._kernels, self._plain = kernels, PlainTorch(device)
+        self.why_not_int8 = self._plain.why_not_int8
+        self.draw = GpuDraw(kernels)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Weights as the kernels read them, floats and integers alike."""
+        if spec.dtype not in self._kernels.types:
+            return self._plain.linear(spec)
+        spec = spec.settled()
+        weights, scheme = spec.weights, spec.scheme
+        if isinstance(weights, Tensor) and scheme is not None:
+            weights = round_weights(weights, scheme)
+        in_one = spec.is_head or spec.is_gate
+        if isinstance(weights, Tensor):
+            packed = pack_for_gpu(self._kernels, weights, in_one=in_one)
+        else:
+            fitting = for_kernels(weights)
+            assert fitting is not None, "rounding makes groups that kernels have"
+            found = fitting.integers() if isinstance(fitting, BlockWeights) else fitting
+            packed = pack_for_gpu(
+                self._kernels,
+                found.values_NK,
+                (found.scale_NG, found.zero_NG),
+                bits=found.bits,
+                in_one=in_one,
+            )
+        return GpuLinear(self._kernels, packed, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
+
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """The kernel, which reads pages where they lie."""
+        if geometry.dtype not in self._kernels.types:
+            return self._plain.attention(geometry, batch_invariant=batch_invariant)
+        return GpuAttention(geometry, self._kernels)
+
+
 @cache
 def backend_for(device: torch.device) -> Backend:
     """The backend of this device."""
+    if device.type == "cpu" and wants_twins():
+        torch.set_num_threads(1)  # Thousands of small operations, each in the order of one thread.
+        return GpuSteps(TwinKernels(), device)
     if device.type == "cpu":
         library = find_library()
         return PlainTorch(device) if library is None else CpuKernels(library, device)
     if device.type == "cuda" and has_triton():
-        return TritonIntegers(device)
+        return _gpu_steps(device) or TritonIntegers(device)
     return PlainTorch(device)
+
+
+def _gpu_steps(device: torch.device) -> GpuSteps | None:
+    """Recorded steps; None: the device gives rows other bits beside other rows, or the kernels do
+    not run on it, which is said."""
+    try:
+        # It imports triton, which an installation for CPUs has not.
+        found: Any = importlib.import_module("foretoken.kernels.triton_kernels")
+        kernels: GpuKernels = found.TritonKernels(torch.cuda.get_device_capability(device))
+        why = why_bits_differ(kernels, device)
+    except Exception as error:  # noqa: BLE001 - a compiler's, a driver's: PyTorch's operations run
+        why = f"{type(error).__name__}: {error}"
+    if why is None:
+        logger.info("GPU: whole steps are recorded; a probe found that rows keep their bits")
+        return GpuSteps(kernels, device)
+    words = "GPU: steps are run by PyTorch's operations, slowly, and batch_invariant auto is off"
+    logger.warning("%s: the probe of the kernels failed (%s)", words, why)
+    return None
 
 
 def packing_devices() -> list[str]:

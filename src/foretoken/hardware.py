@@ -62,6 +62,19 @@ class Gpus:
     """Bytes, of the one that has least among those that are to be used."""
     has_nccl: bool
     """Whether PyTorch was built with NCCL, by which several exchange tensors."""
+    name: str = ""
+    """Of the first, and its compute capability."""
+    keeps_bits: bool = False
+    """Whether a probe found that rows keep their bits there, with the kernels that run on it."""
+    why_not: str | None = None
+    """Why this PyTorch cannot compute on it; None: it can."""
+
+    @staticmethod
+    def names() -> list[str]:
+        """Of the NVIDIA devices that the driver has, without PyTorch."""
+        found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        models = (re.search(r"Model:\s+(.+)", file.read_text()) for file in found)
+        return [model[1].strip() for model in models if model]
 
 
 def usable_cores() -> int:

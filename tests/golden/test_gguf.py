@@ -28,6 +28,7 @@ from tests.golden.gguf_files import More, finish, ggml_rows, write_gguf
 from tests.golden.quantized import open_both
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
 from tests.golden.test_transformers import LENGTH, assert_close, write_multimodal
+from tests.gpu_twins import twins
 
 Kind = gguf.GGMLQuantizationType
 SIZES = {
@@ -153,6 +154,20 @@ def test_what_kernels_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert isinstance(model, Decoder) and model.compiled is not None, (
         "parts of two types are joined"
     )
+
+
+def test_a_gpus_steps_hold_integers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In groups; q, k and v, of two types, are one matrix of floats, so that steps are whole."""
+    path, floats = write_both(tmp_path, {**MIXED, "": Kind.Q4_K})
+    spans = [([1 + 7 * i % 90 for i in range(40)], 0, 40, list(range(20)))]
+    expected = forward(open_runner(floats), spans)
+    with twins(), caplog.at_level("INFO", logger="foretoken"):
+        runner = open_runner(path, batch_invariant=True)
+        assert isinstance(runner.model, Decoder) and runner.model.captured is not None
+        found = forward(runner, spans)
+    kept = "matrices are kept 5 as int4 in groups of 32; 2 as float32; 2 as int8 in groups of 16"
+    assert kept in caplog.text
+    assert (found - expected).abs().max() < 2e-3 * expected.std()
 
 
 def test_a_tokenizer_in_the_file(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("typer." in ast.unparse(a.annotation) for a in arguments if a.annotation)
 
 
+def is_device_code(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether Triton compiles it, which takes pointers, sizes and constants one by one and knows no
+    records; one call site names them."""
+    return any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
+
+
 def count_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Arguments beside self and cls, an injected default value `_` included."""
     spec = node.args
@@ -52,7 +58,8 @@ def measure() -> dict[str, dict[str, int]]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MOST_LINES_OF_A_FUNCTION:
                 over["functions"][place] = length
-            if count_arguments(node) > MOST_ARGUMENTS and not is_command(node):
+            free = is_command(node) or is_device_code(node)
+            if count_arguments(node) > MOST_ARGUMENTS and not free:
                 over["arguments"][place] = count_arguments(node)
     return over
 

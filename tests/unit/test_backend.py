@@ -2,7 +2,10 @@
 another number than the reference, a type that the kernels do not take."""
 
 import ctypes
+import logging
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from foretoken import backend as backends_module
 from foretoken.backend import (
     Backend,
     CpuKernels,
+    GpuSteps,
     LinearSpec,
     PlainTorch,
     TritonIntegers,
@@ -26,6 +30,7 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.activation import ACTIVATIONS, Activation, gelu_tanh, silu
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, PlainLinear
+from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.quant import IntWeights, round_weights, scheme_of
 
@@ -111,8 +116,9 @@ def test_kernels_are_chosen_once() -> None:
 def test_a_gpu_takes_floats_and_other_types_as_pytorch_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What of a GPU's backend needs no GPU: only integers, in types that Triton takes, are its."""
+    """Where the probe fails, only integers, in types that Triton takes, are a GPU's own."""
     monkeypatch.setattr(backends_module, "has_triton", lambda: True)
+    monkeypatch.setattr(backends_module, "_gpu_steps", lambda device: None)
     gpu = backend_for.__wrapped__(torch.device("cuda"))
     assert isinstance(gpu, TritonIntegers) and gpu.holds_integers
     assert gpu.rows(normal(1, 2, 3)) is None
@@ -130,6 +136,30 @@ def test_a_gpu_takes_floats_and_other_types_as_pytorch_does(
     for invariant in (False, True):
         found = integers.attention(geometry, batch_invariant=invariant)
         assert type(found) is type(plain.attention(geometry, batch_invariant=invariant))
+
+
+@pytest.mark.parametrize("why", [None, "products of 6 rows", RuntimeError("no such card")])
+def test_a_gpu_records_steps_where_the_probe_passes(
+    why: str | Exception | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it runs PyTorch's operations, promises no bits, and says why."""
+
+    def probe(kernels: TwinKernels, device: torch.device) -> str | None:
+        if isinstance(why, Exception):
+            raise why
+        return why
+
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    monkeypatch.setattr(backends_module, "has_triton", lambda: True)
+    monkeypatch.setattr(backends_module, "why_bits_differ", probe)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    module = SimpleNamespace(TritonKernels=lambda capability: TwinKernels())
+    monkeypatch.setitem(sys.modules, "foretoken.kernels.triton_kernels", module)
+    with caplog.at_level(logging.INFO, logger="foretoken"):
+        gpu = backend_for.__wrapped__(torch.device("cuda"))
+    assert isinstance(gpu, TritonIntegers if why else GpuSteps)
+    assert gpu.keeps_bits == (why is None)
+    assert why is None or str(why) in caplog.text
 
 
 def test_a_gpu_says_that_it_multiplies_integers_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken import hardware, placement
 from foretoken.checkpoint import packaged_model
 from foretoken.config import EngineConfig, resolve
 from foretoken.config.memory import Drafting, HeadMemory, ModelMemory
 from foretoken.config.resolve import ResolvedConfig
+from foretoken.engine import wiring
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.hardware import Gpus, Hardware, anonymous_memory, usable_cores
 from foretoken.placement import cores_of, keep_to, keeps_to_one_node, numa_nodes, usable_nodes
@@ -249,6 +251,46 @@ def resolve_for(
     return resolve(config, CPU, shape, drafting=drafting, packs=packs, gpus=gpus)
 
 
+@pytest.mark.parametrize("probed", [True, False])
+@pytest.mark.parametrize(("dtype", "ranks"), [("auto", 1), ("float32", 1), ("auto", 2)])
+def test_a_gpu_keeps_bits_where_a_probe_found_it_so(dtype: str, ranks: int, probed: bool) -> None:
+    """One of them, in 16 bits; said either way. Who asks for it has it anywhere."""
+    gpus = replace(FOUR, name="A card, compute capability 9.0", keeps_bits=probed)
+    found = resolve_for(gpus=gpus, dtype=dtype, tensor_parallel_size=ranks)
+    assert found.batch_invariant == (probed and dtype == "auto" and ranks == 1)
+    words = "on" if found.batch_invariant else "off (same tokens up to rounding)"
+    assert f"batch_invariant {words}" in found.describe()
+    assert "on cuda (A card, compute capability 9.0)" in found.describe()
+    assert resolve_for(gpus=gpus, dtype=dtype, batch_invariant=True).batch_invariant
+
+
+def test_a_gpu_that_pytorch_has_no_code_for() -> None:
+    """Refused where it is asked for, and left alone where it is not."""
+    why = "compute capability 5.0; this PyTorch is built for sm_75, sm_90"
+    gpus = replace(FOUR, why_not=why)
+    assert resolve_for(gpus=gpus).device == "cpu"
+    with pytest.raises(ConfigError, match=r"device: got 'cuda'; allowed: cpu: compute capab") as e:
+        resolve_for(gpus=gpus, device="cuda")
+    assert why in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "fits"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),
+        ((9, 0), ["sm_80", "compute_80"], True),
+        ((7, 0), ["sm_75", "sm_80"], False),
+        ((12, 0), ["sm_80", "sm_90a"], False),
+    ],
+)
+def test_which_gpus_pytorch_has_code_for(
+    capability: tuple[int, int], built: list[str], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    assert (wiring._why_not(*capability) is None) == fits
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_devices_that_are_there_take_a_rank_each(ranks: int) -> None:
     found = resolve_for(tensor_parallel_size=ranks)
@@ -356,3 +398,12 @@ def test_processes_on_a_cpu_share_its_memory() -> None:
     assert "of 2 processes together" in both.describe_memory()[0]
     on_cuda = resolve_for(tensor_parallel_size=2).describe_memory()[0]
     assert "of the first of 2 devices" in on_cuda
+
+
+def test_gpus_by_the_name_that_the_driver_gives(files: Path) -> None:
+    assert Gpus.names() == []
+    for at, name in (("0000:18:00.0", "NVIDIA One"), ("0000:01:00.0", "NVIDIA Two")):
+        folder = files / "proc/driver/nvidia/gpus" / at
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t {name}\nIRQ:   1\n")
+    assert Gpus.names() == ["NVIDIA Two", "NVIDIA One"]

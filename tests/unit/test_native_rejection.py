@@ -221,7 +221,7 @@ def test_a_row_without_any_id_is_left_to_the_twin() -> None:
 
 def draw_kernel() -> DrawKernel:
     found = backend_for(CPU).draw
-    assert found is not None
+    assert isinstance(found, DrawKernel)
     return found
 
 

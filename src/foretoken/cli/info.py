@@ -25,6 +25,7 @@ from foretoken.config.quantization import (
 from foretoken.config.reader import read, require
 from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
+from foretoken.hardware import Gpus
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
 from foretoken.shape.gguf import gguf_parts, open_gguf
@@ -103,7 +104,7 @@ def info(
         shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
     facts = _facts(kept, used) | _facts_of_files(path, shape, own_tokenizer=tokenizer is None)
-    facts["kernels"] = describe_kernels()
+    facts |= {"kernels": describe_kernels(), "gpus": ", ".join(Gpus.names()) or None}
     if as_json:
         print(json.dumps({"model": model, **facts}))
     else:

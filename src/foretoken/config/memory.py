@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
+    GPU_BYTES,
     LATE_BYTES,
     RANK_BYTES,
     RUNTIME_BYTES,
@@ -23,6 +24,7 @@ from foretoken.shape.memory_formula import (
     activation_bytes,
     copies_of,
     engine_storage,
+    gpu_activation_bytes,
     held_storage,
     weight_bytes,
 )
@@ -203,8 +205,8 @@ class MemoryFacts:
     gives_back: bool = False
     """Whether pages that drafters do without are memory again."""
     of_one_rank: bool = False
-    """Whether each process has memory of its own. All is counted for rank 0 alone then, which has
-    most: it drafts, too."""
+    """Whether each process has memory of its own, a GPU's. All is counted for rank 0 alone then,
+    which has most: it drafts, too."""
 
     def page_of_target(self, need: Need) -> int:
         """Bytes that each page has for certain."""
@@ -274,7 +276,9 @@ def need_of(facts: MemoryFacts) -> Need:
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
-    activations = activation_bytes(step, target.shape.widths, dtype_bytes)
+    of_step = gpu_activation_bytes if facts.of_one_rank else activation_bytes
+    activations = of_step(step, target.shape.widths, dtype_bytes)
+    late += GPU_BYTES if facts.of_one_rank else 0
     more_ranks = (processes - 1) * RANK_BYTES
     return Need(
         weights=_weights_of(target, facts) + head,

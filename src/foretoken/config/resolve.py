@@ -34,6 +34,8 @@ class ResolvedConfig:
     user: EngineConfig
     device: str
     dtype: str
+    device_name: str
+    """Of a GPU; empty: it is a CPU."""
     batch_invariant: bool
     has_bits_of_one: bool
     """Whether several processes compute the bits of one."""
@@ -68,9 +70,10 @@ class ResolvedConfig:
         ranks, as_one = self.user.num_processes, "(same tokens as one up to rounding)"
         several = f" in {ranks} processes" if ranks > 1 else ""
         several += f" {as_one}" if several and not self.has_bits_of_one else ""
+        device = f" ({self.device_name})" if self.device_name else ""
         invariant = "on" if self.batch_invariant else "off (same tokens up to rounding)"
         return (
-            f"{self.user.model}: {weights}{self.dtype} on {self.device}{several}, "
+            f"{self.user.model}: {weights}{self.dtype} on {self.device}{device}{several}, "
             f"batch_invariant {invariant}, "
             f"{self._kv_words} {self.budget.page_bytes / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
@@ -148,18 +151,15 @@ def resolve(
     target = _target(config, shape)
     device = resolve_device(config.device, gpus)
     dtype = resolve_dtype(config.dtype, device, hardware, shape, packs)
-    invariant = resolve_invariance(config.batch_invariant, device, dtype, shape, packs)
+    invariant = resolve_invariance(config, device, dtype, shape, packs, gpus)
     used, held = None if device == "cpu" else gpus, _packs(device, dtype, packs)
     _check_ranks(target, used, can_watch="cpu" in packs)
-    free = hardware.free_memory
-    if used is not None:  # on each device, if there are several
-        free = int(used.free_memory * config.gpu_memory_utilization)
     facts = MemoryFacts(
         target=target,
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
-        free=free,
+        free=_free(config, hardware, used),
         kv_share=CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
@@ -173,6 +173,7 @@ def resolve(
     return ResolvedConfig(
         user=config,
         device=device,
+        device_name="" if used is None else used.name,
         dtype=dtype,
         batch_invariant=invariant,
         has_bits_of_one=held is Packs.ALL,
@@ -181,6 +182,13 @@ def resolve(
         max_num_batched_tokens=facts.max_num_batched_tokens,
         budget=budget_of(facts),
     )
+
+
+def _free(config: EngineConfig, hardware: Hardware, used: Gpus | None) -> int:
+    """Bytes that the engine may use; on each device, if there are several."""
+    if used is None:
+        return hardware.free_memory
+    return int(used.free_memory * config.gpu_memory_utilization)
 
 
 def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
@@ -263,22 +271,32 @@ def resolve_device(wanted: str, gpus: Gpus | None) -> str:
     """A CUDA device where there is one, unless another is wanted.
 
     Raises:
-        ConfigError: one is wanted, and there is none.
+        ConfigError: one is wanted, and there is none that this PyTorch computes on.
     """
+    why_not = "PyTorch sees no CUDA device" if gpus is None else gpus.why_not
     if wanted == "auto":
-        return "cpu" if gpus is None else "cuda"
-    if wanted == "cuda" and gpus is None:
-        raise ConfigError("device", "cuda", "cpu: PyTorch sees no CUDA device")
+        return "cpu" if why_not else "cuda"
+    if wanted == "cuda" and why_not:
+        raise ConfigError("device", "cuda", f"cpu: {why_not}")
     return wanted
 
 
 def resolve_invariance(
-    wanted: bool | str, device: str, dtype: str, shape: ModelShape, packs: Collection[str]
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    shape: ModelShape,
+    packs: Collection[str],
+    gpus: Gpus | None,
 ) -> bool:
     """On where it costs nothing or little, unless the user says: our own layers have it by
-    construction where kernels run them, and for bfloat16 on a CPU it is cheap."""
-    if wanted != "auto":
-        return bool(wanted)
+    construction where kernels run them, on a GPU where a probe found it so, and for bfloat16 on a
+    CPU it is cheap."""
+    if config.batch_invariant != "auto":
+        return bool(config.batch_invariant)
+    if gpus is not None and device == "cuda":
+        alone = config.num_processes == 1
+        return shape.is_own and gpus.keeps_bits and alone and dtype != "float32"
     built_in = shape.is_own and _packs(device, dtype, packs) is Packs.ALL
     return built_in or (device == "cpu" and dtype == "bfloat16")
 

@@ -24,7 +24,7 @@ from foretoken.kv.shared_pages import SharedPages
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.runtime.batch import Batch, Verification
-from foretoken.runtime.faults import leave_out_masked, say_failure, verify_apart
+from foretoken.runtime.faults import draws_of, leave_out_masked, say_failure, verify_apart
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler
@@ -201,7 +201,9 @@ class Engine:
                     arrive()
                     planned = batch = parts.scheduler.join(batch)
                 joined = time.perf_counter()
-                verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
+                draws = draws_of(parts.verifier, batch) if parts.runner.draws else None
+                computed = parts.runner.run(batch, draws)
+                verification, broken = verify_apart(parts.verifier, batch, computed)
                 parts.runner.settle(batch, verification.paths)
         except BaseException as error:
             parts.scheduler.cancel(planned)

@@ -106,10 +106,11 @@ def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
         ModelError: the model is missing or not supported.
     """
     shape = ModelShape.from_config(find_model(config.model, revision=config.revision))
-    device = resolve_device(config.device, _gpus(config.num_processes))
+    gpus = _gpus(config.num_processes)
+    device = resolve_device(config.device, gpus)
     packs = packing_devices()
     dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape, packs)
-    if resolve_invariance(config.batch_invariant, device, dtype, shape, packs):
+    if resolve_invariance(config, device, dtype, shape, packs, gpus):
         return {"method": AUTO}
     logger.warning(
         "no speculation: with %s on %s and batch_invariant off, a draft may decide between two "
@@ -388,7 +389,30 @@ def _gpus(used: int) -> Gpus | None:
     places = range(min(used, count)) if used > 1 else (torch.cuda.current_device(),)
     free = min(int(torch.cuda.mem_get_info(place)[0]) for place in places)
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    return Gpus(count=count, free_memory=free, has_nccl=has_nccl)
+    major, minor = torch.cuda.get_device_capability(places[0])
+    why_not = _why_not(major, minor)
+    return Gpus(
+        count=count,
+        free_memory=free,
+        has_nccl=has_nccl,
+        name=f"{torch.cuda.get_device_name(places[0])}, compute capability {major}.{minor}",
+        keeps_bits=why_not is None and backend_for(torch.device("cuda")).keeps_bits,
+        why_not=why_not,
+    )
+
+
+def _why_not(major: int, minor: int) -> str | None:
+    """Why this PyTorch cannot compute on a device of this capability; None: it can."""
+    built = torch.cuda.get_arch_list()
+    numbers = [int(name.partition("_")[2].rstrip("af")) for name in built]
+    fits = any(number // 10 == major and number % 10 <= minor for number in numbers)
+    newer = any(
+        name.startswith("compute") and number <= 10 * major + minor
+        for name, number in zip(built, numbers, strict=True)
+    )
+    if fits or newer or not built:
+        return None
+    return f"compute capability {major}.{minor}; this PyTorch is built for {', '.join(built)}"
 
 
 def build_controller(

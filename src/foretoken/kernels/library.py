@@ -1,8 +1,9 @@
 """Loads the compiled kernels once and says which instruction set they use.
 
 FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use: `portable`, on x86
-`avx2`, `avxvnni`, `avx512`, `avx512bf16` or `amx`, on aarch64 `neon`, `neondot` or `neonbf16`. Owns
-no kernel: those who call one declare its arguments themselves (`Library.function`). Calls into C
+`avx2`, `avxvnni`, `avx512`, `avx512bf16` or `amx`, on aarch64 `neon`, `neondot` or `neonbf16`; or
+`twins`, which runs a GPU's steps on the CPU in PyTorch's operations, slowly, to test them. Owns no
+kernel: those who call one declare its arguments themselves (`Library.function`). Calls into C
 release the GIL.
 """
 
@@ -31,7 +32,8 @@ _BY_ARCHITECTURE = {
 LEVELS = _BY_ARCHITECTURE.get(build.architecture(platform.machine()), ("portable",))
 """Those of this machine's architecture, as numbered in C, each with what those before it have; but
 `avxvnni` is of processors without AVX-512, and not all that have that have it."""
-_CHOICES = ("auto", "off", *LEVELS)
+TWINS = "twins"
+_CHOICES = ("auto", "off", TWINS, *LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,8 @@ def find_library() -> Library | None:
     Raises:
         ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
     """
-    wanted = os.environ.get(VARIABLE, "auto").lower()
-    if wanted not in _CHOICES:
-        raise ConfigError(VARIABLE, wanted, ", ".join(_CHOICES))
-    if wanted == "off":
+    wanted = _wanted()
+    if wanted in ("off", TWINS):
         return None
     path = _library_file()
     if path is None:
@@ -90,12 +90,30 @@ def find_library() -> Library | None:
     return library
 
 
+def wants_twins() -> bool:
+    """Whether the steps of a GPU are to run on the CPU.
+
+    Raises:
+        ConfigError: FORETOKEN_KERNELS has an unknown value.
+    """
+    return _wanted() == TWINS
+
+
+def _wanted() -> str:
+    wanted = os.environ.get(VARIABLE, "auto").lower()
+    if wanted not in _CHOICES:
+        raise ConfigError(VARIABLE, wanted, ", ".join(_CHOICES))
+    return wanted
+
+
 def describe_kernels() -> str:
     """Kernels on or off, which or why not, in words. Compiles nothing.
 
     Raises:
         ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
     """
+    if wants_twins():
+        return f"off ({VARIABLE}={TWINS}: a GPU's steps in PyTorch's operations, to test them)"
     if build.library_path().is_file():
         library = find_library()
         return f"off ({VARIABLE}=off), {_COST}" if library is None else f"on, {library.level}"

@@ -90,12 +90,16 @@ class FeatureView:
         """Read `points`, all of which `store` keeps."""
         self.width = len(points) * store.width
         self._columns = [store.columns[point] for point in points]
+        self.pieces: Sequence[slice] = self._columns
+        """Columns of a slot, end to end the drafter's features; as few as there are."""
         self.slots_SF = store.slots_SF
         starts = [columns.start for columns in self._columns]
         first, stop = starts[0], starts[0] + self.width
         beside = starts == list(range(first, stop, store.width))
         pieces, item = [first] if beside else starts, self.slots_SF.element_size()
         self._pieces = (ctypes.c_int64 * len(pieces))(*(item * start for start in pieces))
+        if beside:
+            self.pieces = (slice(first, stop),)
         self.rows_SF: Tensor | None = self.slots_SF[:, first:stop] if beside else None
         """The drafter's features of all slots as rows of the store, perhaps far apart; None: they
         do not lie side by side."""

@@ -12,7 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.embedding import Embedding
-from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
@@ -99,6 +99,36 @@ class Model(ABC):
             store: keys and values; the step's are written to it.
             features: where the hidden states that a drafter reads are kept, if any.
         """
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether `step` runs anything."""
+        return False
+
+    def step(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        store: KVStore,
+        features: FeatureStore | None = None,
+        draws: bytes | None = None,
+    ) -> ModelOutput | None:
+        """Run a whole step at once, where a device has kernels for all of it.
+
+        Args:
+            layouts: where each span lies; its pages must cover it.
+            token_ids: the tokens of each span.
+            rows: which of the step's tokens need logits.
+            store: keys and values; the step's are written to it.
+            features: where the hidden states that a drafter reads are kept, if any.
+            draws: how the token of each of `rows` is drawn (`ops.drawing.pack_rows`), where nothing
+                edits its logits and no id is left out; None: tokens are not drawn here.
+
+        Returns:
+            Its results, valid until the next step; None: this step is run by `hidden` and `logits`.
+        """
+        return None
 
     def roll_out(
         self,

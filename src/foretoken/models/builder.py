@@ -25,6 +25,7 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions, check_bits
+from foretoken.models.captured import CapturedSteps, DecoderParts, capture
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.rollout import RolloutParts, compile_rollout
@@ -33,6 +34,7 @@ from foretoken.models.weight_cache import PackedLayers, WeightSource
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
+from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.ops.mixture_kernel import find_kernel
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import (
@@ -138,6 +140,7 @@ class Builder:
         *,
         adds_residual: bool = False,
         keeps_sums: bool = False,
+        is_gate: bool = False,
         is_head: bool = False,
         is_table: bool = False,
     ) -> Linear:
@@ -157,6 +160,7 @@ class Builder:
                     adds_residual=adds_residual and len(joined) == 1,
                     keeps_sums=keeps_sums,
                     packed=packed,
+                    is_gate=is_gate,
                     is_head=is_head,
                     quantization=self.options.quantization,
                     x_bits=self.options.x_bits,
@@ -176,7 +180,11 @@ class Builder:
         """As few matrices as the parts give, each as it was packed before, if it was."""
         ready = None if self.packed is None else self.packed.ready()
         if ready is None:
-            return [(weights, None) for weights in join_rows(parts)]
+            joined = join_rows(parts)
+            if len(joined) > 1 and self.backend.gpu is not None:
+                # Whole steps there read one matrix: what is stored in several ways becomes floats.
+                joined = [torch.cat([self._floats(part) for part in joined])]
+            return [(weights, None) for weights in joined]
         return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
 
     def choosing(self, name: str, outputs: int, *, wide: bool, bias: bool = False) -> Linear:
@@ -198,6 +206,9 @@ class Builder:
         if self.packed is not None:
             self.packed.made([made])
         return made
+
+    def _floats(self, weights: Weights) -> Tensor:
+        return weights if isinstance(weights, Tensor) else weights.dequantized(self.options.dtype)
 
     def norm(
         self, name: str, width: int, arrange: Callable[[Tensor], Tensor] = lambda rows: rows
@@ -335,9 +346,7 @@ class Builder:
 
         changed = change_columns(weights, reordered, heads.size)
         if changed is None:
-            assert not isinstance(weights, Tensor), "floats have no groups"
-            floats = weights.dequantized(self.options.dtype)
-            changed = change_columns(floats, reordered, heads.size)
+            changed = change_columns(self._floats(weights), reordered, heads.size)
         assert changed is not None, "floats have no groups"
         return changed
 
@@ -368,18 +377,26 @@ class Builder:
     def mlp(self, prefix: str, inner: int) -> GatedMLP:
         """gate and up as one matrix, and down."""
         bias = self.shape.mlp_bias
-        gate_up, down = self._up_and_down(prefix, inner, bias=bias)
+        gate_up, down = self._up_and_down(prefix, inner, bias=bias, is_gate=True)
         return GatedMLP(gate_up=gate_up, down=down, activate=ACTIVATIONS[self.shape.hidden_act])
 
     def _up_and_down(
-        self, prefix: str, inner: int, *, bias: bool, gated: bool = True, keeps_sums: bool = False
+        self,
+        prefix: str,
+        inner: int,
+        *,
+        bias: bool,
+        gated: bool = True,
+        is_gate: bool = False,
+        keeps_sums: bool = False,
     ) -> tuple[Linear, Linear]:
         """The matrices of an MLP, each of which this rank has its share of."""
         sizes = {"gate": inner, "up": inner} if gated else {"up": inner}
         whole = self.parts(prefix, sizes, bias=bias)
         mine = [part.cut(self.options.share.of(inner)) for part in whole]
         biases = [part.bias for part in mine if part.bias is not None]
-        gate_up = self.linear([part.weight for part in mine], torch.cat(biases) if biases else None)
+        bias_N = torch.cat(biases) if biases else None
+        gate_up = self.linear([part.weight for part in mine], bias_N, is_gate=is_gate)
         down = self._down(f"{prefix}.down_proj", inner, bias=bias)
         return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
 
@@ -578,6 +595,9 @@ class Builder:
         if top is not None and stages is None and scale == 1.0:
             parts = RolloutParts(embedding=embedding, norm=norm, head=top)
             rollout = compile_rollout(compiled, parts)
+        captured = None
+        if top is not None and stages is None:
+            captured = self._captured(layers, kinds, (embedding, norm, top))
         check_bits(self.options, self.fixed)
         self._log_held()
         return Decoder(
@@ -593,7 +613,30 @@ class Builder:
             rollout=rollout,
             layer_inputs=inputs,
             stages=stages,
+            captured=captured,
         )
+
+    def _captured(
+        self,
+        layers: Sequence[Layer],
+        kinds: tuple[LayerKind, ...],
+        ends: tuple[Embedding, RMSNorm, Linear],
+    ) -> CapturedSteps | None:
+        """Whole steps, where a GPU's kernels have all parts."""
+        embedding, norm, head = ends
+        kernels = self.backend.gpu
+        if kernels is None or not isinstance(head, GpuLinear) or embedding.is_packed:
+            return None
+        parts = DecoderParts(
+            embedding=embedding,
+            scale=float(torch.tensor(self.shape.embedding_scale, dtype=embedding.dtype)),
+            layers=tuple(layers),
+            kinds=kinds,
+            norm=norm,
+            head=head,
+            softcap=self.shape.logit_softcap,
+        )
+        return capture(parts, kernels, kernels.recorder())
 
     def _ends(self) -> tuple[Embedding, Weights | KernelLinear]:
         """The embedding, and what the output head is made of: itself, where the embedding reads

@@ -15,10 +15,11 @@ from foretoken.layers.embedding import Embedding
 from foretoken.layers.layer_inputs import LayerInputs
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
+from foretoken.models.captured import CapturedSteps
 from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.stages import Stages
-from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
@@ -45,6 +46,8 @@ class Decoder(Model):
     """Drafts several tokens in one call into C; None: some part has no kernel."""
     layer_inputs: LayerInputs | None = None
     """Makes what layers get beside the stream; None: nothing."""
+    captured: CapturedSteps | None = None
+    """Runs whole steps and chains of drafts by a GPU's kernels; None: some part has none."""
     stages: Stages | None = None
     """Runs the layers where others have some of them; None: all are here."""
 
@@ -115,6 +118,25 @@ class Decoder(Model):
             x_TD = layer(x_TD, keys_SKh, steps[layer.kind], own_TP)
         return x_TD
 
+    @property
+    def runs_steps(self) -> bool:
+        """Where a GPU's kernels have all parts."""
+        return self.captured is not None
+
+    def step(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        store: KVStore,
+        features: FeatureStore | None = None,
+        draws: bytes | None = None,
+    ) -> ModelOutput | None:
+        """A whole step on a GPU; None: layer by layer."""
+        if self.captured is None:
+            return None
+        return self.captured.run(layouts, token_ids, rows, store, features, draws)
+
     def roll_out(
         self,
         layouts: Sequence[SpanLayout],
@@ -123,6 +145,8 @@ class Decoder(Model):
         store: KVStore,
     ) -> RolledOut | None:
         """Draft several tokens after each sequence in one call into C; None: token by token."""
+        if self.captured is not None:
+            return self.captured(layouts, token_ids, plan, store)
         # The kernel does not know soft caps. They keep the order of logits, so the best token is
         # the same without them; what is drawn is not.
         capped = self.shape.logit_softcap is not None

@@ -113,6 +113,8 @@ class ModelOutput:
     """float32."""
     hidden_RD: Tensor
     """Final hidden state (after the last norm) of the same rows, in the model's dtype."""
+    chosen_R: list[int] | None = None
+    """The token of each row, where tokens were drawn on the device; None: they were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ _FLOATS = {
     "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Where a block has 16-bit floats, if not at its start alone."""
+_FOUR_BITS = ("Q4_1", "Q4_K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,8 @@ class BlockWeights:
     stored: tuple[Tensor, ...]
     """uint8 [rows, bytes] each, over each other."""
     order_N: Tensor
-    """int64: which of the stored rows comes where."""
+    """int64: which of the stored rows comes where. On the device that the matrix is for; the bytes
+    stay where they were read."""
     columns: Tensor | None = None
     """int32 [K / width]: which `width` of the stored inputs come where; None: all as stored."""
     width: int = 0
@@ -110,8 +112,8 @@ class BlockWeights:
         )
 
     def floats(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows [start, stop) multiplied out, float32."""
-        order_N = self.order_N[start:stop]
+        """Rows [start, stop) multiplied out, float32, on the CPU."""
+        order_N = self.order_N[start:stop].cpu()
         found = torch.empty(order_N.numel(), self.shape[1])
         first = 0
         for part in self.stored:
@@ -125,13 +127,71 @@ class BlockWeights:
         return parts.flatten(1)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The matrix, in pieces so that no float32 copy of all is ever there."""
+        """The matrix, in pieces so that no float32 copy of all is ever there, on its device."""
         rows, inputs = self.shape
-        found = torch.empty(rows, inputs, dtype=dtype)
+        found = torch.empty(rows, inputs, dtype=dtype, device=self.order_N.device)
         piece = max(1, (1 << 20) // inputs)
         for at in range(0, rows, piece):
             found[at : at + piece] = self.floats(at, at + piece)
         return found
+
+    def integers(self) -> "BlockIntegers":
+        """The matrix as whole numbers in groups, for kernels that know nothing of blocks: of 4 bits
+        where the type has no more, else of 8. More bytes than as stored, fewer than floats."""
+        rows, inputs = self.shape
+        piece = max(1, (1 << 20) // inputs)
+        pieces = [self._integers(at, at + piece) for at in range(0, rows, piece)]
+        zeros = [zero for _, _, zero in pieces if zero is not None]
+        device = self.order_N.device
+        return BlockIntegers(
+            4 if self.kind in _FOUR_BITS else 8,
+            torch.cat([values for values, _, _ in pieces]).to(device),
+            torch.cat([scale for _, scale, _ in pieces]).to(device),
+            torch.cat(zeros).to(device) if zeros else None,
+        )
+
+    def _integers(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        order_N, size = self.order_N[start:stop].cpu(), BLOCK_KINDS[self.kind].num_bytes
+        stored = torch.empty(order_N.numel(), self.stored[0].shape[1], dtype=torch.uint8)
+        first = 0
+        for part in self.stored:
+            mine = (order_N >= first) & (order_N < first + part.shape[0])
+            stored[mine] = part[order_N[mine] - first]
+            first += part.shape[0]
+        found = _READERS[self.kind](stored.unflatten(1, (-1, size)))
+        group = found.values.shape[-1]
+        kind = torch.uint8 if self.kind in _FOUR_BITS else torch.int8
+        values_NK, scale_NG = found.values.flatten(1).to(kind), found.scale.flatten(1)
+        zero_NG = None
+        if found.minimum is not None:
+            minimum_NG = found.minimum.flatten(1)
+            # A group of one number alone: a scale so small that its values change nothing.
+            scale_NG = torch.where(scale_NG == 0, minimum_NG * 2.0**-24, scale_NG)
+            zero_NG = torch.where(scale_NG == 0, 0.0, minimum_NG / scale_NG)
+        if self.columns is None:
+            return values_NK, scale_NG, zero_NG
+
+        def arranged(numbers: Tensor, width: int) -> Tensor:
+            assert self.columns is not None, "asked above"
+            parts: Tensor = numbers.unflatten(1, (-1, width))[:, self.columns.long()]
+            return parts.flatten(1)
+
+        scale_NG = arranged(scale_NG, self.width // group)
+        if zero_NG is not None:
+            zero_NG = arranged(zero_NG, self.width // group)
+        return arranged(values_NK, self.width), scale_NG, zero_NG
+
+
+class BlockIntegers(NamedTuple):
+    """A matrix as (value - zero) * scale, in groups of 16 or 32 inputs."""
+
+    bits: int
+    values_NK: Tensor
+    """8 bits: int8. 4 bits: uint8, 0 to 15."""
+    scale_NG: Tensor
+    """float32."""
+    zero_NG: Tensor | None
+    """float32; None: 0. No whole numbers, and always there of 4 bits."""
 
 
 class _Numbers(NamedTuple):

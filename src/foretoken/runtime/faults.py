@@ -55,6 +55,14 @@ def verify_apart(
     return Verification(tuple(found)), broken
 
 
+def draws_of(verifier: Verifier, batch: Batch) -> bytes | None:
+    """`Verifier.draws`; None also where a request is at fault, which `verify_apart` finds."""
+    try:
+        return verifier.draws(batch)
+    except Exception:  # noqa: BLE001 - it is met again, and looked into, at the verification
+        return None
+
+
 def _each(batch: Batch, output: ModelOutput) -> Iterator[tuple[Span, Batch, ModelOutput]]:
     """Every span as a batch of its own, with its rows."""
     probs_KV = None if batch.draft is None else batch.draft.probs_KV
@@ -72,7 +80,10 @@ def _each(batch: Batch, output: ModelOutput) -> Iterator[tuple[Span, Batch, Mode
                 drafter=span.drafter,
                 one_hot=(batch.draft.is_one_hot(index),),
             )
-        own = ModelOutput(logits_RV=output.logits_RV[rows], hidden_RD=output.hidden_RD[rows])
+        chosen = None if output.chosen_R is None else output.chosen_R[rows]
+        own = ModelOutput(
+            logits_RV=output.logits_RV[rows], hidden_RD=output.hidden_RD[rows], chosen_R=chosen
+        )
         yield span, replace(batch, spans=(span,), draft=draft), own
 
 

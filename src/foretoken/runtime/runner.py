@@ -74,6 +74,11 @@ class Runner:
         """Of the model."""
         return self.model.embedding.dtype
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens may be drawn in the same call, where nothing edits logits."""
+        return self.model.runs_steps
+
     def lead(self, leader: Leader) -> None:
         """From now on tell the ranks that have the rest of the model what is run."""
         self._leader = leader
@@ -119,8 +124,13 @@ class Runner:
             runner.page_bytes = wait_for_loading(group, store.page_bytes)
         return runner
 
-    def run(self, batch: Batch) -> ModelOutput:
-        """The engine's step: every span with its drafts; rows span by span, in position order."""
+    def run(self, batch: Batch, draws: bytes | None = None) -> ModelOutput:
+        """The engine's step: every span with its drafts; rows span by span, in position order.
+
+        Args:
+            batch: the step.
+            draws: how each row's token is drawn, if that is known before (`Verifier.draws`).
+        """
         layouts = [
             SpanLayout(
                 start=span.start,
@@ -138,7 +148,7 @@ class Runner:
         if self.features is not None:
             self._kept = self._features_of(batch)
         token_ids = [span.input_ids for span in batch.spans]
-        return self._forward(layouts, token_ids, rows, self._kept)
+        return self._forward(layouts, token_ids, rows, self._kept, draws)
 
     def _features_of(self, batch: Batch) -> FeatureStore | None:
         """Where the step's features go: those of readers that do not rest, if there is memory."""
@@ -263,7 +273,11 @@ class Runner:
             token_ids: the tokens of each span.
             rows: which of the step's tokens need logits, in order.
         """
-        return self._forward(layouts, token_ids, rows, self.features)
+        found = self._forward(layouts, token_ids, rows, self.features)
+        if not self.draws:
+            return found
+        # Of a recorded step they are valid until the next one.
+        return replace(found, logits_RV=found.logits_RV.clone(), hidden_RD=found.hidden_RD.clone())
 
     def _forward(
         self,
@@ -271,9 +285,10 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
+        draws: bytes | None = None,
     ) -> ModelOutput:
         with self._leading(Forward(layouts, token_ids, rows)):
-            return self._compute(layouts, token_ids, rows, features)
+            return self._compute(layouts, token_ids, rows, features, draws)
 
     @torch.inference_mode()
     def _compute(
@@ -282,7 +297,11 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
         features: FeatureStore | None,
+        draws: bytes | None = None,
     ) -> ModelOutput:
+        whole = self.model.step(layouts, token_ids, rows, self.store, features, draws)
+        if whole is not None:
+            return whole
         inputs = self._inputs(layouts, token_ids, rows)
         hidden_TD = self.model.hidden(inputs, self.store, features)
         if inputs.rows_R is not None:

@@ -184,7 +184,7 @@ class Sampler:
             left = [row for row, token in enumerate(ids) if token == UNDECIDED]
             owners = [group for group in groups for _ in range(group.rows.num_rows)]
             part = [owners[row].single(row, at) for at, row in enumerate(left)]
-            chosen_R[left] = self._choose_each(edited_RV[left], part, stream)
+            chosen_R[left] = self._choose_each(edited_RV[left], part, stream).cpu()
         return chosen_R
 
     def _choose_each(self, edited_RV: Tensor, groups: list[RowGroup], stream: Stream) -> Tensor:

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from foretoken.config.speculative import RULES
 from foretoken.models.tensors import ModelOutput
+from foretoken.ops.drawing import BEST, pack_rows
+from foretoken.ops.noise import Stream
 from foretoken.ops.sampling import top_logprobs
 from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.rows import Rows
+from foretoken.runtime.rows import RowGroup, Rows
 from foretoken.runtime.rules import Check, RuleSettings, TreeCheck, create_rules, create_tree_rules
 from foretoken.runtime.rules.base import INVALID, rule_of
+from foretoken.runtime.rules.matching import matched
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import Logprob, TokenSource
 
@@ -65,6 +68,32 @@ class Verifier:
         """Forget a request that ended; unknown ids are fine."""
         self.sampler.release(request_id)
 
+    def draws(self, batch: Batch) -> bytes | None:
+        """How the token of each of the batch's rows of logits is drawn, so that a device can do so
+        before they are looked at; None: some are weighed, edited or filtered first, or a tree's."""
+        rows = list[bytes]()
+        for span, check in zip(batch.spans, _by_span(batch), strict=True):
+            rows.append(pack_rows((0,) * span.prompt_rows, BEST))
+            if check is None:
+                continue
+            profile = self.sampler.profile(span.sequence.request)
+            if isinstance(check, TreeCheck) or profile.edits:
+                return None
+            if self._rule_of(batch, check) != "matching":
+                return None
+            if not profile.greedy and profile.filters is not None:
+                return None
+            rows.append(RowGroup(check.rows, profile, 0).packed(Stream.TARGET))
+        return b"".join(rows)
+
+    def _rule_of(self, batch: Batch, check: Check | TreeCheck) -> str:
+        params = check.rows.sequence.request.params
+        # Without drafts there is nothing to weigh. Matching then just draws the next token with
+        # the request's own noise, which is what plain decoding is.
+        drafted = check.num_rows > 1
+        one_hot = batch.draft is None or batch.draft.is_one_hot(check.index)
+        return rule_of(params, self.rule, one_hot) if drafted else "matching"
+
     @torch.inference_mode()
     def verify(self, batch: Batch, output: ModelOutput) -> Verification:
         """Check the batch's drafts against the logits of its rows."""
@@ -77,12 +106,12 @@ class Verifier:
         chains: dict[str, list[Check]] = {}
         trees: dict[str, list[TreeCheck]] = {}
         for check in _checks(batch):
-            params = check.rows.sequence.request.params
-            # Without drafts there is nothing to weigh. Matching then just draws the next token with
-            # the request's own noise, which is what plain decoding is.
-            drafted = check.num_rows > 1
-            one_hot = batch.draft is None or batch.draft.is_one_hot(check.index)
-            name = rule_of(params, self.rule, one_hot) if drafted else "matching"
+            if output.chosen_R is not None:
+                assert isinstance(check, Check), "`draws` said how they were chosen"
+                own = output.chosen_R[check.row : check.row + check.num_rows]
+                found.new_ids[check.index] = matched(check, own)
+                continue
+            name = self._rule_of(batch, check)
             if isinstance(check, TreeCheck):
                 trees.setdefault(name, []).append(check)
             else:
@@ -100,7 +129,12 @@ class Verifier:
 
 def _checks(batch: Batch) -> list[Check | TreeCheck]:
     """The spans of the batch that sample."""
-    checks: list[Check | TreeCheck] = []
+    return [check for check in _by_span(batch) if check is not None]
+
+
+def _by_span(batch: Batch) -> list[Check | TreeCheck | None]:
+    """A check for each span; None: it does not sample."""
+    checks: list[Check | TreeCheck | None] = []
     row = drafted_row = 0
     for index, span in enumerate(batch.spans):
         if span.samples:
@@ -117,6 +151,8 @@ def _checks(batch: Batch) -> list[Check | TreeCheck]:
             else:
                 runs = _tree_rows(span, tree)
                 checks.append(TreeCheck(runs=runs, ids=span.draft_ids, tree=tree, **places))
+        else:
+            checks.append(None)
         # Prompt rows come first among a span's rows and are nobody's drafts. Spans without drafts
         # have no rows of distributions, so both counts go on by themselves.
         row += span.prompt_rows + span.sample_rows

@@ -238,6 +238,24 @@ LOGIT_COPIES = 3
 """float32 rows of logits that are there at once: as computed, edited, and divided or drawn from."""
 
 
+GPU_BYTES = 384 << 20
+"""Bytes of compiled kernels, captured graphs and libraries' workspaces on a GPU beside its context:
+an assumption (docs/gpu.md)."""
+PARTIAL_BYTES = 192 << 20
+"""Bytes of attention's partial results on a GPU; a step with more of them is run in pieces."""
+RECORDED_ROWS = 384
+"""Rows of the largest step that is recorded on a GPU, which has memory of its own."""
+
+
+def gpu_activation_bytes(step: StepSize, widths: Widths, item_bytes: int) -> int:
+    """The same of a GPU: what lies between kernels, once for recorded steps and once for longer
+    ones; sums are there as float32."""
+    layer = 3 * widths.hidden + 2 * widths.query + widths.inner
+    sums = 4 * max(widths.hidden, widths.query + 2 * widths.kv)
+    logits = 4 * widths.vocabulary * (LOGIT_COPIES * step.rows + step.drafts)
+    return (RECORDED_ROWS + step.tokens) * (layer * item_bytes + sums) + PARTIAL_BYTES + logits
+
+
 def activation_bytes(step: StepSize, widths: Widths, item_bytes: int) -> int:
     """Activations of the largest step: one layer's between its matrices, and rows of logits."""
     layer = 4 * widths.hidden + 2 * widths.query + 2 * widths.kv + 3 * widths.inner

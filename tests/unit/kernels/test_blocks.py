@@ -47,6 +47,24 @@ def test_weights_are_those_of_the_package(kind: str) -> None:
     assert torch.equal(block_floats(kind, rows_NB), by_package(kind, rows_NB))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_the_same_matrix(kind: str) -> None:
+    """Rows and columns in another order, and a group whose scale is 0."""
+    rows_NB = blocks(kind, 12, 512)
+    if "_1" in kind or kind == "Q4_K":
+        rows_NB[3, :2] = 0
+    stored = BlockWeights.as_stored(kind, rows_NB).changed_rows(lambda rows: rows.flip(0))
+    weights = stored.changed_columns(lambda columns: columns.roll(32, 0), 32)
+    assert weights is not None
+    bits, values_NK, scale_NG, zero_NG = weights.integers()
+    assert bits == (4 if kind in ("Q4_1", "Q4_K") else 8)
+    assert values_NK.dtype == (torch.uint8 if bits == 4 else torch.int8)
+    values = values_NK.float().unflatten(1, (scale_NG.shape[1], -1))
+    found = (values - (0 if zero_NG is None else zero_NG[..., None])) * scale_NG[..., None]
+    wanted = weights.floats()
+    torch.testing.assert_close(found.flatten(1), wanted, rtol=3e-6, atol=1e-6)
+
+
 def test_the_smallest_and_largest_powers() -> None:
     rows_NB = blocks("MXFP4", 16, 32)
     rows_NB[:, 0] = torch.tensor([0, 1, 2, 3, 127, 128, 249, 250] * 2)

@@ -132,14 +132,14 @@ def torch_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
 @cache
 def _invariant_tiling(geometry: Geometry, num_threads: int) -> Tiling | None:
     """The first tiling that keeps the bits with this many threads; None: none does."""
-    probe = _Probe(geometry)
+    probe = AttentionProbe(geometry)
     for tiling in TILINGS:
         if probe.is_invariant(TiledAttention(geometry, tiling)):
             return tiling
     return None
 
 
-class _Probe:
+class AttentionProbe:
     """Random queries, keys and values of one sequence, and of a neighbour."""
 
     def __init__(self, geometry: Geometry) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import Rotation
+from foretoken.models.captured import CapturedSteps
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import Attend as PagedAttend
@@ -68,7 +69,7 @@ class CompiledChains(Protocol):
     """A network bound to the compiled kernels; its methods are as the network's."""
 
     @property
-    def rollout(self) -> CompiledRollout:
+    def rollout(self) -> CompiledRollout | CapturedSteps:
         """Drafts whole chains."""
 
     def mix(self, features_TF: Tensor) -> Tensor: ...

@@ -30,7 +30,11 @@ class MatchingRule(ChainRule):
         found, start = [], 0
         for check in checks:
             end = start + check.rows.num_rows
-            own = targets[start:end]
-            found.append(tuple(own[: agreeing(check.drafts, own) + 1]))
+            found.append(matched(check, targets[start:end]))
             start = end
         return found
+
+
+def matched(check: Check, own: list[int]) -> tuple[int, ...]:
+    """The target's own tokens of a check's rows, as far as they are those after its drafts."""
+    return tuple(own[: agreeing(check.drafts, own) + 1])

@@ -141,4 +141,5 @@ def openapi_document() -> dict[str, Any]:
 
 
 async def openapi(request: Request) -> Response:
+    """The same as an answer."""
     return json_response(openapi_document())

@@ -11,18 +11,22 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from foretoken.backend import backend_for
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
+from foretoken.models.captured import BesideParts, CapturedSteps, DecoderParts, capture
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
 from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
+from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.linears import HeadLinears
@@ -38,10 +42,11 @@ class CompiledEagle3:
     norm_features: Callable[[Tensor], Tensor]
     """What the network does to the target's features before it mixes them."""
     mixer: Linear
-    layers: CompiledLayers
-    parts: RolloutParts
+    layers: CompiledLayers | None
+    """None: `rollout` runs them, a GPU's."""
+    parts: RolloutParts | DecoderParts
     """What stands around the layers."""
-    rollout: CompiledRollout
+    rollout: CompiledRollout | CapturedSteps
 
     def mix(self, features_TF: Tensor) -> Tensor:
         """The target's features, side by side, as the layers want them, [T, D]."""
@@ -49,6 +54,10 @@ class CompiledEagle3:
 
     def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
         """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
+        if isinstance(self.rollout, CapturedSteps):
+            tokens = inputs.tokens_T.tolist()
+            return self.rollout.outputs(inputs.spans, tokens, hidden_TD, store)
+        assert self.layers is not None, "made together"
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
         embedded_TD = self.parts.embedding(inputs.tokens_T)
         self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
@@ -64,10 +73,12 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
     if net.shape.norm_output or net.shape.attention_bias:
         return None
     make, attention = around.linears, around.attention()
-    if not isinstance(attention, NativeAttention):
+    if not isinstance(attention, NativeAttention | GpuAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
     kind = LayerKind(attention, around.rotary)
+    if isinstance(attention, GpuAttention):
+        return _captured(net, around, build, kind)
     layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
     if layers is None:
         return None
@@ -93,6 +104,37 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
         layers=layers,
         parts=parts,
         rollout=rollout,
+    )
+
+
+def _captured(
+    net: Eagle3, around: RunnerParts, build: "_Builder", kind: LayerKind
+) -> CompiledEagle3 | None:
+    """The network as a GPU's launches, or None if some part has none."""
+    make, kernels = around.linears, backend_for(around.geometry.device).gpu
+    mixer, head = make.of([net.fc]), make.of([net.lm_head], top=True)
+    if kernels is None or not isinstance(mixer, GpuLinear) or not isinstance(head, GpuLinear):
+        return None
+    parts = DecoderParts(
+        embedding=net.table,
+        scale=1.0,
+        layers=tuple(build.layer(one) for one in net.decoder_layers),
+        kinds=(kind,),
+        norm=build.norm(net.norm),
+        head=head,
+        softcap=None,
+        beside=BesideParts(
+            mixer=None if net.norms_features else mixer,
+            features=around.features,
+            ids_N=net.target_ids.contiguous(),
+            vocab_size=around.vocab_size,
+        ),
+    )
+    rollout = capture(parts, kernels, kernels.recorder())
+    if rollout is None:
+        return None
+    return CompiledEagle3(
+        norm_features=net.normed_features, mixer=mixer, layers=None, parts=parts, rollout=rollout
     )
 
 

@@ -1,0 +1,392 @@
+"""The kernels that a step on a GPU is made of, as one set: what each reads, writes and rounds.
+
+`TritonKernels` has them for a device, `TwinKernels` in PyTorch's operations for any. Both write
+into tensors that are given, allocate nothing that outlives a call, and read all that changes from
+step to step out of tensors: so a step of them can be recorded and replayed. Rules for both:
+
+- Products are summed in float32. A row's sums are made in an order that depends on the weights'
+  shape and on the row's own place alone, never on other rows.
+- Whoever reads parts [P, T, N] adds them in order, beginning with part 0.
+- Numbers of the step are int32 and contiguous; rows of x, q, y and normed may be far apart. Rows
+  that no unit covers are dead: what is computed for them is finite and read by nobody.
+
+Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
+F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of
+logits, V vocabulary, B sequences, X numbers of any other kind.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, Self, final
+
+import torch
+from torch import Tensor
+
+KEY_BLOCK: Final = 64
+"""Keys that are weighed at once, from multiples of it on."""
+UNIT_INTS: Final = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuWeights:
+    """A matrix [N, K] on its device.
+
+    Of integers in groups a weight is scale[n, g] * (value - zero[n, g]) in float32, rounded to x's
+    type, and multiplied as a float is. Without groups the sum of a segment is
+    made of values and scaled.
+    """
+
+    values_NK: Tensor
+    """Floats [N, K]; 8 bits: int8 [N, K]; 4 bits: uint8 [N, K / 2], of each group the first half in
+    the low bits of its bytes, the second in the high ones. Contiguous."""
+    segment: int
+    """Inputs of a segment, as `segment_of` gives them, or K; the last may be shorter."""
+    inputs: int
+    scale_NG: Tensor | None = None
+    """Of integers: float16 or float32 (of groups of 128 float32, which is read ahead faster); G = 1
+    of 8 bits per output."""
+    zero_NG: Tensor | None = None
+    """Of groups, in the scale's type; None: 8 of 4 bits, 0 of 8."""
+    bits: int = 0
+    """0: floats; else 8 or 4."""
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.values_NK.shape[0]
+
+    @property
+    def segments(self) -> int:
+        """How many partial sums there are."""
+        return -(-self.inputs // self.segment)
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale; 0: all, or floats."""
+        groups = 1 if self.scale_NG is None else self.scale_NG.shape[1]
+        return 0 if groups == 1 and self.bits != 4 else self.inputs // groups
+
+
+class Kept(NamedTuple):
+    """Where rows of hidden states are kept for a drafter."""
+
+    slots_SD: Tensor
+    """A view [S, D] of the store's columns; rows may be far apart."""
+    slots_T: Tensor
+    """Where each row goes."""
+
+
+class QueryKeyNorm(NamedTuple):
+    """RMS norms of queries and keys."""
+
+    query: Tensor
+    """Weights [h], or [H * h] where the norm is over all heads (`whole`)."""
+    key: Tensor
+    eps: float
+    whole: bool = False
+
+
+class Rotary(NamedTuple):
+    """Tables of all positions, in the model's type."""
+
+    cos_XW: Tensor
+    """W dimensions of a head are turned, even; the second half repeats the first."""
+    sin_XW: Tensor
+    """The first half carries the minus sign."""
+    query_scale_X: Tensor | None = None
+    """What queries are multiplied by after they are turned and rounded."""
+
+
+class KVLayer(NamedTuple):
+    """One layer of a store. Both may be strided, the last dimension of numbers is dense."""
+
+    numbers_SLh: Tensor
+    """[S, 2 L, h], keys, then values: the model's type or int8."""
+    scales_SL: Tensor | None = None
+    """float32 [S, 2 L], of int8 alone."""
+
+
+class AttentionShape(NamedTuple):
+    """What attention is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    window: int
+    """Positions that a row sees, its own included; 0: all."""
+    softcap: float
+    """Scores s become softcap * tanh(s / softcap); 0: they stay."""
+    scale: float
+
+
+class AttentionInts(NamedTuple):
+    """The rows of a step as attention reads them; int32."""
+
+    places_T: Tensor
+    """Position of each row in its sequence; of a tree: of its branch."""
+    runs_T: Tensor
+    """Row of `tails` whose branch each row stands on; a chain's: -1."""
+    bases_T: Tensor
+    """Number of each row's first partial result; that of split s is bases + s."""
+    units_U: Tensor
+    """[U, UNIT_INTS]: first row, rows, start, end, table, split, lowest, first run, runs. A tile of
+    a span's rows over the keys [split * SPLIT, (split + 1) * SPLIT) below `end`, the end of what
+    its deepest row sees. `table`: where the pages of its sequence begin. `lowest`: of the places of
+    its rows. `start`: where the branches of a tree begin; a chain's: `end`. 0 rows: nothing is
+    done."""
+    pages_P: Tensor
+    """Page tables of all sequences, end to end."""
+    tails_XJ: Tensor
+    """Of each branch: place `start + j` of it is stored at place `start + tails[run, j]`."""
+    trees: bool
+    """Whether some unit has runs."""
+    splits: bool
+    """Whether some row sees beyond the first split; else `attend` gives finished rows."""
+
+
+class Partials(NamedTuple):
+    """Results of single splits, float32, by the numbers of `bases_T`."""
+
+    sums_XHh: Tensor
+    """Sum of weights times values, not divided."""
+    top_mass_XH2: Tensor
+    """Highest score, and sum of weights e ** (score - highest)."""
+
+    @classmethod
+    def empty(cls, count: int, shape: AttentionShape, device: torch.device) -> Self:
+        """Room for so many."""
+        sizes = ((count, shape.num_heads, width) for width in (shape.head_dim, 2))
+        return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
+
+
+class Recorder(Protocol):
+    """Remembers launches."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What launches all that `run` does once more, over the same memory."""
+
+
+class GpuKernels(ABC):
+    """One set of kernels. Every launch is counted by its name in `launched`."""
+
+    split: int
+    """Keys of a split: a row's splits begin at multiples of it. A multiple of KEY_BLOCK."""
+    tile: int
+    """Rows times queries of a key head in an attention unit."""
+    types: frozenset[torch.dtype] = frozenset((torch.bfloat16, torch.float16))
+    """Types of rows."""
+    on_gpu = True
+    """Whether what is launched goes on by itself."""
+    few_rows: int
+    """Up to so many rows `linear_splits` is faster, beyond them `linear_long`."""
+
+    def __init__(self) -> None:
+        """Nothing was launched."""
+        self.launched: Counter[str] = Counter()
+
+    def launch(self, name: str) -> None:
+        """Every launch goes through here, before it is made."""
+        self.launched[name] += 1
+
+    def recorder(self) -> "Recorder | None":
+        """Remembers what is launched, for one model; None: everything is launched each time."""
+        return CudaGraphs()
+
+    @abstractmethod
+    def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
+        """`GpuWeights.segment` of matrices of this shape on this device: from a table, else by a
+        formula; never by timing.
+
+        Args:
+            outputs: N.
+            inputs: K.
+            bits: 0: floats.
+        """
+
+    @abstractmethod
+    def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
+        """parts[p] = x W^T over segment p, float32 [w.segments, T, N]; x may be strided by rows."""
+
+    @abstractmethod
+    def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
+        """The segments' sums added in order, float32 [1, T, N]: the bits of adding the parts of
+        `linear_splits`."""
+
+    @abstractmethod
+    def gate_up(
+        self, x_TK: Tensor, w: GpuWeights, bias_N: Tensor | None, activation: int, y_TF: Tensor
+    ) -> None:
+        """act(gate) * up in x's type; w [2 F, K] holds gate, then up.
+
+        Both sums (segments in order, then the bias) are rounded to x's type, so is act(gate), so is
+        the product. Activations: `ops.activation.COMPILED`.
+        """
+
+    @abstractmethod
+    def add_parts(
+        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+    ) -> None:
+        """y = parts in order + bias + residual in float32, rounded once to y's type."""
+
+    @abstractmethod
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
+        """Rows of the table; times scale (1.0: as they are), rounded. `scale` is in their type."""
+
+    @abstractmethod
+    def add_norm(
+        self,
+        parts_PTD: Tensor | None,
+        bias_D: Tensor | None,
+        stream_TD: Tensor,
+        weight_D: Tensor | None,
+        normed_TD: Tensor,
+        eps: float,
+        *,
+        after_D: Tensor | None = None,
+        kept: Kept | None = None,
+        kept_normed: Kept | None = None,
+    ) -> None:
+        """Add a layer's part to the residual stream, and norm it for the next.
+
+        y = parts in order + bias in float32. Without `after_D` stream = round(y + stream); with it
+        y is rounded, then stream = round(round(y / rms(y) * after) + stream). No parts: the stream
+        stays. normed = round(stream / rms(stream) * weight); no weight: `normed_TD` is not written.
+        rms(y) = sqrt(mean(y ** 2) + eps), in float32; weights are in any float type.
+
+        Args:
+            parts_PTD: float32.
+            bias_D: of the parts.
+            stream_TD: read, and changed in place.
+            weight_D: of the next norm.
+            normed_TD: in the stream's type.
+            eps: of both norms.
+            after_D: weights of a norm over the part itself.
+            kept: where the new stream is kept, too.
+            kept_normed: where the normed rows are kept, too.
+        """
+
+    @abstractmethod
+    def turn_and_write(
+        self,
+        parts_PTA: Tensor,
+        bias_A: Tensor | None,
+        norm: QueryKeyNorm | None,
+        rotary: Rotary,
+        places_T: Tensor,
+        slots_T: Tensor,
+        q_THh: Tensor,
+        layer: KVLayer,
+    ) -> None:
+        """Fused rows [T, (H + 2 L) * h] of float32 parts: queries out, keys and values stored.
+
+        x = round(parts in order + bias). Queries and keys: x / rms(x) * weight if there is a norm,
+        then turned by place (x * cos + swapped * sin), in float32, rounded once. Then queries are
+        multiplied by their scale and rounded. Values are x. In int8 a head is rounded as
+        `ops.quantize_kv` does.
+        """
+
+    @abstractmethod
+    def attend(
+        self,
+        q_THh: Tensor,
+        layer: KVLayer,
+        shape: AttentionShape,
+        step: AttentionInts,
+        partials: Partials,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """Causal attention of the units. Heads are in group-major order: query g of key head k is
+        head g * L + k.
+
+        Blocks of KEY_BLOCK keys from multiples of it on are weighed in order by the online softmax:
+        scores, masks and exponents in float32, weights rounded to q's type before they are summed
+        and multiplied with values. Keys a row does not see change nothing of it, not a bit. Of a
+        tree, blocks below that of `start` are shared; from there on each branch has blocks of its
+        own, over its logical places. `step.splits` unset: `out_TD` is written, else `partials`,
+        but of a row none of splits beyond its own place, whose numbers are another row's.
+        """
+
+    @abstractmethod
+    def combine(
+        self,
+        partials: Partials,
+        shape: AttentionShape,
+        step: AttentionInts,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """Each row's partial results added in order of their keys, from the first split that it
+        sees on, then its sink, and divided; rounded once. Sinks: as for `attend`."""
+
+    @abstractmethod
+    def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
+        """y = x[rows]."""
+
+    @abstractmethod
+    def draw(
+        self,
+        logits_RV: Tensor,
+        keys_R2: Tensor,
+        temperature_R: Tensor,
+        tokens_R: Tensor,
+        names_V: Tensor | None = None,
+    ) -> None:
+        """The token of each row: the best id, the lowest of equals, of l / temperature + noise.
+
+        Args:
+            logits_RV: float32.
+            keys_R2: int32, `ops.noise.pack_keys`.
+            temperature_R: float32; 0: without noise.
+            tokens_R: int32 results; may be strided, and may be the tokens of a next pass.
+            names_V: int32, the token of each id where they are another vocabulary's; the noise is
+                that of the token.
+        """
+
+    @abstractmethod
+    def cap(self, logits_RV: Tensor, softcap: float) -> None:
+        """In place: softcap * tanh(logits / softcap), float32."""
+
+    @abstractmethod
+    def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
+        """float32 probability of each row's best id."""
+
+    @abstractmethod
+    def agree(
+        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
+    ) -> None:
+        """Matching: of each sequence how many drafts are the target's own tokens, and its tokens.
+
+        Args:
+            chosen_R: the target's token of each row.
+            tokens_T: the step's tokens.
+            checks_B3: first row of logits, first draft among the tokens, drafts.
+            found_BX: int32 [B, most drafts + 2]: how many drafts stay, those, and the token after.
+        """
+
+
+@final
+class CudaGraphs:
+    """Graphs of one model, which share memory."""
+
+    def __init__(self) -> None:
+        """No graph yet."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """One CUDA graph; everything is compiled by a run before."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of a server may ask for memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            run()
+        return graph.replay

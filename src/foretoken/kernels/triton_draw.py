@@ -1,0 +1,136 @@
+"""Triton kernels that choose tokens and compare them; `gpu_kernels` says what they promise.
+
+Owns device code, no launch: `triton_kernels` has those. Importing it imports triton. A row of
+logits is read by one program for each SPAN of its ids; what those found is compared in order.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["logits_stride"])
+def draw(
+    logits,
+    keys,
+    temperature,
+    names,
+    best,
+    ids,
+    logits_stride,
+    vocabulary,
+    BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Program (row, span): the best id by l / temperature + noise, the lowest of equals."""
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    heat = tl.load(temperature + row)
+    first = tl.load(keys + row * 2)
+    second = tl.load(keys + row * 2 + 1)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    top_id = tl.zeros((BLOCK,), tl.int32)
+    for at in range(span * SPAN, tl.minimum(vocabulary, (span + 1) * SPAN), BLOCK):
+        i = at + tl.arange(0, BLOCK)
+        score = tl.load(logits + row * logits_stride + i, i < vocabulary, float("-inf"))
+        if heat > 0.0:
+            token = i
+            if names is not None:
+                token = tl.load(names + i, mask=i < vocabulary, other=0)
+            score = tl.div_rn(score, tl.zeros_like(score) + heat) - tl.log(
+                _noise(token, first, second)
+            )
+        better = score > top
+        top = tl.where(better, score, top)
+        top_id = tl.where(better, i, top_id)
+    highest = tl.max(top)
+    tl.store(best + row * tl.num_programs(1) + span, highest)
+    lowest = tl.min(tl.where(top == highest, top_id, 0x7FFFFFFF))
+    tl.store(ids + row * tl.num_programs(1) + span, lowest)
+
+
+@triton.jit
+def _noise(token, first, second):
+    """Exponential noise of ids, as `ops.noise.KeyedNoise` makes it."""
+    h = (token + first).to(tl.uint32, bitcast=True)
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = h ^ second.to(tl.uint32, bitcast=True)
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    h = (h ^ (h >> 16)) * 0x2C1B3C6D
+    h = (h ^ (h >> 15)) & 0x7FFFFFFF
+    # Times 1 - 2 ** -24 and 2 ** -31.
+    unit: tl.constexpr = (1.0 - 5.9604644775390625e-08) * 4.656612873077393e-10
+    u = (h.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * -unit
+    # log(1 + u) near 0 too, where 1 + u is rounded: by how much, w - 1 says (Kahan).
+    w = 1.0 + u
+    exact = w == 1.0
+    return -tl.where(exact, u, tl.log(w) * (u / tl.where(exact, 1.0, w - 1.0)))
+
+
+@triton.jit
+def pick(best, ids, names, tokens, tokens_stride, SPANS, BLOCK: tl.constexpr):
+    """Program row: the best of its spans, the first of equals, as a token."""
+    row = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, BLOCK)
+    score = tl.load(best + row * SPANS + s, mask=s < SPANS, other=float("-inf"))
+    found = tl.load(ids + row * SPANS + s, mask=s < SPANS, other=0x7FFFFFFF)
+    token = tl.min(tl.where(score == tl.max(score), found, 0x7FFFFFFF))
+    if names is not None:
+        token = tl.load(names + token)
+    tl.store(tokens + row * tokens_stride, token)
+
+
+@triton.jit(do_not_specialize=["logits_stride"])
+def weigh(logits, best, mass, logits_stride, vocabulary, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+    """Program (row, span): the highest logit, and the sum of e ** (logit - highest)."""
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for at in range(span * SPAN, tl.minimum(vocabulary, (span + 1) * SPAN), BLOCK):
+        i = at + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * logits_stride + i, i < vocabulary, float("-inf"))
+        higher = tl.maximum(top, x)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - finite) + tl.exp(x - finite)
+        top = higher
+    highest = tl.max(top)
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    at = row * tl.num_programs(1) + span
+    tl.store(best + at, highest)
+    tl.store(mass + at, tl.sum(total * tl.exp(top - finite)))
+
+
+@triton.jit
+def chance(best, mass, chances, SPANS, BLOCK: tl.constexpr):
+    """Program row: the probability of the best id, of what its spans weigh."""
+    row = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, BLOCK)
+    top = tl.load(best + row * SPANS + s, mask=s < SPANS, other=float("-inf"))
+    total = tl.load(mass + row * SPANS + s, mask=s < SPANS, other=0.0)
+    tl.store(chances + row, 1.0 / tl.sum(total * tl.exp(top - tl.max(top))))
+
+
+@triton.jit
+def cap(logits, softcap, count, BLOCK: tl.constexpr):
+    """Program of some logits: softcap * tanh(logits / softcap), in place."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + i, mask=i < count, other=0.0)
+    t = tl.exp(-2.0 * tl.abs(x / softcap))
+    t = (1.0 - t) / (1.0 + t)
+    tl.store(logits + i, softcap * tl.where(x < 0, -t, t), mask=i < count)
+
+
+@triton.jit
+def agree(chosen, tokens, checks, found, found_stride, checks_stride, BLOCK: tl.constexpr):
+    """Program of a sequence: how many drafts are the target's own, those, the token after."""
+    sequence = tl.program_id(0)
+    first = tl.load(checks + sequence * checks_stride)
+    first_draft = tl.load(checks + sequence * checks_stride + 1)
+    drafts = tl.load(checks + sequence * checks_stride + 2)
+    i = tl.arange(0, BLOCK)
+    wanted = tl.load(chosen + first + i, mask=i <= drafts, other=-1)
+    draft = tl.load(tokens + first_draft + i, mask=i < drafts, other=-2)
+    kept = tl.min(tl.where(wanted == draft, BLOCK, i))
+    to = found + sequence * found_stride
+    tl.store(to, kept)
+    tl.store(to + 1 + i, wanted, mask=i <= kept)

@@ -1,0 +1,380 @@
+"""The GPU's kernels by Triton: launches, and which tiles a shape has.
+
+Importing it imports triton; `kernels.triton_found` says where it may be used. Tiles, warps and
+stages go by shapes, types and the device's capability, never by a timing: what decides bits (the
+segments of a matrix, the class of matrix instructions) belongs to the weights and the device.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, final
+
+import torch
+import triton
+from torch import Tensor
+
+from foretoken.kernels import triton_attention, triton_draw, triton_matrix, triton_rows
+from foretoken.kernels.gpu_kernels import (
+    KEY_BLOCK,
+    UNIT_INTS,
+    AttentionInts,
+    AttentionShape,
+    GpuKernels,
+    GpuWeights,
+    Kept,
+    KVLayer,
+    Partials,
+    QueryKeyNorm,
+    Recorder,
+    Rotary,
+)
+
+_GELU: Final = 1
+"""The number in `ops.activation.COMPILED`."""
+_PROGRAMS: Final = 240
+"""Programs of a product of few rows that fill a large GPU."""
+_LEAST_SEGMENT: Final = 256
+_SPAN: Final = 8192
+"""Ids of a row of logits that a program reads."""
+_COMBINED: Final = 16
+_SEGMENTS: Final[dict[tuple[int, int, int, tuple[int, int]], int]] = {}
+"""Segments of matrices, by outputs, inputs, bits and capability, where another number than the
+formula's was measured to be faster (benchmarks/gpu_check.py)."""
+
+
+class Tiles(NamedTuple):
+    """How a product is cut: outputs, rows and inputs of a step of a program; warps and stages."""
+
+    outputs: int
+    rows: int
+    step: int
+    warps: int
+    stages: int
+
+
+def tiles_of(w: GpuWeights, rows: int, gated: bool = False) -> Tiles:
+    """How a product of so many rows with these weights is cut.
+
+    In flight is what a GPU has to have read ahead: 16 KiB of weights a program. A step of integers
+    has two groups where scales have 16 bits: one alone is too few bytes to be read ahead. The step
+    of 4 bits is one for all, since it says in which order halves of groups are added.
+    """
+    if rows > 64 and w.group and not gated:
+        return Tiles(128, 64, 128 if w.bits == 4 else max(64, min(128, 2 * w.group)), 8, 3)
+    if rows > 64 and not (w.bits and gated):
+        return Tiles(64 if gated else 128, 128, 64, 8, 3)
+    # Integers of gates and ups fill the registers.
+    tile = min(32 if w.bits and gated else 64, max(16, triton.next_power_of_2(rows)))
+    step = 64 if not w.bits and (gated or tile == 64) else 128
+    size = 64 * step * (w.bits or 8 * w.values_NK.element_size()) // 8
+    return Tiles(64, tile, step, 4, max(4, min(8, (16 << 10) // size + 1)))
+
+
+@final
+class TritonKernels(GpuKernels):
+    """Launches on the device of the tensors; rows in bfloat16 or float16.
+
+    float32 has no matrix instructions here: it is right under the interpreter, and too slow on a
+    device.
+    """
+
+    few_rows = 64
+
+    def __init__(
+        self, capability: tuple[int, int], *, split: int = 256, tile: int | None = None
+    ) -> None:
+        """Launch as a device of this capability wants.
+
+        Args:
+            capability: of CUDA.
+            split: keys of a split.
+            tile: rows of an attention unit; None: as many as the matrix instruction takes.
+        """
+        super().__init__()
+        self.split = split
+        self.tile = tile or (64 if capability[0] in (9, 10) else 32)
+        self._capability = capability
+        # Else the interpreter runs them.
+        self.on_gpu = isinstance(triton_matrix.linear, triton.JITFunction)
+
+    def _run(
+        self,
+        name: str,
+        kernel: Any,
+        grid: tuple[int, ...],
+        *arguments: Any,
+        warps: int = 4,
+        stages: int = 1,
+        **constants: Any,
+    ) -> None:
+        """Launch without fused multiplication and addition, which Triton's versions differ on."""
+        self.launch(name)
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+        kernel[grid](*arguments, **constants, **options)
+
+    def recorder(self) -> Recorder | None:
+        """CUDA's graphs; the interpreter has none."""
+        return _Graphs() if self.on_gpu else None
+
+    def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
+        """The least power of two of segments that gives enough programs."""
+        count = _SEGMENTS.get((outputs, inputs, bits, self._capability))
+        if count is None:
+            count, programs = 1, triton.cdiv(outputs, 64)
+            while programs * count < _PROGRAMS and inputs >= 2 * count * _LEAST_SEGMENT:
+                count *= 2
+        # A multiple of every step.
+        return inputs if count == 1 else triton.cdiv(triton.cdiv(inputs, count), 256) * 256
+
+    def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
+        """A program for each segment."""
+        self._linear("linear_splits", x_TK, w, parts_PTN, tiles_of(w, min(64, x_TK.shape[0])))
+
+    def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
+        """All segments in a program."""
+        self._linear("linear_long", x_TK, w, parts_1TN, tiles_of(w, max(65, x_TK.shape[0])))
+
+    def _linear(self, name: str, x_TK: Tensor, w: GpuWeights, parts: Tensor, tiles: Tiles) -> None:
+        rows = x_TK.shape[0]
+        self._run(
+            name, triton_matrix.linear,
+            (triton.cdiv(w.outputs, tiles.outputs), triton.cdiv(rows, tiles.rows), parts.shape[0]),
+            x_TK, w.values_NK, w.scale_NG, w.zero_NG, parts,
+            rows, w.outputs, w.inputs, w.segment, x_TK.stride(0),
+            WHOLE=name == "linear_long", **_constants(w, tiles),
+            warps=tiles.warps, stages=tiles.stages,
+        )  # fmt: skip
+
+    def gate_up(
+        self, x_TK: Tensor, w: GpuWeights, bias_N: Tensor | None, activation: int, y_TF: Tensor
+    ) -> None:
+        """Gate and up of the same outputs in one program."""
+        rows, width = y_TF.shape
+        tiles = tiles_of(w, rows, gated=True)
+        self._run(
+            "gate_up", triton_matrix.gate_up,
+            (triton.cdiv(width, tiles.outputs), triton.cdiv(rows, tiles.rows)),
+            x_TK, w.values_NK, w.scale_NG, w.zero_NG, bias_N, y_TF,
+            rows, width, w.inputs, w.segment, x_TK.stride(0), y_TF.stride(0),
+            GELU=activation == _GELU, **_constants(w, tiles),
+            warps=tiles.warps, stages=tiles.stages,
+        )  # fmt: skip
+
+    def add_parts(
+        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+    ) -> None:
+        """A program for 1,024 numbers of a row."""
+        parts, rows, width = parts_PTN.shape
+        self._run(
+            "add_parts", triton_rows.add_parts, (rows, triton.cdiv(width, 1024)),
+            parts_PTN, bias_N, residual_TN, y_TN, rows, width, _stride(residual_TN), y_TN.stride(0),
+            PARTS=parts, BLOCK=1024,
+        )  # fmt: skip
+
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
+        """A program for 1,024 numbers of a row."""
+        self._copy_rows("embed", table_VD, tokens_T, scale, stream_TD)
+
+    def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
+        """A program for 1,024 numbers of a row."""
+        self._copy_rows("take_rows", x_TD, rows_R, 1.0, y_RD)
+
+    def _copy_rows(self, name: str, x: Tensor, which: Tensor, scale: float, y: Tensor) -> None:
+        rows, width = y.shape
+        self._run(
+            name, triton_rows.embed, (rows, triton.cdiv(width, 1024)),
+            which, x, y, x.stride(0), y.stride(0), scale, width,
+            BLOCK=1024, SCALED=scale != 1.0,
+        )  # fmt: skip
+
+    def add_norm(
+        self,
+        parts_PTD: Tensor | None,
+        bias_D: Tensor | None,
+        stream_TD: Tensor,
+        weight_D: Tensor | None,
+        normed_TD: Tensor,
+        eps: float,
+        *,
+        after_D: Tensor | None = None,
+        kept: Kept | None = None,
+        kept_normed: Kept | None = None,
+    ) -> None:
+        """A program for a row."""
+        rows, width = stream_TD.shape
+        stores = [(None, None) if one is None else one for one in (kept, kept_normed)]
+        self._run(
+            "add_norm", triton_rows.add_norm, (rows,),
+            parts_PTD, bias_D, stream_TD, after_D, weight_D, normed_TD, *stores[0], *stores[1],
+            rows, width, stream_TD.stride(0), normed_TD.stride(0),
+            _stride(stores[0][0]), _stride(stores[1][0]), eps,
+            PARTS=0 if parts_PTD is None else parts_PTD.shape[0],
+            BLOCK=triton.next_power_of_2(width), warps=8 if width > 2048 else 4,
+        )  # fmt: skip
+
+    def turn_and_write(
+        self,
+        parts_PTA: Tensor,
+        bias_A: Tensor | None,
+        norm: QueryKeyNorm | None,
+        rotary: Rotary,
+        places_T: Tensor,
+        slots_T: Tensor,
+        q_THh: Tensor,
+        layer: KVLayer,
+    ) -> None:
+        """A program for a head of a row."""
+        (parts, rows, width), (_, heads, size) = parts_PTA.shape, q_THh.shape
+        numbers, scales = layer
+        query, key, eps, whole = norm or (None, None, 0.0, False)
+        kv_heads = numbers.shape[1] // 2
+        self._run(
+            "turn_and_write", triton_rows.turn_and_write, (rows, heads + 2 * kv_heads),
+            parts_PTA, bias_A, query, key, *rotary, places_T, slots_T, q_THh, numbers, scales,
+            rows, width, q_THh.stride(0), numbers.stride(0), numbers.stride(1),
+            _stride(scales), _stride(scales, 1), eps,
+            HEADS=heads, KV_HEADS=kv_heads, SIZE=size, TURNED=rotary.cos_XW.shape[1],
+            BLOCK=triton.next_power_of_2(size), WHOLE=whole,
+            ALL=triton.next_power_of_2(max(heads, kv_heads) * size), PARTS=parts,
+            warps=4 if whole else 1,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        q_THh: Tensor,
+        layer: KVLayer,
+        shape: AttentionShape,
+        step: AttentionInts,
+        partials: Partials,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """A program for a unit and key head."""
+        numbers, scales = layer
+        heads, size = shape.num_kv_heads, shape.head_dim
+        width = max(16, triton.next_power_of_2(size))
+        self._run(
+            "attend", triton_attention.attend, (step.units_U.shape[0], heads),
+            q_THh, numbers, scales, sinks_H, out_TD, *partials,
+            step.units_U, step.places_T, step.runs_T, step.bases_T, step.pages_P, step.tails_XJ,
+            q_THh.stride(0), out_TD.stride(0), numbers.stride(0), numbers.stride(1),
+            _stride(scales), _stride(scales, 1), step.tails_XJ.stride(0),
+            shape.scale, shape.softcap,
+            HEADS=heads, GROUP=shape.num_heads // heads, SIZE=size, WIDTH=width,
+            PAGE=shape.page_size, TILE=self.tile, KEYS=KEY_BLOCK, SPLIT=self.split,
+            WINDOW=shape.window, CAPPED=shape.softcap != 0.0, TREES=step.trees, SPLITS=step.splits,
+            INTS=UNIT_INTS, **_attention_options(width, scales is not None),
+        )  # fmt: skip
+
+    def combine(
+        self,
+        partials: Partials,
+        shape: AttentionShape,
+        step: AttentionInts,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """A program for a row and query head."""
+        self._run(
+            "combine", triton_attention.combine, (out_TD.shape[0], shape.num_heads),
+            *partials, sinks_H, step.places_T, step.bases_T, out_TD, out_TD.stride(0),
+            HEADS=shape.num_heads, SIZE=shape.head_dim,
+            WIDTH=triton.next_power_of_2(shape.head_dim), SPLIT=self.split, WINDOW=shape.window,
+            AT_ONCE=_COMBINED,
+        )  # fmt: skip
+
+    def draw(
+        self,
+        logits_RV: Tensor,
+        keys_R2: Tensor,
+        temperature_R: Tensor,
+        tokens_R: Tensor,
+        names_V: Tensor | None = None,
+    ) -> None:
+        """A program for a part of a row, then one for a row."""
+        (rows, vocabulary), spans = logits_RV.shape, triton.cdiv(logits_RV.shape[1], _SPAN)
+        best_RS = logits_RV.new_empty(rows, spans)
+        ids_RS = logits_RV.new_empty(rows, spans, dtype=torch.int32)
+        self._run(
+            "draw", triton_draw.draw, (rows, spans),
+            logits_RV, keys_R2, temperature_R, names_V, best_RS, ids_RS,
+            logits_RV.stride(0), vocabulary, BLOCK=1024, SPAN=_SPAN,
+        )  # fmt: skip
+        self._run(
+            "pick", triton_draw.pick, (rows,),
+            best_RS, ids_RS, names_V, tokens_R, tokens_R.stride(0), spans,
+            BLOCK=triton.next_power_of_2(spans), warps=1,
+        )  # fmt: skip
+
+    def cap(self, logits_RV: Tensor, softcap: float) -> None:
+        """A program for 1,024 logits."""
+        assert logits_RV.is_contiguous(), logits_RV.stride()
+        grid, count = (triton.cdiv(logits_RV.numel(), 1024),), logits_RV.numel()
+        self._run("cap", triton_draw.cap, grid, logits_RV, softcap, count, BLOCK=1024)
+
+    def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
+        """A program for a part of a row, then one for a row."""
+        (rows, vocabulary), spans = logits_RV.shape, triton.cdiv(logits_RV.shape[1], _SPAN)
+        best_RS, mass_RS = logits_RV.new_empty(rows, spans), logits_RV.new_empty(rows, spans)
+        self._run(
+            "weigh", triton_draw.weigh, (rows, spans),
+            logits_RV, best_RS, mass_RS, logits_RV.stride(0), vocabulary, BLOCK=1024, SPAN=_SPAN,
+        )  # fmt: skip
+        self._run(
+            "chance", triton_draw.chance, (rows,), best_RS, mass_RS, chance_R, spans,
+            BLOCK=triton.next_power_of_2(spans), warps=1,
+        )  # fmt: skip
+
+    def agree(
+        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
+    ) -> None:
+        """A program for a sequence."""
+        sequences, width = found_BX.shape
+        self._run(
+            "agree", triton_draw.agree, (sequences,),
+            chosen_R, tokens_T, checks_B3, found_BX, found_BX.stride(0), checks_B3.stride(0),
+            BLOCK=triton.next_power_of_2(width), warps=1,
+        )  # fmt: skip
+
+
+class _Graphs:
+    """Graphs in one pool of memory: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        # What is new is compiled and loaded, which no graph may do.
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+def _stride(x: Tensor | None, dimension: int = 0) -> int:
+    return 0 if x is None else x.stride(dimension)
+
+
+def _constants(w: GpuWeights, tiles: Tiles) -> dict[str, Any]:
+    """What products of these weights are compiled for."""
+    scale = w.values_NK if w.scale_NG is None else w.scale_NG
+    assert w.segment % tiles.step == 0 or w.segment == w.inputs, (w.segment, tiles)
+    return {
+        "BITS": w.bits,
+        "GROUP": w.group,
+        "PAIRS": 0 < w.group < tiles.step
+        and scale.dtype == torch.float16
+        and scale.shape[1] % 2 == 0,
+        "TAIL": w.inputs % tiles.step != 0,
+        "TILE_N": tiles.outputs,
+        "TILE_T": tiles.rows,
+        "STEP": tiles.step,
+    }
+
+
+def _attention_options(width: int, in_int8: bool) -> dict[str, int]:
+    """Warps and stages by the width of a head and how it is stored."""
+    return {"warps": 4 if width <= 128 else 8, "stages": 3 if width <= 128 and not in_int8 else 2}

@@ -1,0 +1,490 @@
+"""The GPU's kernels in PyTorch's operations: what Triton's are tested against, and what takes their
+place on a CPU under FORETOKEN_KERNELS=twins, so that everything above them runs without a GPU.
+
+Slow. Products are made in tiles of fixed shape, so that a row's bits are its own as far as the
+matrix library below keeps them; a test asks it.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.gpu_kernels import (
+    KEY_BLOCK,
+    AttentionInts,
+    AttentionShape,
+    GpuKernels,
+    GpuWeights,
+    Kept,
+    KVLayer,
+    Partials,
+    QueryKeyNorm,
+    Recorder,
+    Rotary,
+)
+from foretoken.ops.activation import COMPILED
+from foretoken.ops.noise import KeyedNoise
+from foretoken.ops.quantize_kv import quantize_kv
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
+
+_TILE = 16
+_ACTIVATIONS = {number: function for function, number in COMPILED.items()}
+
+
+@final
+class TwinKernels(GpuKernels):
+    """Everything by PyTorch, on any device."""
+
+    split = 2 * KEY_BLOCK
+    tile = _TILE
+    few_rows, on_gpu = 16, False
+    types = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+    def __init__(self) -> None:
+        """Nothing is recorded."""
+        super().__init__()
+        self.calls: list[Callable[[], None]] | None = None
+
+    def recorder(self) -> Recorder:
+        """A list of calls."""
+        return _Calls(self)
+
+    def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
+        """Several segments already of small matrices, so that tests have them."""
+        return 2 * KEY_BLOCK if outputs < 4 * inputs and inputs % (2 * KEY_BLOCK) == 0 else inputs
+
+    def linear_splits(self, x_TK: Tensor, w: GpuWeights, parts_PTN: Tensor) -> None:
+        """A product for each segment and tile of rows."""
+        self.launch("linear_splits")
+        parts_PTN.copy_(_parts(x_TK, w))
+
+    def linear_long(self, x_TK: Tensor, w: GpuWeights, parts_1TN: Tensor) -> None:
+        """The same, added."""
+        self.launch("linear_long")
+        parts_1TN.copy_(_sum(_parts(x_TK, w))[None])
+
+    def gate_up(
+        self, x_TK: Tensor, w: GpuWeights, bias_N: Tensor | None, activation: int, y_TF: Tensor
+    ) -> None:
+        """One product, halved."""
+        self.launch("gate_up")
+        both_TF = _sum(_parts(x_TK, w), bias_N).to(y_TF.dtype)
+        gate_TF, up_TF = both_TF.chunk(2, -1)
+        torch.mul(_ACTIVATIONS[activation](gate_TF), up_TF, out=y_TF)
+
+    def add_parts(
+        self, parts_PTN: Tensor, bias_N: Tensor | None, residual_TN: Tensor | None, y_TN: Tensor
+    ) -> None:
+        """Additions."""
+        self.launch("add_parts")
+        sum_TN = _sum(parts_PTN, bias_N)
+        y_TN.copy_(sum_TN if residual_TN is None else sum_TN + residual_TN.float())
+
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, scale: float, stream_TD: Tensor) -> None:
+        """A gather."""
+        self.launch("embed")
+        stream_TD.copy_(table_VD.index_select(0, tokens_T))
+        if scale != 1.0:
+            stream_TD.mul_(scale)
+
+    def add_norm(
+        self,
+        parts_PTD: Tensor | None,
+        bias_D: Tensor | None,
+        stream_TD: Tensor,
+        weight_D: Tensor | None,
+        normed_TD: Tensor,
+        eps: float,
+        *,
+        after_D: Tensor | None = None,
+        kept: Kept | None = None,
+        kept_normed: Kept | None = None,
+    ) -> None:
+        """Additions and norms in float32."""
+        self.launch("add_norm")
+        if parts_PTD is not None:
+            y_TD = _sum(parts_PTD, bias_D)
+            if after_D is not None:
+                y_TD = _norm(y_TD.to(stream_TD.dtype).float(), after_D, eps)
+                y_TD = y_TD.to(stream_TD.dtype).float()
+            stream_TD.copy_(y_TD + stream_TD.float())
+        if kept is not None:
+            kept.slots_SD.index_copy_(0, kept.slots_T.long(), stream_TD)
+        if weight_D is not None:
+            normed_TD.copy_(_norm(stream_TD.float(), weight_D, eps))
+        if kept_normed is not None:
+            kept_normed.slots_SD.index_copy_(0, kept_normed.slots_T.long(), normed_TD)
+
+    def turn_and_write(
+        self,
+        parts_PTA: Tensor,
+        bias_A: Tensor | None,
+        norm: QueryKeyNorm | None,
+        rotary: Rotary,
+        places_T: Tensor,
+        slots_T: Tensor,
+        q_THh: Tensor,
+        layer: KVLayer,
+    ) -> None:
+        """Norms, rotation and one write."""
+        self.launch("turn_and_write")
+        rows, heads, size = q_THh.shape
+        both = layer.numbers_SLh.shape[1]
+        x_TXh = _sum(parts_PTA, bias_A).to(q_THh.dtype).view(rows, heads + both, size)
+        turned = x_TXh[:, : heads + both // 2].float()
+        if norm is not None:
+            normed = []
+            for x, weight in ((turned[:, :heads], norm.query), (turned[:, heads:], norm.key)):
+                whole = x.flatten(1) if norm.whole else x
+                normed.append(_norm(whole, weight, norm.eps).view(rows, -1, size))
+            turned = torch.cat(normed, 1)
+        cos, sin = (
+            table.index_select(0, places_T)[:, None].float()
+            for table in (rotary.cos_XW, rotary.sin_XW)
+        )
+        width = cos.shape[-1]
+        head = turned[..., :width]
+        head = head * cos + head.roll(width // 2, -1) * sin
+        turned = torch.cat((head, turned[..., width:]), -1).to(q_THh.dtype)
+        q_THh.copy_(turned[:, :heads])
+        if rotary.query_scale_X is not None:
+            q_THh.mul_(rotary.query_scale_X.index_select(0, places_T)[:, None, None])
+        stored = torch.cat((turned[:, heads:], x_TXh[:, heads + both // 2 :]), 1)
+        stored = quantize_kv(stored, layer.numbers_SLh.dtype)
+        slots = slots_T.long()
+        layer.numbers_SLh.index_copy_(0, slots, stored[..., :size])
+        if layer.scales_SL is not None:
+            scales = stored[..., -KV_SCALE_BYTES:].contiguous().view(torch.float32)
+            layer.scales_SL.index_copy_(0, slots, scales.squeeze(-1))
+
+    def attend(
+        self,
+        q_THh: Tensor,
+        layer: KVLayer,
+        shape: AttentionShape,
+        step: AttentionInts,
+        partials: Partials,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """All units at once, block by block; branches one after the other."""
+        self.launch("attend")
+        units_U = step.units_U[step.units_U[:, 1] > 0].long()
+        if not len(units_U):
+            return
+        work = _Units(q_THh, layer, shape, step, units_U, self)
+        first_N, rows_N = units_U[:, 5] * self.split, units_U[:, 8]
+        for at in range(0, self.split, KEY_BLOCK):
+            places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
+            shared_U = units_U[:, 2] // KEY_BLOCK * KEY_BLOCK
+            shared_U = torch.where(rows_N > 0, shared_U, units_U[:, 3])
+            work.block(places_UN, places_UN, places_UN[:, :1] < shared_U[:, None], None)
+        for run in range(int(rows_N.max()) if step.trees else 0):
+            for at in range(0, self.split, KEY_BLOCK):
+                places_UN = first_N[:, None] + at + torch.arange(KEY_BLOCK, device=q_THh.device)
+                work.branch(places_UN, run)
+        work.finish(partials if step.splits else None, sinks_H, out_TD)
+
+    def combine(
+        self,
+        partials: Partials,
+        shape: AttentionShape,
+        step: AttentionInts,
+        out_TD: Tensor,
+        *,
+        sinks_H: Tensor | None = None,
+    ) -> None:
+        """A split of all rows at a time."""
+        self.launch("combine")
+        heads, size = partials.sums_XHh.shape[1:]
+        places_T, bases_T = step.places_T.long(), step.bases_T.long()
+        lowest_T = (places_T - shape.window + 1).clamp(min=0) if shape.window else 0 * places_T
+        rows = len(places_T)
+        top = torch.full((rows, heads), -torch.inf, device=out_TD.device)
+        mass, sums = torch.zeros_like(top), torch.zeros(rows, heads, size, device=out_TD.device)
+        for split in range(int(places_T.max()) // self.split + 1):
+            here = (lowest_T // self.split <= split) & (split <= places_T // self.split)
+            at_T = torch.where(here, bases_T + split, 0)
+            t, w = partials.top_mass_XH2[at_T].unbind(-1)
+            new = torch.maximum(top, t)
+            safe = torch.where(new == -torch.inf, 0.0, new)
+            a, b = (top - safe).exp(), (t - safe).exp()
+            here_1 = here[:, None]
+            more = sums * a[..., None] + partials.sums_XHh[at_T] * b[..., None]
+            sums = torch.where(here_1[..., None], more, sums)
+            mass = torch.where(here_1, mass * a + w * b, mass)
+            top = torch.where(here_1, new, top)
+        out_TD.copy_(_divided(sums, mass, top, sinks_H).flatten(1))
+
+    def take_rows(self, x_TD: Tensor, rows_R: Tensor, y_RD: Tensor) -> None:
+        """A gather."""
+        self.launch("take_rows")
+        y_RD.copy_(x_TD.index_select(0, rows_R))
+
+    def draw(
+        self,
+        logits_RV: Tensor,
+        keys_R2: Tensor,
+        temperature_R: Tensor,
+        tokens_R: Tensor,
+        names_V: Tensor | None = None,
+    ) -> None:
+        """The noise of `ops.noise`."""
+        self.launch("draw")
+        rows, count = logits_RV.shape
+        noise = KeyedNoise(count, logits_RV.device, rows * count)
+        ids = torch.arange(count, device=logits_RV.device) if names_V is None else names_V
+        exponential_RV = noise.exponential_at(keys_R2, ids.expand(rows, -1)).log_()
+        drawn_R1 = temperature_R[:, None] > 0
+        scaled_RV = logits_RV / torch.where(drawn_R1, temperature_R[:, None], 1.0)
+        scaled_RV = torch.where(drawn_R1, scaled_RV - exponential_RV, logits_RV)
+        best_R = scaled_RV.argmax(-1)
+        self.launch("pick")
+        tokens_R.copy_(best_R if names_V is None else names_V[best_R])
+
+    def cap(self, logits_RV: Tensor, softcap: float) -> None:
+        """In place."""
+        self.launch("cap")
+        logits_RV.div_(softcap).tanh_().mul_(softcap)
+
+    def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
+        """Of the best id."""
+        self.launch("chance")
+        chance_R.copy_((logits_RV.amax(-1) - logits_RV.logsumexp(-1)).exp())
+
+    def agree(
+        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
+    ) -> None:
+        """Place by place of all sequences."""
+        self.launch("agree")
+        most = found_BX.shape[1] - 2
+        row_B, draft_B, drafts_B = checks_B3.long().unbind(1)
+        at = torch.arange(most + 1, device=chosen_R.device)
+        chosen_BX = chosen_R[(row_B[:, None] + at).clamp(max=len(chosen_R) - 1)]
+        draft_BX = tokens_T[(draft_B[:, None] + at[:most]).clamp(max=len(tokens_T) - 1)]
+        same = (chosen_BX[:, :most] == draft_BX) & (at[:most] < drafts_B[:, None])
+        found_BX[:, 0] = same.int().cumprod(1).sum(1)
+        found_BX[:, 1:] = chosen_BX
+
+
+def _recorded(function: Callable[..., None]) -> Callable[..., None]:
+    """The call is kept, too, while calls are."""
+
+    @wraps(function)
+    def called(self: TwinKernels, *args: Any, **kwargs: Any) -> None:
+        call = partial(compute, function, self, *args, **kwargs)
+        if self.calls is not None:
+            self.calls.append(call)
+        call()
+
+    return called
+
+
+def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Do what a kernel does; whatever PyTorch is asked in here is the kernel's affair."""
+    function(*args, **kwargs)
+
+
+for _name in GpuKernels.__abstractmethods__ - {"segment_of"}:
+    setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
+
+
+@final
+class _Calls:
+    """What a CUDA graph does: the same calls on the same tensors, whatever is in them by then."""
+
+    def __init__(self, kernels: TwinKernels) -> None:
+        self._kernels = kernels
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        assert self._kernels.calls is None, "one at a time"
+        calls: list[Callable[[], None]] = []
+        self._kernels.calls = calls
+        try:
+            run()
+        finally:
+            self._kernels.calls = None
+
+        def play() -> None:
+            for call in calls:
+                call()
+
+        return play
+
+
+class _Units:
+    """Attention of U units over the keys seen so far; M rows times G queries each, padded."""
+
+    def __init__(
+        self,
+        q_THh: Tensor,
+        layer: KVLayer,
+        shape: AttentionShape,
+        step: AttentionInts,
+        units_U: Tensor,
+        kernels: GpuKernels,
+    ) -> None:
+        tile, self._split = kernels.tile, kernels.split
+        self._layer, self._shape, self._step, self._units = layer, shape, step, units_U
+        self._dtype = q_THh.dtype
+        heads, kv = shape.num_heads, shape.num_kv_heads
+        group = heads // kv
+        at_M = torch.arange(tile // group, device=q_THh.device)
+        self._there_UM = at_M < units_U[:, 1:2]
+        rows_UM = torch.where(self._there_UM, units_U[:, :1] + at_M, 0)
+        self._rows_UM = rows_UM
+        self._place_UM = torch.where(self._there_UM, step.places_T.long()[rows_UM], -1)
+        count, rows = rows_UM.shape
+        q = q_THh[rows_UM].float().view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
+        padded = q.new_zeros(count, kv, tile, q.shape[-1])
+        padded[:, :, : rows * group] = q.flatten(2, 3)
+        self._q_ULMh = padded
+        self._group = group
+        self._top_ULM = padded.new_full(padded.shape[:3], -torch.inf)
+        self._mass_ULM = torch.zeros_like(self._top_ULM)
+        self._sums_ULMh = torch.zeros_like(padded)
+
+    def branch(self, places_UN: Tensor, run: int) -> None:
+        """One block of each unit's branch number `run`."""
+        units = self._units
+        start_U1, first_U1 = units[:, 2:3], units[:, 7:8]
+        tails_XJ = self._step.tails_XJ.long()
+        number_U1 = (first_U1 + run).clamp(max=len(tails_XJ) - 1)
+        inside_UN = places_UN - start_U1
+        behind_UN = tails_XJ[number_U1, inside_UN.clamp(0, tails_XJ.shape[1] - 1)]
+        stored_UN = torch.where(inside_UN >= 0, start_U1 + behind_UN, places_UN)
+        shared_U1 = start_U1 // KEY_BLOCK * KEY_BLOCK
+        here_U1 = (places_UN[:, :1] >= shared_U1) & (run < units[:, 8:9])
+        self.block(places_UN, stored_UN, here_U1, number_U1)
+
+    def block(
+        self, places_UN: Tensor, stored_UN: Tensor, here_U1: Tensor, run_U1: Tensor | None
+    ) -> None:
+        """One block of keys, at these places of units that are `here`, for rows of that branch."""
+        shape, units = self._shape, self._units
+        size = shape.page_size
+        there_UN = (places_UN < units[:, 3:4]) & here_U1
+        if not there_UN.any():
+            return
+        stored_UN = torch.where(there_UN, stored_UN, 0)
+        page_UN = self._step.pages_P.long()[units[:, 4:5] + stored_UN // size]
+        slot_UN = page_UN * size + stored_UN % size
+        kv_UNLh = self._layer.numbers_SLh[slot_UN]
+        if self._layer.scales_SL is not None:
+            kv_UNLh = kv_UNLh.float() * self._layer.scales_SL[slot_UN][..., None]
+        kv_ULNh = kv_UNLh.to(self._dtype).float().transpose(1, 2)
+        kv_ULNh = torch.where(there_UN[:, None, :, None], kv_ULNh, 0.0)
+        keys, values = kv_ULNh.split(shape.num_kv_heads, 1)
+        s = _products(self._q_ULMh, keys.mT) * shape.scale
+        if shape.softcap:
+            t = (-2.0 * (s / shape.softcap).abs()).exp()
+            t = (1.0 - t) / (1.0 + t)
+            s = shape.softcap * torch.where(s < 0, -t, t)
+        seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._place_UM[..., None])
+        if shape.window:
+            seen_UMN &= places_UN[:, None] > self._place_UM[..., None] - shape.window
+        if run_U1 is not None:
+            seen_UMN &= (self._step.runs_T[self._rows_UM] == run_U1)[..., None]
+        seen = seen_UMN.repeat_interleave(self._group, 1)
+        missing = s.shape[2] - seen.shape[1]
+        seen = torch.nn.functional.pad(seen, (0, 0, 0, missing))
+        s = torch.where(seen[:, None], s, -torch.inf)
+        new = torch.maximum(self._top_ULM, s.amax(-1))
+        safe = torch.where(new == -torch.inf, 0.0, new)
+        alpha = (self._top_ULM - safe).exp()
+        p = (s - safe[..., None]).exp().to(self._dtype).float()
+        ones = torch.ones_like(values[..., :1])
+        sums = _products(p, torch.cat((values, ones), -1))
+        # A row that sees nothing of the block keeps its bits.
+        sees = seen.any(-1)[:, None]
+        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., -1], self._mass_ULM)
+        more = self._sums_ULMh * alpha[..., None] + sums[..., :-1]
+        self._sums_ULMh = torch.where(sees[..., None], more, self._sums_ULMh)
+        self._top_ULM = torch.where(sees, new, self._top_ULM)
+
+    def finish(self, partials: Partials | None, sinks_H: Tensor | None, out_TD: Tensor) -> None:
+        """Write what was summed: divided where there are no partial results."""
+        units, rows_UM = self._units, self._rows_UM
+        count, rows = rows_UM.shape
+
+        def by_row(x: Tensor) -> Tensor:
+            """[U, L, M * G, ...] as [U, M, H, ...], heads group-major."""
+            x = x[:, :, : rows * self._group].unflatten(2, (rows, self._group))
+            return x.movedim(1, 3).flatten(2, 3)
+
+        top, mass, sums = map(by_row, (self._top_ULM, self._mass_ULM, self._sums_ULMh))
+        there = self._there_UM
+        if partials is None:
+            y = _divided(sums, mass, top, sinks_H)
+            out_TD[rows_UM[there]] = y[there].flatten(1).to(out_TD.dtype)
+            return
+        at_UM = self._step.bases_T.long()[rows_UM] + units[:, 5:6]
+        there = there & (units[:, 5:6] * self._split <= self._place_UM)
+        partials.sums_XHh[at_UM[there]] = sums[there]
+        partials.top_mass_XH2[at_UM[there]] = torch.stack((top, mass), -1)[there]
+
+
+def _divided(sums: Tensor, mass: Tensor, top: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Sums [..., H, h] over the mass; a sink is one more key, whose value is 0."""
+    if sinks_H is not None:
+        higher = torch.maximum(top, sinks_H)
+        shrink = (top - higher).exp()
+        sums, mass = sums * shrink[..., None], mass * shrink + (sinks_H - higher).exp()
+    return sums / torch.where(mass == 0, 1.0, mass)[..., None]
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Products [..., M, K] [..., K, N] of matrices of one shape each, however many."""
+    found = torch.bmm(a.flatten(0, 1).contiguous(), b.flatten(0, 1).contiguous())
+    return found.view(*a.shape[:2], *found.shape[1:])
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight, float32."""
+    r = 1.0 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    return x * r * weight.float()
+
+
+def _sum(parts_PTN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Parts in order, and the bias."""
+    total = parts_PTN[0].clone()
+    for part in parts_PTN[1:]:
+        total += part
+    return total if bias_N is None else total + bias_N.float()
+
+
+def _parts(x_TK: Tensor, w: GpuWeights) -> Tensor:
+    """float32 [P, T, N], tile by tile."""
+    rows = len(x_TK)
+    padded = x_TK.new_zeros((-(-rows // _TILE) * _TILE, w.inputs), dtype=torch.float32)
+    padded[:rows] = x_TK
+    parts = []
+    for at in range(0, w.inputs, w.segment):
+        matrix = _segment(w, at, min(at + w.segment, w.inputs))
+        if w.group:
+            matrix = matrix.to(x_TK.dtype).float()
+        tiles = padded[:, at : at + w.segment].split(_TILE)
+        parts.append(torch.cat([torch.mm(matrix, tile.T.contiguous()).T for tile in tiles]))
+    return torch.stack(parts)[:, :rows]
+
+
+def _segment(w: GpuWeights, first: int, stop: int) -> Tensor:
+    """Columns of the matrix in float32, integers multiplied out."""
+    if not w.bits:
+        return w.values_NK[:, first:stop].float()
+    assert w.scale_NG is not None, "integers have scales"
+    group = w.group or w.inputs
+    scale_NK = w.scale_NG.float().repeat_interleave(group, 1)[:, first:stop]
+    values_NK, zero = w.values_NK, 0.0
+    if w.bits == 4:
+        bytes_NGH, zero = values_NK.unflatten(1, (-1, group // 2)), 8.0
+        values_NK = torch.stack((bytes_NGH & 15, bytes_NGH >> 4), 2).flatten(1)
+    values_NK = values_NK[:, first:stop].float()
+    if w.zero_NG is not None:
+        zeros_NK = w.zero_NG.float().repeat_interleave(group, 1)[:, first:stop]
+        return (values_NK - zeros_NK) * scale_NK
+    return (values_NK - zero) * scale_NK

@@ -1,0 +1,154 @@
+"""Promise 1 over a GPU's steps, with twins in the place of its kernels: the same tokens with and
+without speculation, recorded and padded as on a device.
+
+`make test-gpu-twins` runs the whole suites so; these few are in every run.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.models.captured import CapturedSteps
+from foretoken.models.tensors import SpanLayout
+from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.testing import TreeProposer
+from tests.e2e.heads import HEADS
+from tests.e2e.lossless import (
+    METHODS,
+    PARAMETERS,
+    PRESSURES,
+    VOCAB,
+    Result,
+    counted,
+    generate,
+    make_prompts,
+    open_exact,
+    with_model,
+)
+from tests.gpu_twins import asked, twins
+from tests.marks import slow, slow_but
+
+COUNT, TOKENS = 6, 14
+NAMES = ("greedy", "seeded", "filters", "greedy penalties")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[TwinKernels]:
+    with twins() as found:
+        yield found
+
+
+def run(llm: Any, name: str) -> list[Result]:
+    chosen = {"max_tokens": TOKENS, **PARAMETERS[name]}
+    return generate(llm, make_prompts(COUNT, 3), chosen)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, kernels: TwinKernels) -> dict[str, list[Result]]:
+    """Without drafts, one request at a time."""
+    with open_exact(model, None, **PRESSURES["one at a time"]) as llm:
+        return {name: run(llm, name) for name in NAMES}
+
+
+def _config(method: str, folders: dict[str, Path]) -> dict[str, Any]:
+    if method in METHODS:
+        return with_model(METHODS[method], folders["draft_model"])
+    return {**HEADS[method], "model": str(folders[method])}
+
+
+@pytest.mark.parametrize("method", slow_but([*METHODS, *HEADS], "ngram", "draft auto", "eagle3"))
+def test_drafts_change_nothing(
+    method: str,
+    model: Path,
+    folders: dict[str, Path],
+    plain: dict[str, list[Result]],
+    kernels: TwinKernels,
+) -> None:
+    kernels.launched.clear()
+    with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
+        for name in NAMES:
+            assert run(llm, name) == plain[name], name
+        assert counted(llm, "num_accepted_tokens") > 0
+    assert kernels.launched["attend"] > 0
+
+
+@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+def test_a_recorded_chain_drafts_what_single_passes_draft(
+    method: str, model: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many drafts, of which as many are right: they are the same."""
+    found = []
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(CapturedSteps, "__call__", lambda *_, **__: None)
+        with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
+            for name in ("greedy", "seeded"):
+                run(llm, name)
+            counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+            found.append([counted(llm, f":spec_decode_{one}") for one in counts])
+    assert found[0] == found[1]
+
+
+def test_a_pass_of_a_head_is_the_same_when_it_is_recorded(
+    model: Path, folders: dict[str, Path]
+) -> None:
+    """Rows alone, together and in a pass that is too long to be recorded; first and again."""
+    with open_exact(model, _config("eagle3", folders)) as llm:
+        [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
+        runner = member.proposer.network
+        runner.features.slots_SF.normal_(generator=torch.Generator().manual_seed(1))
+        counts = (3, 14, 5, 200, 190)
+        spans = [
+            SpanLayout(start=0, num_tokens=n, page_table=list(range(20 * i, 20 * i + 20)))
+            for i, n in enumerate(counts)
+        ]
+        ids = [7 * i % VOCAB for i in range(412)]
+        with torch.inference_mode():
+            mixed = runner.mixed_features(spans)
+            whole = runner.forward(spans, ids, mixed)
+            for _ in range(2):
+                at = 0
+                for span in spans:
+                    part = slice(at, at + span.num_tokens)
+                    own = runner.forward([span], ids[part], mixed[part])
+                    assert torch.equal(own, whole[part]), span.num_tokens
+                    at = part.stop
+
+
+@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) -> None:
+    """The host copies numbers in and reads tokens, whatever the head; the masks of a head with some
+    are copied, too."""
+    found, chain = list[Any](), CapturedSteps.__call__
+
+    def counted_chain(*args: Any, **kwargs: Any) -> Any:
+        with asked() as counts:
+            rolled = chain(*args, **kwargs)
+        found.append(counts)
+        return rolled
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_exact(model, _config(method, folders), max_num_seqs=4) as llm,
+    ):
+        patch.setattr(CapturedSteps, "__call__", counted_chain)
+        run(llm, "greedy")
+    copies = 3 if method in ("peagle", "anchored") else 2
+    least = Counter({"copy_": copies, "read by the host": 1})
+    assert all(counts["read by the host"] == 1 for counts in found)
+    # Some were recorded in that call, which makes memory.
+    assert least in found and all(least <= counts for counts in found)
+
+
+def test_right_branches_of_trees(model: Path, plain: dict[str, list[Result]]) -> None:
+    """Nodes stand where a chain would not have them, and have a chain's bits."""
+    known = {str(i): list(result.token_ids) for i, result in enumerate(plain["greedy"])}
+    config = {"method": "ngram", "num_speculative_tokens": 9}
+    proposer = TreeProposer(VOCAB, outputs=known, seed=1)
+    with open_exact(model, config, proposer=proposer, max_num_seqs=4) as llm:
+        assert run(llm, "greedy") == plain["greedy"]
+        assert counted(llm, "num_accepted_tokens") > COUNT * TOKENS / 3

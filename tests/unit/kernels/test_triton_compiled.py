@@ -1,0 +1,245 @@
+"""Triton's kernels, compiled for GPUs that are not there: what decides a row's bits, and what would
+make them slow, can be read off the machine code. The guarded bugs: rows of another number by
+another class of matrix instruction (another order of sums), registers or shared memory that leave
+no room for a second program, narrow loads."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.kernels.gpu_kernels import (
+    UNIT_INTS,
+    AttentionInts,
+    AttentionShape,
+    GpuKernels,
+    GpuWeights,
+    Kept,
+    KVLayer,
+    Partials,
+    QueryKeyNorm,
+    Rotary,
+)
+from tests.unit.kernels.triton_harness import Compiled, Compiler, compiles, triton_kernels
+
+pytestmark = compiles
+CAPABILITIES: Final = (80, 90, 100)
+each_capability = pytest.mark.parametrize(
+    "capability",
+    [pytest.param(one, marks=pytest.mark.xdist_group(f"sm{one}")) for one in CAPABILITIES],
+)
+"""In one process each: what is compiled is asked several things."""
+SHARED: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+REGISTERS: Final = 1 << 16
+Call = Callable[[GpuKernels], None]
+BF16, HALF, INT = torch.bfloat16, torch.float16, torch.int32
+INPUTS, OUTPUTS = 4096, 4096
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def matrix(kind: str) -> GpuWeights:
+    """`bf16`, `8`, or bits and a group: `4g32`; with zero points `4g32z`."""
+    if kind == "bf16":
+        return GpuWeights(values_NK=empty(OUTPUTS, INPUTS), segment=1024, inputs=INPUTS)
+    bits, group = int(kind[0]), int(kind.rstrip("z")[2:] or INPUTS)
+    values = empty(OUTPUTS, INPUTS // 2, dtype=torch.uint8)
+    if bits == 8:
+        values = empty(OUTPUTS, INPUTS, dtype=torch.int8)
+    numbers = empty(OUTPUTS, INPUTS // group, dtype=HALF if group < INPUTS else torch.float32)
+    return GpuWeights(
+        values_NK=values,
+        segment=1024,
+        inputs=INPUTS,
+        scale_NG=numbers,
+        zero_NG=numbers if kind.endswith("z") else None,
+        bits=bits,
+    )
+
+
+def linear(kind: str, rows: int) -> Call:
+    def call(kernels: GpuKernels) -> None:
+        w, x_TK = matrix(kind), empty(rows, INPUTS)
+        if rows > kernels.few_rows:
+            kernels.linear_long(x_TK, w, empty(1, rows, OUTPUTS, dtype=torch.float32))
+        else:
+            kernels.linear_splits(x_TK, w, empty(w.segments, rows, OUTPUTS, dtype=torch.float32))
+
+    return call
+
+
+def gate_up(kind: str, rows: int) -> Call:
+    x_TK, y_TF = empty(rows, INPUTS), empty(rows, OUTPUTS // 2)
+    return lambda kernels: kernels.gate_up(x_TK, matrix(kind), None, 0, y_TF)
+
+
+def attend(
+    size: int = 128, trees: bool = False, stored: torch.dtype = BF16, window: int = 0
+) -> Call:
+    """Of 32 heads that share 8; with a window, also soft caps and rows that end in a split."""
+    shape = AttentionShape(32, 8, size, 16, window, 50.0 if window else 0.0, 0.1)
+    row, units = empty(64, dtype=INT), empty(8, UNIT_INTS, dtype=INT)
+    ints = AttentionInts(
+        row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window
+    )
+    scales = None if stored == BF16 else empty(4096, 16, dtype=torch.float32)
+    layer = KVLayer(empty(4096, 16, size, dtype=stored), scales)
+    partials = Partials(
+        empty(9, 32, size, dtype=torch.float32), empty(9, 32, 2, dtype=torch.float32)
+    )
+    return lambda kernels: kernels.attend(
+        empty(64, 32, size), layer, shape, ints, partials, empty(64, 32 * size)
+    )
+
+
+MATRICES: Final[dict[str, Call]] = {
+    "linear 1 row": linear("bf16", 1),
+    "linear 64 rows": linear("bf16", 64),
+    "linear 512 rows": linear("bf16", 512),
+    "linear int8": linear("8", 1),
+    "linear int8, 512 rows": linear("8", 512),
+    "linear int4": linear("4g32", 1),
+    "linear int4, 512 rows": linear("4g128", 512),
+    "linear int4 with zero points": linear("4g32z", 64),
+    "gate_up 1 row": gate_up("bf16", 1),
+    "gate_up 512 rows": gate_up("bf16", 512),
+    "gate_up int4": gate_up("4g32", 64),
+    "attend": attend(),
+    "attend a tree, a window, soft caps": attend(trees=True, window=1024),
+    "attend int8": attend(trees=True, stored=torch.int8),
+    "attend heads of 256": attend(256, trees=True),
+}
+
+
+def add_norm(kernels: GpuKernels) -> None:
+    kept = Kept(empty(99, 3 * 4096)[:, :4096], empty(8, dtype=INT))
+    kernels.add_norm(
+        empty(4, 8, 4096, dtype=torch.float32), None, empty(8, 4096), empty(4096),
+        empty(8, 4096), 1e-6, kept=kept,
+    )  # fmt: skip
+
+
+def turn_and_write(kernels: GpuKernels) -> None:
+    layer = KVLayer(empty(99, 16, 128, dtype=torch.int8), empty(99, 16, dtype=torch.float32))
+    kernels.turn_and_write(
+        empty(4, 8, 48 * 128, dtype=torch.float32), None,
+        QueryKeyNorm(empty(128), empty(128), 1e-6),
+        Rotary(empty(999, 128), empty(999, 128)), empty(8, dtype=INT), empty(8, dtype=INT),
+        empty(8, 32, 128), layer,
+    )  # fmt: skip
+
+
+def combine(kernels: GpuKernels) -> None:
+    shape = AttentionShape(32, 8, 128, 16, 0, 0.0, 0.1)
+    row = empty(64, dtype=INT)
+    ints = AttentionInts(row, row, row, row, row, row, trees=False, splits=True)
+    sums = empty(9, 32, 128, dtype=torch.float32)
+    kernels.combine(Partials(sums, sums[..., :2]), shape, ints, empty(64, 4096))
+
+
+def choose(kernels: GpuKernels) -> None:
+    """All that is done with logits."""
+    logits, numbers, ints = empty(8, 128256, dtype=torch.float32), empty(8), empty(64, dtype=INT)
+    kernels.draw(logits, empty(8, 2, dtype=INT), numbers.float(), ints[:8], ints)
+    kernels.chance(logits, numbers.float())
+    kernels.cap(logits, 30.0)
+    kernels.agree(ints, ints, empty(8, 3, dtype=INT), empty(8, 9, dtype=INT))
+
+
+def copy(kernels: GpuKernels) -> None:
+    ints, rows = empty(8, dtype=INT), empty(8, 4096)
+    kernels.embed(ints, empty(128256, 4096), 2.0, rows)
+    kernels.take_rows(rows, ints, rows)
+    kernels.add_parts(empty(4, 8, 4096, dtype=torch.float32), None, rows, rows)
+
+
+ROWS: Final[dict[str, Call]] = {
+    "add_norm": add_norm,
+    "turn_and_write": turn_and_write,
+    "combine": combine,
+    "choose": choose,
+    "copy": copy,
+}
+
+
+@functools.cache
+def compiled(name: str, capability: int) -> Compiled:
+    compiler = _compiler[capability]
+    (launch,) = compiler.launches(MATRICES[name])
+    return compiler(launch)
+
+
+_compiler: dict[int, Compiler] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compilers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for capability in CAPABILITIES:
+        _compiler[capability] = Compiler(capability, tmp_path_factory.mktemp(f"sm{capability}"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@each_capability
+@pytest.mark.parametrize("name", MATRICES)
+def test_products_fit_and_spill_nothing(name: str, capability: int) -> None:
+    made = compiled(name, capability)
+    assert made.shared <= SHARED[capability]
+    # Queries and sums of heads of 256 fill the registers; what is put aside is so out of the loop.
+    assert made.spills <= (24 if "256" in name else 0)
+    # A group of 4-bit integers has no more than 16 bytes.
+    assert made.instructions["LDGSTS.64"] if "int4" in name else made.wide_loads
+    if "512" not in name and "256" not in name:
+        assert 2 * made.registers * made.threads <= REGISTERS, "no room for a second program"
+        assert 2 * made.shared <= SHARED[capability]
+
+
+@each_capability
+@pytest.mark.parametrize("kernel", ["linear", "gate_up", "attend"])
+def test_a_kernel_has_one_class_of_matrix_instruction(kernel: str, capability: int) -> None:
+    """Whatever the number of rows, whatever the weights: instructions of another class may add in
+    another order."""
+    classes = [
+        compiled(name, capability).matrix_classes for name in MATRICES if name.startswith(kernel)
+    ]
+    wanted = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[capability]
+    assert all(found == {wanted} for found in classes), classes
+
+
+@pytest.mark.parametrize("name", ["linear 1 row", "linear 64 rows", "gate_up 1 row"])
+@each_capability
+def test_float_weights_come_16_bytes_at_a_time(name: str, capability: int) -> None:
+    found = compiled(name, capability).instructions
+    assert found["LDGSTS"] == found["LDGSTS.128"] > 0 and found["LDG"] == 0
+
+
+@pytest.mark.xdist_group("sm90")
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_compile_and_spill_nothing(name: str) -> None:
+    launches = _compiler[90].launches(ROWS[name])
+    assert launches
+    for launch in launches:
+        made = _compiler[90](launch)
+        assert made.spills == 0 and made.registers <= 128 and not made.matrix_classes
+
+
+def test_nothing_is_fused() -> None:
+    """Multiplication and addition round apart, in every version of Triton."""
+    asked: list[dict[str, object]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **options: asked.append(options)
+
+    kernels: Any = triton_kernels()
+    kernels._run("any", Kernel(), (1,))
+    assert asked[0]["enable_fp_fusion"] is False and kernels.launched["any"] == 1

@@ -1,0 +1,95 @@
+"""Tokens chosen by Triton's kernels, in the interpreter or on a GPU, against `ops.sampling` and the
+twin. The guarded bugs: another id of equals, noise of another row or id, an id whose noise rounds
+to nothing and is always drawn, a draft too many."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.kernels.gpu_kernels import GpuKernels
+from foretoken.ops.noise import KeyedNoise, pack_keys
+from foretoken.ops.sampling import draw
+from foretoken.ops.twin_kernels import TwinKernels
+from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
+
+pytestmark = [runs, pytest.mark.usefixtures("tensor_cores")]
+__all__ = ["tensor_cores"]
+ROWS, VOCABULARY = 7, 9000
+"""More than a program reads."""
+
+
+def keys() -> Tensor:
+    return pack_keys([random.Random(row).getrandbits(64) for row in range(ROWS)], DEVICE)
+
+
+def drawn(
+    kernels: GpuKernels, logits: Tensor, heat: float | list[float], names: Tensor | None = None
+) -> Tensor:
+    temperature = torch.tensor(heat, device=DEVICE).expand(ROWS).contiguous()
+    wide = torch.zeros(ROWS, 3, dtype=torch.int32, device=DEVICE)
+    kernels.draw(logits, keys(), temperature, wide[:, 1], names)
+    return wide[:, 1]
+
+
+def test_the_draw_is_that_of_sampling() -> None:
+    logits = normal(0, ROWS, VOCABULARY) * 3
+    wanted = draw(logits / 0.75, keys(), KeyedNoise(VOCABULARY, DEVICE))
+    assert drawn(triton_kernels(), logits, 0.75).tolist() == wanted.tolist()
+
+
+def test_greedy_rows_beside_drawn_ones_and_other_names() -> None:
+    logits = normal(1, ROWS, VOCABULARY)
+    logits[0] = -torch.inf
+    logits[1, [8700, 17, 8300]] = 50.0
+    heat = [0.0, 0.0, 1.0, 0.0, 0.3, 0.0, 2.0]
+    names = torch.randperm(20000, generator=torch.Generator().manual_seed(0))[:VOCABULARY]
+    for other in (None, names.to(DEVICE, torch.int32)):
+        found, wanted = (drawn(k, logits, heat, other) for k in (triton_kernels(), TwinKernels()))
+        assert found.tolist() == wanted.tolist()
+        assert found[:2].tolist() == ([0, 17] if other is None else names[[0, 17]].tolist())
+
+
+def test_the_least_noise_is_not_zero() -> None:
+    """An id whose exponential noise is 2 ** -32 has a bonus of 22, not of infinity."""
+    word = 0x2468ACE1
+    # The key with which the hash of id 5 is 0.
+    before = word * pow(0x85EBCA6B, -1, 1 << 32) % (1 << 32)
+    key = ((before ^ before >> 16) - 5) % (1 << 32) | word << 32
+    packed = pack_keys([key], DEVICE)
+    noise = KeyedNoise(VOCABULARY, DEVICE)
+    assert noise.exponential(packed)[0, 5] < 2.0**-31
+    for other, wanted in ((20.0, 5), (60.0, 7)):
+        logits = torch.zeros(1, VOCABULARY, device=DEVICE)
+        logits[0, 7] = other
+        logits[0, 8:] = -100.0
+        token = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        triton_kernels().draw(logits, packed, torch.ones(1, device=DEVICE), token)
+        assert token.tolist() == [wanted] == draw(logits, packed, noise).tolist()
+
+
+def test_chance_and_cap() -> None:
+    logits = normal(2, ROWS, VOCABULARY) * 4
+    found, wanted = torch.zeros(ROWS, device=DEVICE), torch.zeros(ROWS, device=DEVICE)
+    triton_kernels().chance(logits, found)
+    TwinKernels().chance(logits, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+    alone = torch.zeros(1, device=DEVICE)
+    triton_kernels().chance(logits[3:4], alone)
+    assert torch.equal(alone, found[3:4])
+    capped = logits.clone()
+    triton_kernels().cap(capped, 5.0)
+    torch.testing.assert_close(capped, (logits / 5).tanh() * 5, rtol=1e-5, atol=1e-5)
+
+
+def test_agree() -> None:
+    chosen = torch.tensor([5, 6, 7, 8, 1, 2, 3, 9, 4], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([0, 5, 6, 9, 4, 1, 2, 3, 0, 8], dtype=torch.int32, device=DEVICE)
+    checks = torch.tensor(
+        [[0, 1, 3], [4, 5, 3], [8, 0, 0], [7, 9, 1]], dtype=torch.int32, device=DEVICE
+    )
+    found = torch.zeros(4, 6, dtype=torch.int32, device=DEVICE)
+    triton_kernels().agree(chosen, tokens, checks, found)
+    for row, wanted in zip(found.tolist(), ([5, 6, 7], [1, 2, 3, 9], [4], [9]), strict=True):
+        assert row[0] == len(wanted) - 1 and row[1 : 1 + len(wanted)] == wanted

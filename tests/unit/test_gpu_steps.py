@@ -1,0 +1,125 @@
+"""What a step on a GPU asks of PyTorch and of the device: launches, copies, waiting, memory.
+
+Steps are those of a GPU but for the kernels, which are PyTorch's twins; what is asked inside of
+them does not count.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from foretoken.models import LoadOptions
+from foretoken.models.rollout import plan_best
+from foretoken.models.tensors import SpanLayout
+from foretoken.ops.drawing import BEST, Drawing, pack_rows
+from foretoken.ops.twin_kernels import TwinKernels
+from foretoken.runtime.runner import Runner
+from foretoken.testing import write_tiny_llama
+from tests.gpu_twins import asked, twins
+
+LAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[TwinKernels]:
+    with twins() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def runner(kernels: TwinKernels, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    folder = write_tiny_llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=LAYERS)
+    options = LoadOptions(
+        dtype=torch.float32, device=torch.device("cpu"), batch_invariant=True, page_size=16
+    )
+    return Runner.load(folder, options, num_pages=200)
+
+
+def _layouts(batch: int, start: int, rows: int) -> list[SpanLayout]:
+    pages = [list(range(10 * i, 10 * i + 10)) for i in range(batch)]
+    return [SpanLayout(start=start, num_tokens=rows, page_table=table) for table in pages]
+
+
+@pytest.mark.parametrize("start", [20, 120])
+@pytest.mark.parametrize(("batch", "drafts"), [(1, 0), (1, 5), (8, 0), (8, 3)])
+def test_a_step_is_nine_launches_a_layer_a_copy_in_and_a_copy_out(
+    runner: Runner, kernels: TwinKernels, batch: int, drafts: int, start: int
+) -> None:
+    """And nothing else: no memory is asked for, and the host waits once, at the end."""
+    rows = drafts + 1
+    layouts, tokens = _layouts(batch, start, rows), [[3] * rows] * batch
+    draws = pack_rows(range(batch * rows), Drawing.of(0.8, None))
+
+    def step() -> None:
+        output = runner.model.step(layouts, tokens, range(batch * rows), runner.store, None, draws)
+        assert output is not None and output.chosen_R is not None
+        assert len(output.chosen_R) == batch * rows
+
+    with asked() as found, torch.inference_mode():
+        step()  # It is recorded here.
+        found.clear()
+        kernels.launched.clear()
+        step()
+    assert found == {"copy_": 2, "read by the host": 1}
+    # A row that sees one split alone needs nothing combined.
+    assert kernels.launched.total() <= (9 if start + rows > kernels.split else 8) * LAYERS + 6
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+@pytest.mark.parametrize("batch", [1, 6])
+def test_a_chain_waits_once_however_long_it_is(
+    runner: Runner, kernels: TwinKernels, batch: int, steps: int
+) -> None:
+    """A draft model's drafts: all passes and draws in one recording."""
+    layouts, tokens = _layouts(batch, 20, 2), [[3, 5]] * batch
+    plan = plan_best(batch, steps)
+
+    def chain() -> None:
+        found = runner.model.roll_out(layouts, tokens, plan, runner.store)
+        assert found is not None and [len(ids) for ids in found.ids] == [steps] * batch
+
+    with asked() as found, torch.inference_mode():
+        chain()
+        found.clear()
+        kernels.launched.clear()
+        chain()
+    assert found == {"copy_": 2, "read by the host": 1}
+    assert kernels.launched.total() <= steps * (9 * LAYERS + 8)
+
+
+def test_padding_changes_nothing(runner: Runner) -> None:
+    """Nine sequences run in a recording for sixteen rows: the logits of each alone, to the bit."""
+    layouts, tokens = _layouts(9, 100, 3), [[5, i, 7] for i in range(9)]
+    with torch.inference_mode():
+        together = runner.forward(layouts, tokens, range(27)).logits_RV.clone()
+        for i, (layout, ids) in enumerate(zip(layouts, tokens, strict=True)):
+            alone = runner.forward([layout], [ids], range(3)).logits_RV
+            assert torch.equal(alone, together[3 * i : 3 * i + 3]), i
+
+
+def test_a_prompt_in_one_pass_is_one_in_pieces(runner: Runner) -> None:
+    """Long passes are launched, short ones recorded; the bits are those of one row at a time."""
+    [layout], tokens = _layouts(1, 0, 150), [i % 90 for i in range(150)]
+    with torch.inference_mode():
+        whole = runner.forward([layout], [tokens], range(150)).logits_RV.clone()
+        at = 0
+        for count in (100, 1, 6, 1, 17, 25):
+            piece = SpanLayout(start=at, num_tokens=count, page_table=layout.page_table)
+            found = runner.forward([piece], [tokens[at : at + count]], range(count)).logits_RV
+            assert torch.equal(found, whole[at : at + count]), at
+            at += count
+
+
+def test_what_is_drawn_in_the_step_is_what_is_drawn_after_it(runner: Runner) -> None:
+    """Greedy and drawn rows, from the logits of the same step."""
+    from foretoken.backend import backend_for
+
+    layouts, tokens = _layouts(4, 30, 1), [[5], [6], [7], [8]]
+    how = pack_rows(range(2), Drawing.of(0.9, None)) + pack_rows((0, 0), BEST)
+    draw = backend_for(torch.device("cpu")).draw
+    assert draw is not None
+    with torch.inference_mode():
+        output = runner.model.step(layouts, tokens, range(4), runner.store, None, how)
+        assert output is not None
+        assert output.chosen_R == draw(output.logits_RV, how)
