@@ -67,8 +67,7 @@ def forward(runner: Runner, spans: Sequence[tuple[list[int], int, int, list[int]
     ]
     ids = [sequence[start:stop] for sequence, start, stop, _ in spans]
     total = sum(map(len, ids))
-    # A next step may use the same memory.
-    return runner.forward(layouts, ids, list(range(total))).logits_RV.clone()
+    return runner.forward(layouts, ids, list(range(total))).logits_RV
 
 
 def in_pieces(runner: Runner, ids: list[int], pages: list[int], lengths: list[int]) -> Tensor:

@@ -66,7 +66,9 @@ def tiles_of(w: GpuWeights, rows: int, gated: bool = False) -> Tiles:
     tile = min(32 if w.bits and gated else 64, max(16, triton.next_power_of_2(rows)))
     step = 64 if not w.bits and (gated or tile == 64) else 128
     size = 64 * step * (w.bits or 8 * w.values_NK.element_size()) // 8
-    return Tiles(64, tile, step, 4, max(4, min(8, (16 << 10) // size + 1)))
+    # Rows are read ahead, too: many of them leave room for four steps.
+    stages = 4 if tile == 64 else max(4, min(8, (16 << 10) // size + 1))
+    return Tiles(64, tile, step, 4, stages)
 
 
 @final

@@ -52,7 +52,7 @@ def matrix(kind: str) -> GpuWeights:
     values = empty(OUTPUTS, INPUTS // 2, dtype=torch.uint8)
     if bits == 8:
         values = empty(OUTPUTS, INPUTS, dtype=torch.int8)
-    numbers = empty(OUTPUTS, INPUTS // group, dtype=HALF if group < INPUTS else torch.float32)
+    numbers = empty(OUTPUTS, INPUTS // group, dtype=HALF if group < 128 else torch.float32)
     return GpuWeights(
         values_NK=values,
         segment=1024,
@@ -194,8 +194,9 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_products_fit_and_spill_nothing(name: str, capability: int) -> None:
     made = compiled(name, capability)
     assert made.shared <= SHARED[capability]
-    # Queries and sums of heads of 256 fill the registers; what is put aside is so out of the loop.
-    assert made.spills <= (24 if "256" in name else 0)
+    # Queries and sums of heads of 256 fill the registers; prompts over 4 bits lack one or two.
+    most = {"attend heads of 256": 24, "linear int4, 512 rows": 8}
+    assert made.spills <= most.get(name, 0)
     # A group of 4-bit integers has no more than 16 bytes.
     assert made.instructions["LDGSTS.64"] if "int4" in name else made.wide_loads
     if "512" not in name and "256" not in name:
