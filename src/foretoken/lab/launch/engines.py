@@ -374,7 +374,11 @@ FORETOKEN = LaunchEngine(
     tell=lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
     **_facts()["foretoken"],
 )
-TENSORRT_LLM = LaunchEngine(name="tensorrt-llm", **_facts()["tensorrt-llm"])
+TENSORRT_LLM = LaunchEngine(
+    name="tensorrt-llm",
+    word=lambda method: todays_word("tensorrt-llm", method),
+    **_facts()["tensorrt-llm"],
+)
 ENGINES = {one.name: one for one in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, FORETOKEN, OPENVINO)}
 READ = tuple(name for name, one in ENGINES.items() if one.programs)
 _LENGTHS = re.compile(
