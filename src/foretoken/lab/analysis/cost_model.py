@@ -148,7 +148,7 @@ def _parts(batch: float, k: float, share: float) -> tuple[float, ...]:
 class _Cell(NamedTuple):
     parts: tuple[float, ...]
     seconds: float
-    count: int
+    num_steps: int
     batch: int
 
 
@@ -199,7 +199,7 @@ def _least_squares(cells: Sequence[_Cell]) -> tuple[list[float], float]:
     """The costs, none below 0, and the largest relative error of a cell."""
     parts_M5 = np.array([cell.parts for cell in cells])
     seconds_M: Floats = np.array([cell.seconds for cell in cells])
-    weights_M = np.sqrt([cell.count for cell in cells]) / seconds_M
+    weights_M = np.sqrt([cell.num_steps for cell in cells]) / seconds_M
     kept = list(range(parts_M5.shape[1]))
     if len({cell.parts[4] / cell.parts[3] for cell in cells if cell.parts[3]}) < 2:
         kept.remove(3)  # with one length, what drafting costs once is not told apart
@@ -224,7 +224,7 @@ def _context_of(records: Sequence[RequestRecord]) -> int:
 def read_measured(folders: Sequence[Path], field: str) -> list[Measured]:
     """A/Bs, and of a grid every cell, with their whole answers; errors call them `field`. Raises
     ConfigError: a folder holds no A/B, or a line of it is broken."""
-    found = []
+    found: list[Measured] = []
     for folder in ab_folders(folders, field):
         summary = read_ab(folder, field)
         records = without_start(read_requests(folder)).records
@@ -246,7 +246,7 @@ def by_length(runs: Sequence[Measured]) -> dict[int, list[RequestRecord]]:
     parts: dict[int, list[Sequence[RequestRecord]]] = {0: []}
     for summary, base, other in runs:
         parts[0].append(base)
-        parts.setdefault(_length_of(summary, other), []).append(other)
+        parts.setdefault(length_of(summary, other), []).append(other)
     return {k: of_runs(own) for k, own in parts.items()}
 
 
@@ -262,7 +262,7 @@ def drafting_of(summary: AbSummary) -> DraftingSetup | None:
     return given(launch) if launch is not None else None
 
 
-def _length_of(summary: AbSummary, records: Sequence[RequestRecord]) -> int:
+def length_of(summary: AbSummary, records: Sequence[RequestRecord]) -> int:
     """The length that a candidate was told; else the one that it drafted."""
     told = (summary.config.get("candidate") or {}).get("k")
     drafting = drafting_of(summary)

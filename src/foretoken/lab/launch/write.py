@@ -279,9 +279,7 @@ def export(
     return replace(found, unsaid=(*unsaid, *found.unsaid))
 
 
-def export_launch(
-    engine: str, launch: Launch, learnt: LearntCosts | None = None
-) -> WrittenCommand:
+def export_launch(engine: str, launch: Launch, learnt: LearntCosts | None = None) -> WrittenCommand:
     """The same of a launch of any engine, in the names that its engine has today. Raises
     ConfigError if the engine has nothing like it, or the launch names no model."""
     if launch.model is None or launch.broken:
