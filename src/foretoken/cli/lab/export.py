@@ -7,7 +7,7 @@ it drafts at which load is theirs, and the files that say it to the engine are w
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -88,7 +88,7 @@ def export(
     runs, learnt = _learnt(costs or [], out)
     found = _written(context.find_root().command, engine, config or _of_runs(runs), learnt)
     write_files(out, found.files)
-    proof = proof_of(found, engine, runs) if runs else ""
+    proof = _proof_of(found.text, engine, runs) if runs else ""
     if as_json:
         document = {
             "command": "foretoken lab export",
@@ -136,26 +136,27 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
 
-def proof_of(found: "WrittenCommand", engine: str, runs: "Sequence[Measured]") -> str:
+def _proof_of(text: str, engine: str, runs: "Sequence[Measured]") -> str:
     """The A/B of what was written against no speculation, at the loads of the runs."""
     from foretoken.lab.analysis.cost_model import server_of
     from foretoken.lab.launch.read import read_source
 
-    summary = runs[0][0]
-    launches = read_source(server_of(summary, "baseline")).launches
-    own = [one.engine for one in launches] == [engine]
-    off = server_of(summary, "baseline") if own else "OFF, the same without speculation"
+    summary, off = runs[0][0], server_of(runs[0][0], "baseline")
+    own = [one.engine for one in read_source(off).launches] == [engine]
     workload = (summary.config.get("workload") or {}).get("file") or "prompts.txt"
-    words = ["foretoken", "lab", "ab", "--workload", workload, "--baseline", off]
-    words += ["--candidate", with_port(found.text)]
     settings = [one.config.get("load") or {} for one, *_ in runs]
-    loads = sorted({int(one["concurrency"]) for one in settings if one.get("kind") == "closed"})
-    return shlex.join(
-        [*words, *(["--grid", f"concurrency={','.join(map(str, loads))}"] * bool(loads))]
-    )
+    loads = {int(one["concurrency"]) for one in settings if one.get("kind") == "closed"}
+    return proof_by(str(workload), off if own else "the same without speculation", text, loads)
 
 
-def with_port(text: str) -> str:
+def proof_by(workload: str, off: str, text: str, loads: Collection[int]) -> str:
+    words = ["foretoken", "lab", "ab", "--workload", workload, "--baseline", _with_port(off)]
+    words += ["--candidate", _with_port(text)]
+    at = ",".join(map(str, sorted(loads)))
+    return shlex.join([*words, *(("--grid", f"concurrency={at}") if at else ())])
+
+
+def _with_port(text: str) -> str:
     """A command on one line, with `{port}` for its port."""
     line = text.replace("\\\n ", "").replace("  ", " ")
     anew = re.sub(r"(--port[ =])\S+", r"\1{port}", line)

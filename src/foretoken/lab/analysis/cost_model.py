@@ -78,7 +78,7 @@ class CostModel:
     def step_s(self, batch: float, k: float = 0, share: float = 1.0) -> float:
         """A mean step of `batch` requests that brings `k` drafts each in a `share` of them."""
         costs = (self.base_s, self.request_s, self.row_s, self.once_s, self.draft_s)
-        return float(np.dot(_parts(batch, k, share), costs))
+        return float(np.dot(_parts(batch, k, share if k else 0.0), costs))
 
     def gain(self, batch: float, seen: LengthSeen) -> float:
         """Speed-up over plain decoding."""
