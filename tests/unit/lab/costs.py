@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretoken.lab.analysis.cost_model import CostModel, learn
+from foretoken.lab.analysis.cost_model import MeasuredCosts, learn
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.lab.records.run_files import GRID, LineWriter, write_json
 from tests.unit.lab.summaries import ab
@@ -43,7 +43,7 @@ def a_run(k: int, batch: int, scale: float = 1.0, chance: float = CHANCE) -> lis
     return found
 
 
-def a_model(scale: float = 1.0) -> CostModel:
+def a_model(scale: float = 1.0) -> MeasuredCosts:
     return learn(
         {
             k: [

@@ -227,7 +227,7 @@ def test_commands_of_any_engine_become_those_of_any(engine: str, tmp_path: Path)
         (("openvino", "foretoken serve demo", "--costs", "GRID"), "tensorrt-llm"),
         (("tensorrt-llm", "foretoken serve demo"), "--costs RUN"),
         (("vllm",), "a speculative config"),
-        (("vllm", "--costs", "NOWHERE"), "--costs"),
+        (("vllm", "--costs", "NOWHERE"), "lab ab --out FOLDER"),
         (("vllm", "vllm serve m", "--costs", "GRID"), "drafts"),
         (("llama.cpp", "--costs", "ONE"), "two loads"),
     ],

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.cost_model import by_length, learn
+from foretoken.lab.analysis.cost_model import Measured, by_length, learn
 from foretoken.lab.launch.engines import MOST_RUNNING
+from foretoken.lab.records.results import RequestRecord
 from tests.unit.lab.costs import (
     BASE_S,
     DRAFT_S,
@@ -78,7 +79,7 @@ def test_noise_of_starts_is_told() -> None:
 
 def test_steps_that_draft_seldom_are_told_apart() -> None:
     """A look-up that drafts three tokens in a third of its steps."""
-    by = {0: [], 3: []}
+    by: dict[int, list[RequestRecord]] = {0: [], 3: []}
     for number, batch in enumerate(LOADS):
         for k in by:
             for record in a_run(k, batch):
@@ -113,7 +114,7 @@ def test_what_cannot_be_learnt_says_what_to_measure() -> None:
 
 
 def test_runs_of_several_pairs_are_not_one_model() -> None:
-    def run(off: str, on: str) -> tuple:
+    def run(off: str, on: str) -> Measured:
         config = {"baseline": {"command": off}, "candidate": {"command": on}}
         return ab(config=config), a_run(0, 4), a_run(3, 4)
 

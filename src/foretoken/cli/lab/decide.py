@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from foretoken.lab.analysis.cost_model import CostModel
+    from foretoken.lab.analysis.cost_model import MeasuredCosts
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.other_lengths import OtherLength
     from foretoken.lab.decide.overall import Overall
-    from foretoken.lab.records.results import ArmSummary, RequestRecord
+    from foretoken.lab.records.results import ArmSummary
     from foretoken.lab.report.runs import ReportRun
 
 EPILOG = f"{EXITS}; 2: no A/B there, a wrong policy, or --html without matplotlib."
@@ -85,7 +85,7 @@ def decide(
     found = read_runs(runs, rules, _reference(reference) if reference else None)
     best = judge_runs([(run.summary, run.decision) for run in found], rules)
     own = next(run for run in found if run.decision is best.best)
-    others = other_lengths(own.summary, _answers(own)[1], tried) if tried else ()
+    others = other_lengths(own.summary, own.answers[1], tried) if tried else ()
     fit, costs = _fit(found) if fitted else (None, None)
     if html is not None:
         from foretoken.lab.report.page import write_page
@@ -105,25 +105,16 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate)
 
 
-def _fit(runs: "Sequence[ReportRun]") -> "tuple[Fit | None, CostModel | None]":
+def _fit(runs: "Sequence[ReportRun]") -> "tuple[Fit | None, MeasuredCosts | None]":
     """The fit of one length, or the costs of several, whose mean would say nothing."""
     from foretoken.lab.analysis.cost_model import by_length, learn, length_of
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
-    off, on = zip(*map(_answers, runs), strict=True)
-    summaries = [run.summary for run in runs]
-    measured = list(zip(summaries, off, on, strict=True))
+    measured = [(run.summary, *run.answers) for run in runs]
+    _, off, on = zip(*measured, strict=True)
     if len({length_of(summary, other) for summary, _, other in measured}) > 1:
         return None, learn(by_length(measured))
     return fit_arms(of_runs(off), of_runs(on)), None
-
-
-def _answers(run: "ReportRun") -> "list[list[RequestRecord]]":
-    """Whole answers of the baseline and of the candidate. Raises ConfigError if there are none."""
-    from foretoken.lab.analysis.summary import counted
-
-    requests = run.read_requests()
-    return [counted(requests, arm.arm) for arm in run.arms]
 
 
 def _document(
@@ -132,7 +123,7 @@ def _document(
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
-    costs: "CostModel | None",
+    costs: "MeasuredCosts | None",
 ) -> dict[str, object]:
     from foretoken.lab.plain import to_plain
 
@@ -159,7 +150,7 @@ def _print(
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
-    costs: "CostModel | None",
+    costs: "MeasuredCosts | None",
 ) -> None:
     """The reasons first: the last line is the verdict."""
     from rich.console import Console
@@ -222,7 +213,7 @@ def _print_fit(show: "Console", found: "Fit") -> None:
         show.print(note, style="yellow")
 
 
-def _print_costs(show: "Console", found: "CostModel") -> None:
+def _print_costs(show: "Console", found: "MeasuredCosts") -> None:
     from rich.table import Table
 
     lengths = [f"k={one.k}" for one in found.lengths]

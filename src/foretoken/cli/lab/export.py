@@ -83,32 +83,34 @@ def export(
 
     known = WRITTEN_WITH_COSTS if costs else (*EXPORTED_TO, "foretoken")
     if engine not in known:
-        beside = "" if costs or engine not in WRITTEN_WITH_COSTS else "--costs RUN beside it, or "
+        beside = "--costs RUN beside it, or " if engine in WRITTEN_WITH_COSTS else ""
         raise ConfigError("ENGINE", engine, f"{beside}{one_of(engine, known)}")
     runs, learnt = _learnt(costs or [], out)
     found = _written(context.find_root().command, engine, config or _of_runs(runs), learnt)
     write_files(out, found.files)
     proof = _proof_of(found.text, engine, runs) if runs else ""
     if as_json:
-        document = {
-            "command": "foretoken lab export",
-            "engine": engine,
-            "text": found.text,
-            "unsaid": [asdict(one) for one in found.unsaid],
-            "files": dict(found.files),
-            "costs": asdict(learnt.costs) if learnt else None,
-            "proof": proof,
-        }
-        print(json.dumps(document))
+        costs_told = {"costs": asdict(learnt.costs) if learnt else None, "proof": proof}
+        print(json.dumps({"command": "foretoken lab export", "engine": engine, **costs_told,
+                          **_plain(found)}))  # fmt: skip
     else:
         print("\n".join(filter(None, (found.commented, proof and f"# to prove it: {proof}"))))
 
 
-def _learnt(folders: list[Path], out: Path) -> "tuple[list[Measured], LearntCosts | None]":
-    from foretoken.lab.analysis.cost_model import by_length, learn, read_measured
-    from foretoken.lab.launch.write import LearntCosts
+def _plain(found: "WrittenCommand") -> dict[str, Any]:
+    unsaid = [asdict(one) for one in found.unsaid]
+    return {"text": found.text, "unsaid": unsaid, "files": dict(found.files)}
 
-    runs = read_measured(folders, "--costs")
+
+def _learnt(folders: list[Path], out: Path) -> "tuple[list[Measured], LearntCosts | None]":
+    from foretoken.lab.analysis.cost_model import by_length, learn
+    from foretoken.lab.decide.ship_policy import load_policy
+    from foretoken.lab.launch.write import LearntCosts
+    from foretoken.lab.report.runs import read_runs
+
+    runs: list[Measured] = [
+        (run.summary, *run.answers) for run in read_runs(folders, load_policy(None))
+    ]
     return runs, LearntCosts(learn(by_length(runs)), out) if runs else None
 
 

@@ -11,7 +11,6 @@ nothing is said of lengths that were not measured.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +24,10 @@ from foretoken.lab.analysis.fit import (
     of_runs,
     step_times,
 )
-from foretoken.lab.analysis.summary import counted
-from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, StepCounts, counts_of_records
 from foretoken.lab.launch.engines import MOST_RUNNING, DraftingSetup, Ranges, given
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.records.results import AbSummary, RequestRecord
-from foretoken.lab.records.run_files import ab_folders, read_ab, read_requests
 from foretoken.lab.stats.intervals import Floats
 from foretoken.lab.verdict import FASTER
 
@@ -55,7 +51,7 @@ class LengthSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
+class MeasuredCosts:
     """Seconds of a step's parts, and what the lengths that were measured yield."""
 
     base_s: float
@@ -152,7 +148,7 @@ class _Cell(NamedTuple):
     batch: int
 
 
-def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> CostModel:
+def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> MeasuredCosts:
     """The costs out of whole answers by the length that their server was told; 0: no speculation.
     Raises ConfigError: there are no step times or no counted drafts, no plain decoding, or one
     load only."""
@@ -181,7 +177,7 @@ def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> CostModel:
         raise ConfigError("RUNS", f"steps of {list(batches)} requests at once", allowed)
     costs, misfit = _least_squares(cells)
     names = ("base_s", "request_s", "row_s", "once_s", "draft_s")
-    return CostModel(**dict(zip(names, costs, strict=True)), lengths=tuple(lengths),
+    return MeasuredCosts(**dict(zip(names, costs, strict=True)), lengths=tuple(lengths),
                      batches=batches, misfit=misfit,
                      context_tokens=_context_of(by_length[0]))  # fmt: skip
 
@@ -219,18 +215,6 @@ def _least_squares(cells: Sequence[_Cell]) -> tuple[list[float], float]:
 def _context_of(records: Sequence[RequestRecord]) -> int:
     known = [r.prompt_tokens + (r.output_tokens or 0) / 2 for r in records if r.prompt_tokens]
     return round(float(np.mean(known))) if known else 0
-
-
-def read_measured(folders: Sequence[Path], field: str) -> list[Measured]:
-    """A/Bs, and of a grid every cell, with their whole answers; errors call them `field`. Raises
-    ConfigError: a folder holds no A/B, or a line of it is broken."""
-    found: list[Measured] = []
-    for folder in ab_folders(folders, field):
-        summary = read_ab(folder, field)
-        records = without_start(read_requests(folder)).records
-        base, other = (counted(records, arm) for arm in (summary.baseline, summary.candidate))
-        found.append((summary, base, other))
-    return found
 
 
 def by_length(runs: Sequence[Measured]) -> dict[int, list[RequestRecord]]:

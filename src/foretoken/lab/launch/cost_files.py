@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.cost_model import CostModel
+from foretoken.lab.analysis.cost_model import MeasuredCosts
 from foretoken.lab.launch.engines import (
     BY_LOAD,
     ENGINES,
@@ -62,7 +62,7 @@ class ToldCosts:
 
 
 def tell_costs(
-    engine: str, drafting: DraftingSetup | None, costs: CostModel, folder: Path
+    engine: str, drafting: DraftingSetup | None, costs: MeasuredCosts, folder: Path
 ) -> ToldCosts:
     """Flags with files that will lie in `folder`. Raises ConfigError: nothing drafts, or the engine
     has no such method."""
@@ -79,7 +79,7 @@ def tell_costs(
     return ToldCosts(tuple(said), files)
 
 
-def _tell_vllm(drafting: DraftingSetup, costs: CostModel, _: Path, __: Any) -> Told:
+def _tell_vllm(drafting: DraftingSetup, costs: MeasuredCosts, _: Path, __: Any) -> Told:
     ranges = costs.schedule
     told = replace(drafting, num_drafts=max(k for *_, k in ranges), ranges=ranges)
     yield from tell("vllm", told)
@@ -91,7 +91,7 @@ def _tell_vllm(drafting: DraftingSetup, costs: CostModel, _: Path, __: Any) -> T
 
 
 def _tell_sglang(
-    drafting: DraftingSetup, costs: CostModel, folder: Path, files: dict[str, str]
+    drafting: DraftingSetup, costs: MeasuredCosts, folder: Path, files: dict[str, str]
 ) -> Told:
     word = todays_word("sglang", drafting.known)
     if word == "DSPARK":
@@ -117,7 +117,7 @@ def _tell_sglang(
         yield Unsaid(BY_LOAD, f"{why} length for all loads is written")
 
 
-def _tell_llama(drafting: DraftingSetup, costs: CostModel, _: Path, __: Any) -> Told:
+def _tell_llama(drafting: DraftingSetup, costs: MeasuredCosts, _: Path, __: Any) -> Told:
     ours = ("min_speculative_tokens", "draft_confidence_threshold")
     keys = {name: value for name, value in drafting.keys.items() if name not in ours}
     limits = r"--(spec-)?draft-(n-|p-)?min$"
@@ -132,7 +132,7 @@ def _tell_llama(drafting: DraftingSetup, costs: CostModel, _: Path, __: Any) -> 
 
 
 def _tell_tensorrt_llm(
-    drafting: DraftingSetup, costs: CostModel, folder: Path, files: dict[str, str]
+    drafting: DraftingSetup, costs: MeasuredCosts, folder: Path, files: dict[str, str]
 ) -> Told:
     word = todays_word("tensorrt-llm", drafting.known)
     if not word:
@@ -176,11 +176,11 @@ _WRITERS = {
 }
 
 
-def _one(costs: CostModel) -> int:
+def _one(costs: MeasuredCosts) -> int:
     return costs.one_length or costs.schedule[0][2]
 
 
-def _knots(costs: CostModel) -> tuple[list[int], list[int]]:
+def _knots(costs: MeasuredCosts) -> tuple[list[int], list[int]]:
     """Requests and rows at which the lines are written; both planners stop at the ends."""
     if not costs.row_s:
         given = "verified rows that cost nothing at the loads of these runs"
@@ -190,7 +190,7 @@ def _knots(costs: CostModel) -> tuple[list[int], list[int]]:
     return requests, sorted(rows)
 
 
-def _additive(costs: CostModel) -> dict[str, Any]:
+def _additive(costs: MeasuredCosts) -> dict[str, Any]:
     """SGLang's SpsAdditiveCostTable; the whole block is drafted whatever is verified."""
     requests, rows = _knots(costs)
     drafting_s = costs.once_s + costs.draft_s * costs.longest
@@ -203,7 +203,7 @@ def _additive(costs: CostModel) -> dict[str, Any]:
     }
 
 
-def _curve(costs: CostModel) -> dict[str, Any]:
+def _curve(costs: MeasuredCosts) -> dict[str, Any]:
     """TensorRT-LLM's SpsCostTable. A gain smaller than what the costs are off by is none."""
     found = _additive(costs)
     milliseconds = {key: [1000 * one for one in found[f"{key}_seconds"]]

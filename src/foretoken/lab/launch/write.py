@@ -21,7 +21,7 @@ from foretoken.config.method_registry import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
-from foretoken.lab.analysis.cost_model import CostModel
+from foretoken.lab.analysis.cost_model import MeasuredCosts
 from foretoken.lab.launch.cost_files import ToldCosts, tell_costs, told_to_tensorrt_llm
 from foretoken.lab.launch.engines import (
     BY_LOAD,
@@ -137,7 +137,7 @@ class WrittenCommand:
 class LearntCosts(NamedTuple):
     """A cost model by which lengths are chosen, and the folder for the files that say it."""
 
-    costs: CostModel
+    costs: MeasuredCosts
     folder: Path
 
 

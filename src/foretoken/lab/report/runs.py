@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foretoken.lab.analysis.summary import counted
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.decision import Decision, decide
 from foretoken.lab.decide.ship_policy import ShipPolicy
@@ -33,6 +34,13 @@ class ReportRun:
         """Its requests, those of a slow start marked as warm-up, as in the summary. Raises
         ConfigError: only that is there, or a line is broken."""
         return without_start(read_requests(self.folder)).records
+
+    @property
+    def answers(self) -> tuple[list[RequestRecord], list[RequestRecord]]:
+        """Whole answers of the baseline and of the candidate. Raises ConfigError, as above."""
+        requests = self.read_requests()
+        base, other = (counted(requests, arm.arm) for arm in self.arms)
+        return base, other
 
 
 def read_runs(
