@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.cli.lab.tune_view import TuneOrder, show_costs
 from foretoken.errors import ConfigError
 from foretoken.lab.launch.cost_files import ToldCosts, tell_costs
 from foretoken.lab.launch.engines import DraftingSetup, Unsaid
@@ -18,7 +20,8 @@ from foretoken.lab.launch.launch import LaunchPart
 from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
-from tests.unit.lab.costs import OFF, a_model, law_s, write_grid
+from foretoken.lab.records.run_files import LineWriter
+from tests.unit.lab.costs import LENGTHS, OFF, a_model, a_run, law_s, write_grid
 
 COSTS = a_model()
 EAGLE3 = DraftingSetup("eagle3", "org/head")
@@ -241,3 +244,38 @@ def test_mistakes_say_what_would_do(given: tuple[str, ...], said: str, tmp_path:
     result = run("export", *(places.get(word, word) for word in given))
     assert isinstance(result.exception, ConfigError | SystemExit), result.output
     assert said in f"{result.output}{result.exception}"
+
+
+def an_order(out: Path, loads: tuple[int, ...]) -> TuneOrder:
+    return TuneOrder(
+        server="", workload="prompts.txt", loads=loads, named=(), lengths=(1, 3, 5),
+        max_tokens=None, minutes=1.0, out=out, resume=False, as_json=False,
+    )  # fmt: skip
+
+
+def test_tune_ends_with_the_files_of_its_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it measured at two loads, of the drafter that was proven."""
+    with LineWriter(tmp_path / "requests.jsonl") as writer:
+        for k in (0, *LENGTHS):
+            for turn, batch in enumerate((1, 8)):
+                for record in a_run(k, batch):
+                    arm = f"eagle3:head k={k}" if k else "off"
+                    writer.write(replace(record, arm=arm, block=record.block + 10 * turn))
+                    other = replace(record, arm=f"ngram k={k or 1}", block=10 * turn)
+                    writer.write(other)
+    off = "sglang serve --model-path m --port 30000"
+    on = f"{off} --speculative-algorithm EAGLE3 --speculative-draft-model-path head"
+    show_costs("sglang", "eagle3:head k=5", on, off, an_order(tmp_path, (1, 8)))
+    said = capsys.readouterr().err
+    assert sglang_steps((tmp_path / "sglang-adaptive.json").read_text("utf-8"), 1) == [1, 3, 5]
+    assert "sglang-adaptive.json" in said and "--speculative-num-steps 5" in said
+    assert "to prove it: foretoken lab ab --workload prompts.txt" in said
+    (tmp_path / "requests.jsonl").unlink()
+    with LineWriter(tmp_path / "requests.jsonl") as writer:
+        for k in (0, 5):
+            for record in a_run(k, 4):
+                writer.write(replace(record, arm=f"eagle3:head k={k}" if k else "off"))
+    show_costs("sglang", "eagle3:head k=5", on, off, an_order(tmp_path, (4,)))
+    assert "two loads" in capsys.readouterr().err

@@ -86,16 +86,16 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     write_json(order.out / ANSWER, answer)
     _show_answer(answer, search, order.out)
     if answer.verdict == USE_IT and command.engine in WRITTEN_WITH_COSTS:
-        _export(command.engine, answer, line(OFF), order)
+        show_costs(command.engine, answer.setting, answer.command, line(OFF), order)
     if order.as_json:
         print(json.dumps(to_plain(answer)))
     return EXIT_CODES[answer.verdict]
 
 
-def _export(engine: str, answer: TunedAnswer, off: str, order: TuneOrder) -> None:
-    """Write what the search learnt of costs for its engine, where that says more than the command
-    that was proven."""
-    drafter, _, _ = answer.setting.partition(" k=")
+def show_costs(engine: str, setting: str, command: str, off: str, order: TuneOrder) -> None:
+    """Write and show what a search that ended with a `setting` and its command learnt of costs, in
+    the words of its engine; `off` is the command without speculation."""
+    drafter, _, _ = setting.partition(" k=")
     records: dict[int, list[RequestRecord]] = {}
     for record in read_requests(order.out):
         name, _, length = record.arm.partition(" k=")
@@ -103,7 +103,7 @@ def _export(engine: str, answer: TunedAnswer, off: str, order: TuneOrder) -> Non
             records.setdefault(int(length or 0), []).append(record)
     try:
         learnt = LearntCosts(learn(records), order.out)
-        [launch] = read_source(answer.command).launches
+        [launch] = read_source(command).launches
         found = export_launch(engine, launch, learnt)
         write_files(order.out, found.files)
     except ConfigError as error:
