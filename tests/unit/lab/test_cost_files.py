@@ -253,6 +253,20 @@ def an_order(out: Path, loads: tuple[int, ...]) -> TuneOrder:
     )  # fmt: skip
 
 
+def test_tensorrt_llm_is_told_the_rest_in_its_own_words(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path / "grid", loads=(1, 8))
+    command = "foretoken serve org/m --spec-method eagle3 --spec-model h --max-num-seqs 32"
+    command += " --kv-cache-dtype int8 --port 8001"
+    found = run("export", "tensorrt-llm", command, "--costs", grid, "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    text = " ".join(line for line in found.stdout.splitlines() if not line.startswith("#"))
+    assert shlex.split(text.replace("\\", "")) == [
+        "trtllm-serve", "org/m", "--max_batch_size", "32", "--port", "8001",
+        "--config", str(tmp_path / "out" / "tensorrt-llm.yaml"),
+    ]  # fmt: skip
+    assert "# kv_cache_dtype: an option that is not carried over to TensorRT-LLM" in found.stdout
+
+
 def test_tune_ends_with_the_files_of_its_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

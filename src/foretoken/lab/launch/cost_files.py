@@ -164,7 +164,7 @@ def told_to_tensorrt_llm(settings: Mapping[str, Any]) -> Iterator[LaunchPart | U
     for name, value in settings.items():
         if name in _OPTIONS_OF_TENSORRT_LLM:
             yield LaunchPart.flag(_OPTIONS_OF_TENSORRT_LLM[name], value)
-        elif value is not True or name != "adaptive_speculation":
+        elif name != "adaptive_speculation":
             yield Unsaid(name, f"an option that is not carried over to {NAMES['tensorrt-llm']}")
 
 
