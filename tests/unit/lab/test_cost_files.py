@@ -202,6 +202,13 @@ def test_from_a_grid_to_decide_and_export(tmp_path: Path) -> None:
     assert other.stdout.splitlines()[-1].startswith("# to prove it: foretoken lab ab --workload")
 
 
+def test_what_is_left_off_needs_no_proof(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path / "grid", scale=12.0, loads=(1, 8))
+    found = run("export", "llama.cpp", "--costs", grid)
+    assert "# speculation: no length that was measured pays" in found.stdout
+    assert "--spec-" not in found.stdout and "to prove it" not in found.stdout
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "tensorrt-llm"])
 def test_commands_of_any_engine_become_those_of_any(engine: str, tmp_path: Path) -> None:
     grid = write_grid(tmp_path / "grid", loads=(1, 8))

@@ -88,7 +88,8 @@ def export(
     runs, learnt = _learnt(costs or [], out)
     found = _written(context.find_root().command, engine, config or _of_runs(runs), learnt)
     write_files(out, found.files)
-    proof = _proof_of(found.text, engine, runs) if runs else ""
+    left_off = any(one.name == "speculation" for one in found.unsaid)
+    proof = _proof_of(found.text, engine, runs) if runs and not left_off else ""
     if as_json:
         costs_told = {"costs": asdict(learnt.costs) if learnt else None, "proof": proof}
         print(json.dumps({"command": "foretoken lab export", "engine": engine, **costs_told,
