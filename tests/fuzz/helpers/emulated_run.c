@@ -5,6 +5,7 @@ int emulated_amx_runs(void) { return emulated_linear.ready && ft_cpu_level() >= 
 
 #define ft_level() FT_AMX
 #define ft_linear_amx emulated_linear
+#define ft_linear_kernels_in_use emulated_kernels_in_use
 #define ft_linear_run run_emulated
 #define ft_linear_dense dense_emulated
 #include "linear.c"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from foretoken.lab.analysis.cost_model import MeasuredCosts
     from foretoken.lab.analysis.fit import Fit
     from foretoken.lab.analysis.whole_time import OtherLength
     from foretoken.lab.decide.overall import JudgedRun, Overall
@@ -62,7 +63,8 @@ def decide(
 
     Several runs: what differs between them is found out. Configurations (k, method, engine version)
     compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
-    --fit takes the steps of all runs together, those of one pair of servers at several loads. --k
+    --fit takes the steps of all runs together, those of one pair of servers at several loads; of
+    several lengths it fits one cost model, from which `lab export ENGINE --costs RUN` writes. --k
     replays the accept stream of the run that decides; it needs a candidate that was started with
     --per-request-spec-decode-metrics detailed.
     """
@@ -82,15 +84,15 @@ def decide(
     best = judge_runs(found, rules)
     own = best.best
     others = other_lengths(own.summary, own.answers[1], tried) if tried else ()
-    fit = _fit(found) if fitted else None
+    fit, costs = _fit(found) if fitted else (None, None)
     if html is not None:
         from foretoken.lab.report.page import write_page
 
         write_page(html, found, best, rules.name)
     if as_json:
-        print(json.dumps(_document(rules.name, found, best, others, fit)))
+        print(json.dumps(_document(rules.name, found, best, others, fit, costs)))
     else:
-        _print(found, best, others, fit)
+        _print(found, best, others, fit, costs)
     raise typer.Exit(best.conclusion.exit_code)
 
 
@@ -101,11 +103,16 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate)
 
 
-def _fit(runs: "Sequence[JudgedRun]") -> "Fit":
+def _fit(runs: "Sequence[JudgedRun]") -> "tuple[Fit | None, MeasuredCosts | None]":
+    """The fit of one length, or the costs of several, whose mean would say nothing."""
+    from foretoken.lab.analysis.cost_model import by_length, learn, length_of
     from foretoken.lab.analysis.fit import fit_arms, of_runs
 
-    off, on = zip(*(run.answers for run in runs), strict=True)
-    return fit_arms(of_runs(off), of_runs(on))
+    measured = [(run.summary, *run.answers) for run in runs]
+    _, off, on = zip(*measured, strict=True)
+    if len({length_of(summary, other) for summary, _, other in measured}) > 1:
+        return None, learn(by_length(measured))
+    return fit_arms(of_runs(off), of_runs(on)), None
 
 
 def _document(
@@ -114,6 +121,7 @@ def _document(
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
+    costs: "MeasuredCosts | None",
 ) -> dict[str, object]:
     from foretoken.lab.plain import to_plain
 
@@ -131,6 +139,7 @@ def _document(
         "decisions": to_plain([run.decision for run in runs]),
         "other_lengths": to_plain(list(others)),
         "fit": to_plain(fit),
+        "costs": to_plain(costs),
     }
 
 
@@ -139,6 +148,7 @@ def _print(
     best: "Overall",
     others: tuple["OtherLength", ...],
     fit: "Fit | None",
+    costs: "MeasuredCosts | None",
 ) -> None:
     """The reasons first: the last line is the verdict."""
     from rich.console import Console
@@ -169,6 +179,8 @@ def _print(
         console.print(table)
     if fit is not None:
         _print_fit(console, fit)
+    if costs is not None:
+        _print_costs(console, costs)
     for said in best.says if len(best.says) > 1 else ():
         console.print(f"{said}.", markup=False)
     found = best.conclusion
@@ -197,3 +209,21 @@ def _print_fit(show: "Console", found: "Fit") -> None:
     show.print(f"crossover: batch {batch}, {qps} requests/s")
     for note in found.notes:
         show.print(note, style="yellow")
+
+
+def _print_costs(show: "Console", found: "MeasuredCosts") -> None:
+    from rich.table import Table
+
+    lengths = [f"k={one.k}" for one in found.lengths]
+    table = Table("requests at once", "plain step", *lengths, "draft", title="Speed-up by length")
+    for batch in found.batches:
+        gains = [f"{found.gain(batch, one):.2f}x" for one in found.lengths]
+        plain = f"{1000 * found.step_s(batch):.2f} ms"
+        table.add_row(str(batch), plain, *gains, str(found.best(batch)))
+    show.print(table)
+    parts = {"a step": found.base_s, "each request": found.request_s, "each row": found.row_s,
+             "drafting": found.once_s, "each draft": found.draft_s}  # fmt: skip
+    costs = ", ".join(f"{name} {1000 * value:.3f} ms" for name, value in parts.items())
+    show.print(f"{costs}; off by {found.misfit:.0%} at most")
+    for note in found.notes:
+        show.print(f"{note}.", style="yellow")

@@ -13,11 +13,18 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from foretoken.cli.lab.export import proof_by, write_files
 from foretoken.cli.lab.options import EXIT_STOPPED, resolve_workload
 from foretoken.cli.lab.run_tables import console, say
+from foretoken.errors import ConfigError
+from foretoken.lab.analysis.cost_model import learn
+from foretoken.lab.launch.cost_files import WRITTEN_WITH_COSTS
+from foretoken.lab.launch.read import read_source
+from foretoken.lab.launch.write import LearntCosts, export_launch
 from foretoken.lab.measure.workload import WorkloadConfig, load_items
 from foretoken.lab.plain import to_plain
-from foretoken.lab.records.run_files import ANSWER, write_json
+from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.records.run_files import ANSWER, read_requests, write_json
 from foretoken.lab.tune.answer import TunedAnswer, make_answer
 from foretoken.lab.tune.real import Journal, StartedServer
 from foretoken.lab.tune.search import Search, next_visit, sizes, spent_s, stand, visit_s
@@ -29,7 +36,7 @@ from foretoken.lab.tune.server_command import (
     that_load,
 )
 from foretoken.lab.tune.settings import OFF, Question, Visit
-from foretoken.lab.verdict import EXIT_CODES, WORD_STYLES
+from foretoken.lab.verdict import EXIT_CODES, USE_IT, WORD_STYLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +85,33 @@ def run_tune(order: TuneOrder, *, dry_run: bool) -> int:
     answer = _find(search, line, order)
     write_json(order.out / ANSWER, answer)
     _show_answer(answer, search, order.out)
+    if answer.verdict == USE_IT and command.engine in WRITTEN_WITH_COSTS:
+        show_costs(command.engine, answer.setting, answer.command, line(OFF), order)
     if order.as_json:
         print(json.dumps(to_plain(answer)))
     return EXIT_CODES[answer.verdict]
+
+
+def show_costs(engine: str, setting: str, command: str, off: str, order: TuneOrder) -> None:
+    """Write and show what a search that ended with a `setting` and its command learnt of costs, in
+    the words of its engine; `off` is the command without speculation."""
+    drafter, _, _ = setting.partition(" k=")
+    records: dict[int, list[RequestRecord]] = {}
+    for record in read_requests(order.out):
+        name, _, length = record.arm.partition(" k=")
+        if record.ok and (record.arm == OFF.name or (name == drafter and length.isdigit())):
+            records.setdefault(int(length or 0), []).append(record)
+    try:
+        learnt = LearntCosts(learn(records), order.out)
+        [launch] = read_source(command).launches
+        found = export_launch(engine, launch, learnt)
+        write_files(order.out, found.files)
+    except ConfigError as error:
+        say(f"nothing is written by what steps cost: {error}", "dim")
+        return
+    beside = f", with {', '.join(found.files)} in {order.out}" if found.files else ""
+    say(f"by what steps cost, not yet proven{beside}:\n{found.commented}")
+    say(f"to prove it: {proof_by(order.workload, off, found.text, order.loads)}")
 
 
 def _find(search: Search, line: "partial[str]", order: TuneOrder) -> TunedAnswer:

@@ -360,6 +360,7 @@ _WRITERS: dict[str, dict[str, Any]] = {
         "word": lambda method: method.name if method.is_built else "",
         "tell": lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
     },
+    "tensorrt-llm": {"word": lambda method: todays_word("tensorrt-llm", method)},
     "openvino": {"word": _openvino_word, "tell": _tell_openvino},
 }
 ENGINES = {

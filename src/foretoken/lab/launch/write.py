@@ -9,8 +9,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,6 +21,8 @@ from foretoken.config.method_registry import find_method
 from foretoken.config.reader import defaults_of
 from foretoken.config.speculative import RuleConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, ModelNotFoundError
+from foretoken.lab.analysis.cost_model import MeasuredCosts
+from foretoken.lab.launch.cost_files import ToldCosts, tell_costs, told_to_tensorrt_llm
 from foretoken.lab.launch.engines import (
     BY_LOAD,
     ENGINES,
@@ -118,6 +121,8 @@ class WrittenCommand:
 
     text: str
     unsaid: tuple[Unsaid, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name -> text of what it names in the folder that was asked for."""
 
     @property
     def commented(self) -> str:
@@ -129,8 +134,18 @@ class WrittenCommand:
         return "\n".join([*said, self.text])
 
 
+class LearntCosts(NamedTuple):
+    """A cost model by which lengths are chosen, and the folder for the files that say it."""
+
+    costs: MeasuredCosts
+    folder: Path
+
+
 def write_command(
-    engine: str, settings: Mapping[str, Any], drafting: DraftingSetup | None
+    engine: str,
+    settings: Mapping[str, Any],
+    drafting: DraftingSetup | None,
+    learnt: LearntCosts | None = None,
 ) -> WrittenCommand:
     """The command that starts a server, or the script that does for OpenVINO GenAI; `settings` are
     the model, and options under the names of `foretoken serve`. Raises ConfigError if the engine
@@ -141,9 +156,16 @@ def write_command(
     model = str(settings["model"])
     if engine == "openvino":
         told += _converted(model)
-    for name, value in settings.items():
-        told += told_option(engine, name, value) if name != "model" else ()
-    if drafting is not None:
+    options = {name: value for name, value in settings.items() if name != "model"}
+    by_costs = ToldCosts((), {})
+    if engine == "tensorrt-llm":
+        told += told_to_tensorrt_llm(options)
+    else:
+        told += (one for name, value in options.items() for one in told_option(engine, name, value))
+    if learnt is not None:
+        by_costs = tell_costs(engine, drafting, *learnt)
+        told += by_costs.told
+    elif drafting is not None:
         told += tell(engine, drafting)
         told += _converted(drafting.model or "") if engine == "openvino" else ()
     elif own.off:
@@ -157,9 +179,9 @@ def write_command(
     first = LaunchPart.flag(own.model_flag, model) if own.model_flag else LaunchPart(value=model)
     program = (LaunchPart(value=word, role="before") for word in own.program)
     variables = (part for part in parts if part.role == "before")
-    options = (part for part in parts if part.role == "argument")
-    launch = Launch(engine=engine, parts=(*variables, *program, first, *options))
-    return WrittenCommand(written(launch), unsaid)
+    arguments = (part for part in parts if part.role == "argument")
+    launch = Launch(engine=engine, parts=(*variables, *program, first, *arguments))
+    return WrittenCommand(written(launch), unsaid, by_costs.files)
 
 
 def _folder_of(model: str) -> str:
@@ -235,29 +257,35 @@ def _gguf(model: str, quantization: object, told: list[LaunchPart | Unsaid]) -> 
 
 
 def export(
-    engine: str, settings: Mapping[str, Any], speculation: SpeculativeConfig | None
+    engine: str,
+    settings: Mapping[str, Any],
+    speculation: SpeculativeConfig | None,
+    learnt: LearntCosts | None = None,
 ) -> WrittenCommand:
-    """The command or the script of an engine of EXPORTED_TO that serves and drafts the same;
-    `settings` are the model, and the options that were given, as `foretoken serve` names them.
-    Raises ConfigError if the engine has nothing like it, or would write something else."""
+    """The command or the script of an engine of EXPORTED_TO that serves and drafts the same, or as
+    far as learnt costs say; `settings` are the model, and the options that were given, as
+    `foretoken serve` names them. Raises ConfigError if the engine has nothing like it, or would
+    write something else."""
     drafting: DraftingSetup | None = None
     unsaid: list[Unsaid] = []
     if speculation is not None:
         drafter, unsaid = _one_of(engine, speculation)
         drafting, more = _drafting_of(engine, drafter, speculation)
         unsaid += more
-        settings = {"adaptive_speculation": True, **settings}
+        settings = {"adaptive_speculation": learnt is None, **settings}
     kept = {name: value for name, value in settings.items() if value is not None}
     kept["model"] = _on_disk(str(kept["model"]))
-    found = write_command(engine, kept, drafting)
+    found = write_command(engine, kept, drafting, learnt)
     return replace(found, unsaid=(*unsaid, *found.unsaid))
 
 
-def export_launch(engine: str, launch: Launch) -> WrittenCommand:
+def export_launch(engine: str, launch: Launch, learnt: LearntCosts | None = None) -> WrittenCommand:
     """The same of a launch of any engine, in the names that its engine has today. Raises
     ConfigError if the engine has nothing like it, or the launch names no model."""
     if launch.model is None or launch.broken:
         raise ConfigError("CONFIG", launch.broken or None, "a command that names its model")
+    if learnt is not None and engine == launch.engine:
+        return _drafting_anew(launch, learnt)
     settings: dict[str, Any] = {"model": launch.model}
     settings |= {"tensor_parallel_size": launch.ranks} if launch.ranks > 1 else {}
     keys: dict[str, Any] = {}
@@ -287,10 +315,38 @@ def export_launch(engine: str, launch: Launch) -> WrittenCommand:
             num_drafts=drafting.num_drafts or drafting.known.default_drafts,
             ranges=tuple(map(tuple, launch.speculation.get(BY_LOAD) or ())),
         )
-    written = write_command(engine, settings, drafting)
+    written = write_command(engine, settings, drafting, learnt)
     words = written.text.split()
     lost = (one for one in unsaid if one.name not in words)
     return replace(written, unsaid=(*lost, *written.unsaid))
+
+
+_BY_COSTS = ("speculative-adaptive", "speculative-adaptive-config",
+             "speculative-dspark-sps-table-path")  # fmt: skip
+"""Options of SGLang's that costs say anew, or not at all."""
+
+
+def _drafting_anew(launch: Launch, learnt: LearntCosts) -> WrittenCommand:
+    """A launch in its own words, but for how far it drafts."""
+    engine, drafting = launch.engine, given(launch)
+    found = tell_costs(engine, drafting, *learnt)
+    parts = [part for part in found.told if isinstance(part, LaunchPart)]
+    ours = {part.name for part in parts} | set(_BY_COSTS)
+    # What llama.cpp was told is among what is told anew.
+    pattern = ENGINES[engine].drafting if engine == "llama.cpp" or not parts else r"(?!)"
+    kept = [
+        part
+        for part in launch.parts
+        if part.role not in ("argument", "set")
+        or not (is_told(launch, part) or part.name in ours or re.match(pattern, part.name))
+    ]
+    unsaid = [one for one in found.told if isinstance(one, Unsaid)]
+    if number(launch.options.get(_TOP_K)) not in (None, 1):
+        unsaid.append(Unsaid(f"--{_TOP_K}", "the costs are those of chains: a chain is written"))
+    variables = [part for part in parts if part.role == "before"]
+    arguments = [part for part in parts if part.role == "argument"]
+    anew = launch.having([*variables, *kept, *arguments])
+    return WrittenCommand(written(anew), tuple(unsaid), found.files)
 
 
 def _one_of(engine: str, config: SpeculativeConfig) -> tuple[DrafterConfig, list[Unsaid]]:

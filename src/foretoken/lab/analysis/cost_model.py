@@ -1,0 +1,255 @@
+"""One cost model out of all runs of a pair of servers: what a step costs at every load and length.
+
+A step of b requests of which each brings k drafts takes base + b request + b (1 + k) row, and
+once + k draft more for its drafts: the form of DSpark's planners (arXiv 2607.05147), with drafting
+apart, which trimming what is verified does not save. Mean step times by batch of the baseline and
+of every length tell the five costs, none below 0, by least squares of relative errors; where only
+some steps draft, their share counts. What a length yields is its own steps' tokens, as counted:
+nothing is said of lengths that were not measured.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from foretoken.errors import ConfigError
+from foretoken.lab.analysis.fit import (
+    FEWEST_PURE,
+    FEWEST_STEPS,
+    RAREST_BATCH,
+    StepTimes,
+    of_runs,
+    step_times,
+)
+from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, StepCounts, counts_of_records
+from foretoken.lab.launch.engines import MOST_RUNNING, DraftingSetup, Ranges, given
+from foretoken.lab.launch.read import read_source
+from foretoken.lab.records.results import AbSummary, RequestRecord
+from foretoken.lab.stats.intervals import Floats
+from foretoken.lab.verdict import FASTER
+
+ALIKE = 0.01
+"""Of two lengths whose gains differ by no more, the shorter is taken."""
+MISFIT = 0.1
+"""Relative error at a measured batch from which the costs are marked."""
+Measured = tuple[AbSummary, Sequence[RequestRecord], Sequence[RequestRecord]]
+"""An A/B, and the whole answers of its baseline and of its candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSeen:
+    k: int
+    """As the server was told."""
+    drafted: float
+    """Mean drafts of a step that drafts."""
+    share: float
+    """Of steps that draft."""
+    tokens_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCosts:
+    """Seconds of a step's parts, and what the lengths that were measured yield."""
+
+    base_s: float
+    request_s: float
+    row_s: float
+    once_s: float
+    draft_s: float
+    lengths: tuple[LengthSeen, ...]
+    batches: tuple[int, ...]
+    """Requests that decoded at once in steps enough to tell."""
+    misfit: float
+    """Largest relative error at one of them."""
+    context_tokens: int
+    """Mean tokens of a request half way through its answer; 0: the server does not say."""
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[-1].k
+
+    def step_s(self, batch: float, k: float = 0, share: float = 1.0) -> float:
+        """A mean step of `batch` requests that brings `k` drafts each in a `share` of them."""
+        costs = (self.base_s, self.request_s, self.row_s, self.once_s, self.draft_s)
+        return float(np.dot(_parts(batch, k, share if k else 0.0), costs))
+
+    def gain(self, batch: float, seen: LengthSeen) -> float:
+        """Speed-up over plain decoding."""
+        step_s = self.step_s(batch, seen.drafted, seen.share)
+        return seen.tokens_per_step * self.step_s(batch) / step_s
+
+    def best(self, batch: float, most: int = MOST_RUNNING) -> int:
+        """The length to draft at a load, none above `most`; 0: none pays."""
+        gains = {one.k: self.gain(batch, one) for one in self.lengths if one.k <= most}
+        top = max(gains.values(), default=0.0)
+        return min(k for k, g in gains.items() if g >= top * (1 - ALIKE)) if top > FASTER else 0
+
+    def paying(self, batch: float) -> tuple[int, ...]:
+        """Lengths up to the best one that pay at a load."""
+        own = self.best(batch)
+        pay = (one.k for one in self.lengths if one.k <= own and self.gain(batch, one) > FASTER)
+        return tuple(pay)
+
+    @property
+    def schedule(self) -> Ranges:
+        """(first, last, length) from 1 on, none longer than at a lower load. The last goes on: of
+        more requests than were measured nothing is known."""
+        found: list[tuple[int, int, int]] = []
+        k = self.longest
+        for batch in range(1, self.batches[-1] + 1):
+            k = self.best(batch, k) if k else 0
+            first = found.pop()[0] if found and found[-1][2] == k else batch
+            found.append((first, batch, k))
+        found[-1] = (found[-1][0], MOST_RUNNING, found[-1][2])
+        return tuple(found)
+
+    @property
+    def one_length(self) -> int:
+        """The length with the best gain over all measured loads alike; 0: none pays."""
+        means = {one.k: self._mean_log(one) for one in self.lengths}
+        top = max(means.values())
+        return min(k for k, v in means.items() if v >= top - ALIKE) if top > math.log(FASTER) else 0
+
+    def _mean_log(self, seen: LengthSeen) -> float:
+        return float(np.mean([math.log(self.gain(batch, seen)) for batch in self.batches]))
+
+    def least_chance(self, k: int) -> float:
+        """The chance of a draft token below which drafting and verifying one more takes longer than
+        it saves, at a length and over all measured loads alike."""
+        seen = next(one for one in self.lengths if one.k == k)
+        found = [
+            (self.draft_s + self.row_s * batch)
+            * seen.tokens_per_step
+            / self.step_s(batch, seen.drafted, seen.share)
+            for batch in self.batches
+        ]
+        return min(float(np.mean(found)), 1.0)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        said = [f"more than {self.batches[-1]} requests at once were not measured"]
+        if self.misfit > MISFIT:
+            why = "the machine was not quiet, or steps are no straight line over the load"
+            said.append(f"measured steps differ from these costs by up to {self.misfit:.0%}: {why}")
+        return tuple(said)
+
+
+def _parts(batch: float, k: float, share: float) -> tuple[float, ...]:
+    return 1.0, batch, batch * (1 + share * k), share, share * k
+
+
+class _Cell(NamedTuple):
+    parts: tuple[float, ...]
+    seconds: float
+    num_steps: int
+    batch: int
+
+
+def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> MeasuredCosts:
+    """The costs out of whole answers by the length that their server was told; 0: no speculation.
+    Raises ConfigError: there are no step times or no counted drafts, no plain decoding, or one
+    load only."""
+    if not by_length.get(0) or len(by_length) < 2:
+        given = f"lengths {sorted(by_length)}"
+        raise ConfigError("RUNS", given, "runs without speculation, and with one length or more")
+    steps = {k: step_times(records) for k, records in by_length.items()}
+    pure = {k: own.only(~own.mixed_N) for k, own in steps.items()}
+    if all(own.seconds_N.size >= FEWEST_PURE for own in pure.values()):
+        steps = pure
+    cells: list[_Cell] = []
+    lengths = []
+    for k, records in sorted(by_length.items()):
+        counts = counts_of_records(records) if k else None
+        if k and counts is None:
+            allowed = "a candidate whose answers count their drafts, as with "
+            allowed += "--per-request-spec-decode-metrics detailed"
+            raise ConfigError("RUNS", f"length {k}: {NOTHING_DRAFTED}", allowed)
+        if counts is not None:
+            lengths.append(LengthSeen(k=k, drafted=counts.k, share=counts.draft_share,
+                                      tokens_per_step=counts.tokens_per_step))  # fmt: skip
+        cells += _cells(steps[k], counts)
+    batches = tuple(sorted({cell.batch for cell in cells}))
+    if len(batches) < 2:
+        allowed = "runs at two loads or more: foretoken lab ab --grid concurrency=1,8"
+        raise ConfigError("RUNS", f"steps of {list(batches)} requests at once", allowed)
+    costs, misfit = _least_squares(cells)
+    names = ("base_s", "request_s", "row_s", "once_s", "draft_s")
+    return MeasuredCosts(**dict(zip(names, costs, strict=True)), lengths=tuple(lengths),
+                     batches=batches, misfit=misfit,
+                     context_tokens=_context_of(by_length[0]))  # fmt: skip
+
+
+def _cells(steps: StepTimes, counts: StepCounts | None) -> Iterable[_Cell]:
+    k, share = (counts.k, counts.draft_share) if counts else (0.0, 0.0)
+    for batch in np.unique(steps.batch_N):
+        own = steps.seconds_N[steps.batch_N == batch]
+        # Fewer were only passed through, as when a block ends.
+        if batch and own.size >= max(FEWEST_STEPS, RAREST_BATCH * steps.seconds_N.size):
+            yield _Cell(_parts(float(batch), k, share), float(own.mean()), own.size, int(batch))
+
+
+def _least_squares(cells: Sequence[_Cell]) -> tuple[list[float], float]:
+    """The costs, none below 0, and the largest relative error of a cell."""
+    parts_M5 = np.array([cell.parts for cell in cells])
+    seconds_M: Floats = np.array([cell.seconds for cell in cells])
+    weights_M = np.sqrt([cell.num_steps for cell in cells]) / seconds_M
+    kept = list(range(parts_M5.shape[1]))
+    if len({cell.parts[4] / cell.parts[3] for cell in cells if cell.parts[3]}) < 2:
+        kept.remove(3)  # with one length, what drafting costs once is not told apart
+    while True:
+        scaled_M = (parts_M5[:, kept].T * weights_M).T
+        costs, *_ = np.linalg.lstsq(scaled_M, weights_M * seconds_M, rcond=None)
+        worst = int(np.argmin(costs))
+        if costs[worst] >= 0:
+            break
+        kept.pop(worst)
+    found = np.zeros(parts_M5.shape[1])
+    found[kept] = costs
+    misfit = float(np.abs(parts_M5 @ found / seconds_M - 1).max())
+    return found.tolist(), misfit
+
+
+def _context_of(records: Sequence[RequestRecord]) -> int:
+    known = [r.prompt_tokens + (r.output_tokens or 0) / 2 for r in records if r.prompt_tokens]
+    return round(float(np.mean(known))) if known else 0
+
+
+def by_length(runs: Sequence[Measured]) -> dict[int, list[RequestRecord]]:
+    """Whole answers of A/Bs by the length of their candidate, those of all baselines under 0.
+    Raises ConfigError: the baselines are not one server, or candidates have several drafters."""
+    found = (drafting_of(summary) for summary, *_ in runs)
+    drafters = {one.name for one in found if one is not None}
+    if len(drafters) > 1:
+        raise ConfigError("RUNS", sorted(drafters), "runs of one drafter")
+    baselines = {server_of(summary, "baseline") for summary, *_ in runs}
+    if len(baselines) > 1:
+        raise ConfigError("RUNS", sorted(baselines), "runs against one and the same baseline")
+    parts: dict[int, list[Sequence[RequestRecord]]] = {0: []}
+    for summary, base, other in runs:
+        parts[0].append(base)
+        parts.setdefault(length_of(summary, other), []).append(other)
+    return {k: of_runs(own) for k, own in parts.items()}
+
+
+def server_of(summary: AbSummary, arm: str) -> str:
+    """The command of the baseline or of the candidate, or else its URL."""
+    told = summary.config.get(arm) or {}
+    return str(told.get("command") or told.get("url") or "")
+
+
+def drafting_of(summary: AbSummary) -> DraftingSetup | None:
+    """What the candidate's command drafts with, as far as it can be read."""
+    launch = next(iter(read_source(server_of(summary, "candidate")).launches), None)
+    return given(launch) if launch is not None else None
+
+
+def length_of(summary: AbSummary, records: Sequence[RequestRecord]) -> int:
+    """The length that a candidate was told; else the one that it drafted."""
+    told = (summary.config.get("candidate") or {}).get("k")
+    drafting = drafting_of(summary)
+    counts = counts_of_records(records)
+    drafted = math.ceil(counts.k - 0.5) if counts else 1
+    return int(told or (drafting.num_drafts if drafting else 0) or max(drafted, 1))
