@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ from foretoken.shape.memory_formula import copies_of
 from foretoken.shape.mixtures.experts import Experts
 
 logger = logging.getLogger("foretoken")
+Use: TypeAlias = Literal["gate", "sums", "head"]
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
 
 
@@ -139,14 +140,13 @@ class Builder:
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
-        keeps_sums: bool = False,
-        is_gate: bool = False,
-        is_head: bool = False,
+        use: Use | None = None,
         is_table: bool = False,
     ) -> Linear:
         """The parts, one over the other; the rest as for `LinearSpec`.
 
-        Parts that are quantized differently run side by side. Of a table only rows are read.
+        `use`: whether it is a head, or a gate with what it gates, or keeps its sums. Parts that are
+        quantized differently run side by side. Of a table only rows are read.
         """
         joined = self._joined(parts)
         made, at = list[Linear](), 0
@@ -158,10 +158,10 @@ class Builder:
                     dtype=self.options.dtype,
                     bias_N=None if bias_N is None else bias_N[at : at + rows],
                     adds_residual=adds_residual and len(joined) == 1,
-                    keeps_sums=keeps_sums,
+                    keeps_sums=use == "sums",
                     packed=packed,
-                    is_gate=is_gate,
-                    is_head=is_head,
+                    is_gate=use == "gate",
+                    is_head=use == "head",
                     quantization=self.options.quantization,
                     x_bits=self.options.x_bits,
                     probe=self.probe,
@@ -364,7 +364,8 @@ class Builder:
         `keeps_sums` for those whose results are added to others before the stream."""
         shape = self.shape
         alone = shape.sandwich_norms or shape.branch_scale != 1.0 or keeps_sums
-        own = self.linear([part.weight], part.bias, adds_residual=not alone, keeps_sums=keeps_sums)
+        use: Use | None = "sums" if keeps_sums else None
+        own = self.linear([part.weight], part.bias, adds_residual=not alone, use=use)
         return self._gathered(own, shape.hidden_size, blocks, copies)
 
     def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
@@ -396,7 +397,9 @@ class Builder:
         mine = [part.cut(self.options.share.of(inner)) for part in whole]
         biases = [part.bias for part in mine if part.bias is not None]
         bias_N = torch.cat(biases) if biases else None
-        gate_up = self.linear([part.weight for part in mine], bias_N, is_gate=is_gate)
+        gate_up = self.linear(
+            [part.weight for part in mine], bias_N, use="gate" if is_gate else None
+        )
         down = self._down(f"{prefix}.down_proj", inner, bias=bias)
         return gate_up, self._back(down, 1, keeps_sums=keeps_sums)
 
@@ -656,7 +659,7 @@ class Builder:
         table = source.matrix(name, size) if shares else source.table(name, size)
         if isinstance(table, Tensor) and not (shares or table.is_meta):
             return Embedding(table), table if tied else source.matrix("lm_head", size)
-        packed = self.linear([table], is_head=True, is_table=not tied)
+        packed = self.linear([table], use="head", is_table=not tied)
         assert isinstance(packed, KernelLinear), type(packed)
         return Embedding(packed), packed if tied else source.matrix("lm_head", size)
 
@@ -681,11 +684,11 @@ class Builder:
             return weights, weights
         options, outputs = self.options, self.shape.vocab_size
         part = Part(weights, None).cut(options.share.of(outputs))
-        own = self.linear([part.weight], is_head=True)
+        own = self.linear([part.weight], use="head")
         if options.share.size == 1:
             return own, own
         whole = options.keeps_head and not options.share.rank
-        alone = self.linear([weights], is_head=True) if whole else None
+        alone = self.linear([weights], use="head") if whole else None
         return self._gathered(own, outputs), alone
 
     def _log_held(self) -> None:

@@ -48,51 +48,28 @@ class MixtureKernel:
             shared: the same of what all rows go through.
             shared_gate: [T, D] -> [T, 1].
         """
-        routing, gate_up, down = experts.routing, *pairs[0]
-        dtype = gate_up.dtype
+        gate_up, down = pairs[0]
         rows_ED = _rows_of(router.packed)
         if shared_gate is not None:
             rows_ED = torch.cat([rows_ED, _rows_of(shared_gate.packed)])
-        bias_E = router.bias_N if routing.bias else None
-        self._kept = (
-            _in_panels(rows_ED),
-            None if bias_E is None else bias_E.float().contiguous(),
-            None if choice_bias_E is None else choice_bias_E.float().contiguous(),
-            (ctypes.c_void_p * experts.count)(*(one.address for one, _ in pairs)),
-            (ctypes.c_void_p * experts.count)(*(one.address for _, one in pairs)),
-            (*pairs, shared),
+        panels, addresses = _in_panels(rows_ED), ctypes.c_void_p * experts.count
+        bias_E = router.bias_N if experts.routing.bias else None
+        biases = [
+            None if one is None else one.float().contiguous() for one in (bias_E, choice_bias_E)
+        ]
+        gate_ups = addresses(*(one.address for one, _ in pairs))
+        downs = addresses(*(one.address for _, one in pairs))
+        self._kept = (panels, *biases, gate_ups, downs, *pairs, shared)
+        self._struct = _numbers(experts, gate_up, down)
+        self._struct.router = panels.data_ptr()
+        self._struct.router_bias, self._struct.choice_bias = (
+            None if one is None else one.data_ptr() for one in biases
         )
-        panels, bias, choice, gate_ups, downs, _ = self._kept
-        self._struct = FtExperts(
-            router=panels.data_ptr(),
-            router_bias=None if bias is None else bias.data_ptr(),
-            choice_bias=None if choice is None else choice.data_ptr(),
-            gate_up=ctypes.addressof(gate_ups),
-            down=ctypes.addressof(downs),
-            shared_gate_up=None if shared is None else shared[0].address,
-            shared_down=None if shared is None else shared[1].address,
-            hidden=gate_up.packed.inputs,
-            inner=down.packed.inputs,
-            shared_inner=0 if shared is None else shared[1].packed.inputs,
-            experts=experts.count,
-            chosen=experts.used,
-            score=_SCORES[routing.score],
-            weights=_WEIGHTS[routing.weights],
-            groups=routing.groups if routing.groups > 1 else 0,
-            open_groups=routing.groups_used,
-            group_best=2,
-            shared_gated=shared_gate is not None,
-            activation=_ACTIVATIONS[experts.activation],
-            shared_activation=_ACTIVATIONS[experts.activation],
-            type=TYPES[dtype],
-            rounds_router=not routing.wide and dtype == torch.bfloat16,
-            floor=routing.floor,
-            added=routing.eps,
-            scale=routing.scale,
-            softcap=routing.softcap or 0.0,
-            limit=experts.limit,
-            alpha=_ALPHA,
-        )
+        self._struct.gate_up, self._struct.down = map(ctypes.addressof, (gate_ups, downs))
+        self._struct.shared_gated = shared_gate is not None
+        if shared is not None:
+            self._struct.shared_gate_up, self._struct.shared_down = (one.address for one in shared)
+            self._struct.shared_inner = shared[1].packed.inputs
         call = (ctypes.c_void_p, ctypes.POINTER(FtExpertsRows))
         self._run = router.library.function("ft_experts_run", call)
 
@@ -123,6 +100,32 @@ class MixtureKernel:
         )
         self._run(self.address, ctypes.byref(rows))
         return y_TD
+
+
+def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtExperts:
+    """What the structure says of any layer of the model."""
+    routing, activation = experts.routing, _ACTIVATIONS[experts.activation]
+    return FtExperts(
+        hidden=gate_up.packed.inputs,
+        inner=down.packed.inputs,
+        experts=experts.count,
+        chosen=experts.used,
+        score=_SCORES[routing.score],
+        weights=_WEIGHTS[routing.weights],
+        groups=routing.groups if routing.groups > 1 else 0,
+        open_groups=routing.groups_used,
+        group_best=2,
+        activation=activation,
+        shared_activation=activation,
+        type=TYPES[gate_up.dtype],
+        rounds_router=not routing.wide and gate_up.dtype == torch.bfloat16,
+        floor=routing.floor,
+        added=routing.eps,
+        scale=routing.scale,
+        softcap=routing.softcap or 0.0,
+        limit=experts.limit,
+        alpha=_ALPHA,
+    )
 
 
 def find_kernel(

@@ -408,11 +408,8 @@ def _gemma4(config: Config) -> dict[str, Any]:
     if sharing >= layers or not set(windows) <= set(windows[: layers - sharing]):
         allowed = f"fewer than {layers}, with a layer of each kind before them"
         raise CheckpointError("config.json num_kv_shared_layers", sharing, allowed)
-    if (
-        inputs
-        and config.get("vocab_size_per_layer_input", config["vocab_size"]) != config["vocab_size"]
-    ):
-        given = config["vocab_size_per_layer_input"]
+    given = config.get("vocab_size_per_layer_input", config["vocab_size"])
+    if inputs and given != config["vocab_size"]:
         raise UnsupportedModelError("vocab_size_per_layer_input", given, "vocab_size")
     local = own.get(SLIDING) or {}
     fields: dict[str, Any] = {
