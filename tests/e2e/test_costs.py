@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
-from foretoken.control.learned import keeping
+from foretoken.control.learned import cost_file
 from foretoken.engine.engine import Engine
 from foretoken.engine.timing import Timed, find_costs
 from foretoken.engine.wiring import build_engine
@@ -125,7 +125,7 @@ def test_what_an_engine_learns_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     """When it goes, what it learnt takes the place of what was timed at its start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("FORETOKEN_TIMING_SECONDS", "0.5")
-    monkeypatch.setattr(keeping, "_LEAST_S", 0.0)
+    monkeypatch.setattr(cost_file, "_LEAST_S", 0.0)
     engine = build(DRAFTERS[0])
     costs = engine.parts.controller.costs
     assert costs is not None and costs.source == "timed"

@@ -119,7 +119,10 @@ def test_names_that_are_not_the_checkpoints(model: Path, tmp_path: Path) -> None
 def test_formats_that_are_not_read(tmp_path: Path) -> None:
     for config, said in (
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantization='int8' or 'int4'"),
-        ({"quant_method": "hqq", "weights": "int4"}, "compressed-tensors, gptq, awq, fp8, or the"),
+        (
+            {"quant_method": "hqq", "weights": "int4"},
+            "compressed-tensors, gptq, awq, fp8, mxfp4, or the",
+        ),
         ({"quant_method": "quip"}, "16-bit checkpoint with quantization='int8' or 'int4'"),
         ({"quant_method": "gptq", "bits": 3}, "4 or 8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemm"),

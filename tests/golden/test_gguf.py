@@ -165,7 +165,7 @@ def test_a_gpus_steps_hold_integers(tmp_path: Path, caplog: pytest.LogCaptureFix
         runner = open_runner(path, batch_invariant=True)
         assert isinstance(runner.model, Decoder) and runner.model.captured is not None
         found = forward(runner, spans)
-    kept = "matrices are kept 5 as int4 in groups of 32; 2 as float32; 2 as int8 in groups of 16"
+    kept = "matrices are kept 5 as int4 in groups of 32; 2 as int8 in groups of 16; 2 as float32"
     assert kept in caplog.text
     assert (found - expected).abs().max() < 2e-3 * expected.std()
 
