@@ -77,6 +77,23 @@ def test_noise_of_starts_is_told() -> None:
     assert min(found.base_s, found.request_s, found.row_s, found.once_s, found.draft_s) >= 0
 
 
+def test_a_machine_that_was_busy_meanwhile_does_not_choose() -> None:
+    """It is twice as slow while the best length is measured, its baseline too."""
+    config = {"baseline": {"command": "vllm serve m"}, "candidate": {"command": "python x.py"}}
+    runs: list[Measured] = []
+    for k in LENGTHS:
+        for batch in LOADS:
+            pace = 2.0 if k == 3 else 1.0
+            arms = []
+            for own in (0, k):
+                records = a_run(own, batch)
+                times = tuple(pace * t for t in records[0].chunk_s)
+                arms.append([replace(r, chunk_s=times, last_s=times[-1]) for r in records])
+            runs.append((ab(config=config), arms[0], arms[1]))
+    found = learn(by_length(runs))
+    assert found.schedule == a_model().schedule and found.misfit < 0.01
+
+
 def test_steps_that_draft_seldom_are_told_apart() -> None:
     """A look-up that drafts three tokens in a third of its steps."""
     by: dict[int, list[RequestRecord]] = {0: [], 3: []}

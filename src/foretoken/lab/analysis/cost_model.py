@@ -4,24 +4,25 @@ A step of b requests of which each brings k drafts takes base + b request + b (1
 once + k draft more for its drafts: the form of DSpark's planners (arXiv 2607.05147), with drafting
 apart, which trimming what is verified does not save. Mean step times by batch of the baseline and
 of every length tell the five costs, none below 0, by least squares of relative errors; where only
-some steps draft, their share counts. What a length yields is its own steps' tokens, as counted:
+some steps draft, their share counts. Both arms of a block are of one time, so a machine that was
+slower then is told by plain decoding. What a length yields is its own steps' tokens, as counted:
 nothing is said of lengths that were not measured.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import (
+    BLOCKS_OF_A_RUN,
     FEWEST_PURE,
     FEWEST_STEPS,
     RAREST_BATCH,
     StepTimes,
-    of_runs,
     step_times,
 )
 from foretoken.lab.analysis.whole_time import NOTHING_DRAFTED, StepCounts, counts_of_records
@@ -159,6 +160,7 @@ def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> MeasuredCosts:
     pure = {k: own.only(~own.mixed_N) for k, own in steps.items()}
     if all(own.seconds_N.size >= FEWEST_PURE for own in pure.values()):
         steps = pure
+    steps = _at_one_pace(steps)
     cells: list[_Cell] = []
     lengths = []
     for k, records in sorted(by_length.items()):
@@ -180,6 +182,21 @@ def learn(by_length: Mapping[int, Sequence[RequestRecord]]) -> MeasuredCosts:
     return MeasuredCosts(**dict(zip(names, costs, strict=True)), lengths=tuple(lengths),
                      batches=batches, misfit=misfit,
                      context_tokens=_context_of(by_length[0]))  # fmt: skip
+
+
+def _at_one_pace(steps: Mapping[int, StepTimes]) -> dict[int, StepTimes]:
+    """Step times as on a machine that is always as fast: by how much plain decoding was slower in a
+    block than elsewhere with as many requests, everything in that block was."""
+    plain = steps[0]
+    usual_N = np.ones(plain.seconds_N.size)
+    for batch in np.unique(plain.batch_N):
+        usual_N[plain.batch_N == batch] = plain.seconds_N[plain.batch_N == batch].mean()
+    ratios_N = plain.seconds_N / usual_N
+    paces = {b: ratios_N[plain.blocks_N == b].mean() for b in np.unique(plain.blocks_N)}
+    return {
+        k: own._replace(seconds_N=own.seconds_N / [paces.get(b, 1.0) for b in own.blocks_N])
+        for k, own in steps.items()
+    }
 
 
 def _cells(steps: StepTimes, counts: StepCounts | None) -> Iterable[_Cell]:
@@ -220,18 +237,20 @@ def _context_of(records: Sequence[RequestRecord]) -> int:
 def by_length(runs: Sequence[Measured]) -> dict[int, list[RequestRecord]]:
     """Whole answers of A/Bs by the length of their candidate, those of all baselines under 0.
     Raises ConfigError: the baselines are not one server, or candidates have several drafters."""
-    found = (drafting_of(summary) for summary, *_ in runs)
-    drafters = {one.name for one in found if one is not None}
+    drafting = (drafting_of(summary) for summary, *_ in runs)
+    drafters = {one.name for one in drafting if one is not None}
     if len(drafters) > 1:
         raise ConfigError("RUNS", sorted(drafters), "runs of one drafter")
     baselines = {server_of(summary, "baseline") for summary, *_ in runs}
     if len(baselines) > 1:
         raise ConfigError("RUNS", sorted(baselines), "runs against one and the same baseline")
-    parts: dict[int, list[Sequence[RequestRecord]]] = {0: []}
-    for summary, base, other in runs:
-        parts[0].append(base)
-        parts.setdefault(length_of(summary, other), []).append(other)
-    return {k: of_runs(own) for k, own in parts.items()}
+    found: dict[int, list[RequestRecord]] = {0: []}
+    for number, (summary, base, other) in enumerate(runs):
+        for k, records in ((0, base), (length_of(summary, other), other)):
+            shift = number * BLOCKS_OF_A_RUN  # both arms alike: a block is one time
+            moved = (replace(one, block=one.block + shift) for one in records)
+            found.setdefault(k, []).extend(moved)
+    return found
 
 
 def server_of(summary: AbSummary, arm: str) -> str:
