@@ -117,15 +117,15 @@ $(RAY)/.installed: $(VENV)/.installed-dev
 # Triton beside what the tests have already, in the version that they have run with. The interpreter
 # is chosen when kernels are imported, so there are two runs.
 TRITON := .venv-triton
+TRITON_RUN = $(TRITON)/bin/python -m pytest -n auto --no-loadscope-reorder -m "slow or not slow"
 TRITON_TESTS = tests/unit/test_triton_linear.py $(wildcard tests/unit/kernels/test_triton_*.py)
 
 test-gpu-kernels: $(TRITON)/.installed
 	@if [ -e $(TRITON)/.missing ]; then \
 	  echo "test-gpu-kernels: skipped, pip found no Triton for this machine"; \
 	else \
-	  run="$(TRITON)/bin/python -m pytest -n auto --no-loadscope-reorder -m 'slow or not slow'"; \
-	  TRITON_INTERPRET=1 $$run --dist load $(TRITON_TESTS) $(ARGS) && \
-	  $$run --dist loadgroup tests/unit/test_triton_linear.py \
+	  TRITON_INTERPRET=1 $(TRITON_RUN) --dist load $(TRITON_TESTS) $(ARGS) && \
+	  $(TRITON_RUN) --dist loadgroup tests/unit/test_triton_linear.py \
 	    tests/unit/kernels/test_triton_compiled.py $(ARGS); \
 	fi
 

@@ -3,7 +3,6 @@ seen by a row that must not, a split or a page lost, a row whose bits depend on 
 where its span begins or on the tree around it."""
 
 import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -122,9 +121,7 @@ def test_a_sink_is_one_more_key(length: int) -> None:
     kv, q = normal(0, 10 * PAGE, 2 * HEADS, SIZE), normal(1, 1, HEADS * GROUP, SIZE)
     sinks = normal(2, HEADS * GROUP)
     kernels: Any = triton_kernels(split=128, tile=16)
-    kernels.attend = partial(kernels.attend, sinks_H=sinks)
-    kernels.combine = partial(kernels.combine, sinks_H=sinks)
-    out = GpuAttention(made, kernels).plan([SpanWindow(length - 1, 1, pages)])(q, kv)
+    out = GpuAttention(made, kernels).plan([SpanWindow(length - 1, 1, pages)])(q, kv, sinks)
     slots = torch.tensor([pages[at // PAGE] * PAGE + at % PAGE for at in range(length)])
     keys, values = kv[slots.to(DEVICE)].split(HEADS, 1)
     for head in range(HEADS * GROUP):
