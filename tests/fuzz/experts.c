@@ -32,7 +32,6 @@ static ft_experts make_experts(void) {
     e.router = floats(panels * hidden * FT_PANEL, 0.3f);
     if (pick(0, 1)) e.router_bias = floats(e.experts, 1.0f);
     if (pick(0, 1)) e.choice_bias = floats(e.experts, 1.0f);
-    if (pick(0, 1)) e.expert_scale = floats(e.experts, 1.0f);
     e.gate_up = layers(make_linear(type, type, hidden, each * inner), e.experts);
     e.down = layers(make_linear(type, FT_FLOAT32, inner, hidden), e.experts);
     if (!e.shared_gated && pick(0, 1)) return e;

@@ -145,7 +145,7 @@ class FtExperts(ctypes.Structure):
     """A mixture of experts and its router (experts.h)."""
 
     _fields_ = [
-        *_fields(_PTR, "router router_bias choice_bias expert_scale"),
+        *_fields(_PTR, "router router_bias choice_bias"),
         *_fields(_PTR, "gate_up down shared_gate_up shared_down"),
         *_fields(_I64, "hidden inner shared_inner"),
         *_fields(_I32, "experts chosen score weights groups open_groups group_best shared_gated"),

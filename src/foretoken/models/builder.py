@@ -451,7 +451,7 @@ class Builder:
                 router=router.linear,
                 choice_bias_E=bias_E,
                 pairs=pairs,
-                shared=None if shared is None else (shared.gate_up, shared.down),
+                shared=None if shared is None else (shared.gate_up, shared.down, shared.activate),
                 shared_gate=shared_gate,
             ),
         )

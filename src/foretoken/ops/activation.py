@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_ALPHA = 1.702
+SWISH_ALPHA = 1.702
 Activation = Callable[[Tensor], Tensor]
 """x -> a new tensor of the same shape and type."""
 
@@ -43,7 +43,7 @@ def clamped_swish(x_TF: Tensor, limit: float) -> Tensor:
     2508.10925); computed in float32."""
     gate_TF, up_TF = x_TF.float().chunk(2, dim=-1)
     gate_TF = gate_TF.clamp(max=limit)
-    gated = gate_TF / (gate_TF * -_ALPHA).exp_().add_(1.0)
+    gated = gate_TF / (gate_TF * -SWISH_ALPHA).exp_().add_(1.0)
     return ((up_TF.clamp(-limit, limit) + 1.0) * gated).to(x_TF.dtype)
 
 

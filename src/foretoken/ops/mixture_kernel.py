@@ -12,13 +12,17 @@ from torch import Tensor
 
 from foretoken.kernels.linear import BFLOAT16, FLOAT32, PANEL, TYPES, Packed
 from foretoken.kernels.structures import FtExperts, FtExpertsRows
+from foretoken.ops.activation import ACTIVATIONS, COMPILED, SWISH_ALPHA, Activation
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.shape.mixtures.experts import Experts
 
 _SCORES: Final = {"none": 0, "softmax": 1, "sigmoid": 2}
 _WEIGHTS: Final = {"kept": 0, "normalized": 1, "softmax": 2, "sigmoid": 3}
-_ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped": 2, "relu2": 3}
-_ALPHA: Final = 1.702
+_ACTIVATIONS: Final = {
+    **{name: COMPILED[activate] for name, activate in ACTIVATIONS.items()},
+    "clamped": 2,
+    "relu2": 3,
+}
 MOST_EXPERTS: Final = 1024
 MOST_USED: Final = 32
 """What native/experts.h has room for."""
@@ -35,7 +39,7 @@ class MixtureKernel:
         router: KernelLinear,
         choice_bias_E: Tensor | None,
         pairs: Sequence[tuple[KernelLinear, KernelLinear]],
-        shared: tuple[KernelLinear, KernelLinear] | None,
+        shared: tuple[KernelLinear, KernelLinear, Activation] | None,
         shared_gate: KernelLinear | None,
     ) -> None:
         """Bind layers that have kernels.
@@ -45,7 +49,7 @@ class MixtureKernel:
             router: [T, D] -> [T, E].
             choice_bias_E: float32, added to scores for the choice alone.
             pairs: gate-up and down of each expert; the second has float32 results.
-            shared: the same of what all rows go through.
+            shared: the same of what all rows go through, and what stands between them.
             shared_gate: [T, D] -> [T, 1].
         """
         gate_up, down = pairs[0]
@@ -68,8 +72,10 @@ class MixtureKernel:
         self._struct.gate_up, self._struct.down = map(ctypes.addressof, (gate_ups, downs))
         self._struct.shared_gated = shared_gate is not None
         if shared is not None:
-            self._struct.shared_gate_up, self._struct.shared_down = (one.address for one in shared)
-            self._struct.shared_inner = shared[1].packed.inputs
+            up, back, activate = shared
+            self._struct.shared_gate_up, self._struct.shared_down = up.address, back.address
+            self._struct.shared_inner = back.packed.inputs
+            self._struct.shared_activation = COMPILED[activate]
         call = (ctypes.c_void_p, ctypes.POINTER(FtExpertsRows))
         self._run = router.library.function("ft_experts_run", call)
 
@@ -104,7 +110,7 @@ class MixtureKernel:
 
 def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtExperts:
     """What the structure says of any layer of the model."""
-    routing, activation = experts.routing, _ACTIVATIONS[experts.activation]
+    routing = experts.routing
     return FtExperts(
         hidden=gate_up.packed.inputs,
         inner=down.packed.inputs,
@@ -115,8 +121,7 @@ def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtE
         groups=routing.groups if routing.groups > 1 else 0,
         open_groups=routing.groups_used,
         group_best=2,
-        activation=activation,
-        shared_activation=activation,
+        activation=_ACTIVATIONS[experts.activation],
         type=TYPES[gate_up.dtype],
         rounds_router=not routing.wide and gate_up.dtype == torch.bfloat16,
         floor=routing.floor,
@@ -124,7 +129,7 @@ def _numbers(experts: Experts, gate_up: KernelLinear, down: KernelLinear) -> FtE
         scale=routing.scale,
         softcap=routing.softcap or 0.0,
         limit=experts.limit,
-        alpha=_ALPHA,
+        alpha=SWISH_ALPHA,
     )
 
 
@@ -134,13 +139,13 @@ def find_kernel(
     router: Linear,
     choice_bias_E: Tensor | None,
     pairs: Sequence[tuple[Linear, Linear]],
-    shared: tuple[Linear, Linear] | None,
+    shared: tuple[Linear, Linear, Activation] | None,
     shared_gate: Linear | None,
 ) -> MixtureKernel | None:
     """The mixture as one call, as `MixtureKernel` takes it; None: some part of it has no kernel."""
     gates = [router] if shared_gate is None else [router, shared_gate]
     floats = all(isinstance(one, KernelLinear) and one.fixed_bits == 0 for one in gates)
-    both = [*pairs] if shared is None else [*pairs, shared]
+    both = [*pairs] if shared is None else [*pairs, shared[:2]]
     known = all(
         isinstance(up, KernelLinear)
         and isinstance(down, KernelLinear)
@@ -149,6 +154,7 @@ def find_kernel(
         for up, down in both
     )
     own = not (experts.routing.normed or experts.routing.expert_scales)
+    own = own and (shared is None or shared[2] in COMPILED)
     fits = own and experts.count <= MOST_EXPERTS and experts.used <= MOST_USED
     if not (floats and known and fits):
         return None
@@ -157,7 +163,7 @@ def find_kernel(
         router=_kernel(router),
         choice_bias_E=choice_bias_E,
         pairs=[(_kernel(up), _kernel(down)) for up, down in pairs],
-        shared=None if shared is None else (_kernel(shared[0]), _kernel(shared[1])),
+        shared=None if shared is None else (_kernel(shared[0]), _kernel(shared[1]), shared[2]),
         shared_gate=None if shared_gate is None else _kernel(shared_gate),
     )
 

@@ -124,7 +124,7 @@ def make_mixture(
         router=router.linear,
         choice_bias_E=router.choice_bias_E,
         pairs=pairs,
-        shared=None if shared is None else (shared.gate_up, shared.down),
+        shared=None if shared is None else (shared.gate_up, shared.down, shared.activate),
         shared_gate=gate,
     )
     return Mixture(

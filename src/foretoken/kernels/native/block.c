@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carving.h"
 #include "scalar.h"
 
 enum { MOST_KINDS = 8 };
@@ -62,12 +63,6 @@ static void embed(const state *s) {
         ft_put(x, i, ft_value(x, i, m->type) * m->embedding_scale, m->type);
 }
 
-static char *carve(char **at, int64_t bytes) {
-    char *start = *at;
-    *at += ft_round_up(bytes, 64);
-    return start;
-}
-
 // Room between the matrices, the same for all layers.
 static void lay_out(state *s) {
     const ft_block_model *m = s->model;
@@ -79,7 +74,7 @@ static void lay_out(state *s) {
     for (int i = 0; i < 5; i++) bytes += ft_round_up(sizes[i] * item, 64);
     char *at = ft_scratch(2, (size_t)bytes);
     if (!at) abort();
-    for (int i = 0; i < 5; i++) *places[i] = carve(&at, sizes[i] * item);
+    for (int i = 0; i < 5; i++) *places[i] = ft_carve(&at, sizes[i] * item);
 }
 
 static void multiply(const state *s, const ft_linear *linear, int64_t row, int64_t column, int64_t rows) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carving.h"
 #include "scalar.h"
 
 // Activations between the calls, [rows, width] each.
@@ -14,12 +15,6 @@ typedef struct {
     char *both;    // [2 * inner]
     char *gated;   // [inner]
 } buffers;
-
-static char *carve(char **at, int64_t bytes) {
-    char *start = *at;
-    *at += ft_round_up(bytes, 64);
-    return start;
-}
 
 // The same room for all layers: it stays in the caches from one to the next.
 static buffers make_buffers(const ft_decoder *d, int64_t rows) {
@@ -33,7 +28,7 @@ static buffers make_buffers(const ft_decoder *d, int64_t rows) {
     if (!at) abort();
     buffers b;
     char **const all[] = {&b.normed, &b.qkv, &b.heads, &b.both, &b.gated};
-    for (int i = 0; i < 5; i++) *all[i] = carve(&at, rows * widths[i] * item);
+    for (int i = 0; i < 5; i++) *all[i] = ft_carve(&at, rows * widths[i] * item);
     return b;
 }
 

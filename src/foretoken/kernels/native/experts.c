@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carving.h"
 #include "rows.h"
 #include "scalar.h"
 
@@ -136,17 +137,16 @@ static void adjust_scores(const ft_experts *e, float *score) {
     if (e->score == FT_SCORE_SOFTMAX) softmax(score, e->experts);
 }
 
-static void weigh(const ft_experts *e, float *weights, const int32_t *indices) {
+static void weigh(const ft_experts *e, float *weights) {
     float sum = 0.0f;
     for (int i = 0; i < e->chosen; i++) sum += weights[i];
-    sum += e->added;
     if (sum < e->floor) sum = e->floor;
+    sum += e->added;
     if (e->weights == FT_WEIGHTS_SOFTMAX) softmax(weights, e->chosen);
     for (int i = 0; i < e->chosen; i++) {
         if (e->weights == FT_WEIGHTS_NORMED) weights[i] /= sum;
         if (e->weights == FT_WEIGHTS_SIGMOID) weights[i] = sigmoid(weights[i]);
         weights[i] *= e->scale;
-        if (e->expert_scale) weights[i] *= e->expert_scale[indices[i]];
     }
 }
 
@@ -171,7 +171,7 @@ static void choose_row(const state *s, int64_t r) {
     choose_largest(worth, e->chosen, e->experts, e->groups ? open : NULL, indices);
     sort_indices(indices, e->chosen);
     for (int i = 0; i < e->chosen; i++) weights[i] = score[indices[i]];
-    weigh(e, weights, indices);
+    weigh(e, weights);
     // From the largest weight on; a bias or a scale may have chosen in another order.
     choice *const found = s->chosen + r * e->chosen;
     float sorted[FT_MOST_EXPERTS];
@@ -428,12 +428,6 @@ static void combine_item(void *context, int64_t item, int worker) {
     for (int64_t r = item * ITEM_ROWS; r < end; r++) combine_row(s, r);
 }
 
-static void *carve(char **at, int64_t bytes) {
-    char *start = *at;
-    *at += ft_round_up(bytes, 64);
-    return start;
-}
-
 // Room for `rows` rows; called with null it counts the bytes.
 static int64_t lay_out(state *s, char *memory) {
     const ft_experts *e = s->e;
@@ -446,21 +440,21 @@ static int64_t lay_out(state *s, char *memory) {
         prepared = bytes > prepared ? bytes : prepared;
     }
     char *at = memory;
-    s->scores = carve(&at, rows * s->outputs * 4);
-    s->chosen = carve(&at, pairs * (int64_t)sizeof *s->chosen);
-    s->place = carve(&at, pairs * 8);
-    s->row_of = carve(&at, pairs * 8);
-    s->active = carve(&at, e->experts * 4);
-    s->first = carve(&at, (e->experts + 1) * 8);
-    s->by_row = carve(&at, rows * prepared);
-    s->by_pair = carve(&at, pairs * prepared);
-    s->both = carve(&at, pairs * each * e->inner * item);
-    s->gated = carve(&at, pairs * e->inner * item);
-    s->out = carve(&at, pairs * e->hidden * 4);
+    s->scores = ft_carve(&at, rows * s->outputs * 4);
+    s->chosen = ft_carve(&at, pairs * (int64_t)sizeof *s->chosen);
+    s->place = ft_carve(&at, pairs * 8);
+    s->row_of = ft_carve(&at, pairs * 8);
+    s->active = ft_carve(&at, e->experts * 4);
+    s->first = ft_carve(&at, (e->experts + 1) * 8);
+    s->by_row = ft_carve(&at, rows * prepared);
+    s->by_pair = ft_carve(&at, pairs * prepared);
+    s->both = ft_carve(&at, pairs * each * e->inner * item);
+    s->gated = ft_carve(&at, pairs * e->inner * item);
+    s->out = ft_carve(&at, pairs * e->hidden * 4);
     if (e->shared_down) {
-        s->shared = carve(&at, rows * e->hidden * 4);
-        s->shared_both = carve(&at, rows * shared_each * e->shared_inner * item);
-        s->shared_between = carve(&at, rows * e->shared_inner * item);
+        s->shared = ft_carve(&at, rows * e->hidden * 4);
+        s->shared_both = ft_carve(&at, rows * shared_each * e->shared_inner * item);
+        s->shared_between = ft_carve(&at, rows * e->shared_inner * item);
     }
     return at - memory;
 }

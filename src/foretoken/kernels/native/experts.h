@@ -22,7 +22,6 @@ typedef struct {
     const float *router;       // [panel][hidden][16] of experts, with shared_gated one output more
     const float *router_bias;  // of the experts' scores, or null
     const float *choice_bias;  // added to scores for the choice alone, or null
-    const float *expert_scale; // what an expert's weight is multiplied with, or null
     const ft_linear *const *gate_up;  // [experts]; what is `next` to one are more of its outputs
     const ft_linear *const *down;     // [experts], float32 results
     const ft_linear *shared_gate_up, *shared_down;  // of what all rows go through, or null
