@@ -50,8 +50,8 @@ def read(folder: Path, **fields: Any) -> ModelShape:
 def test_windows_limit_what_is_read_not_what_is_kept(tmp_path: Path) -> None:
     shape = read(tmp_path, model_type="gemma3_text", head_dim=8, sliding_window=100)
     assert shape.windows == (100, 100, 100, 100, 100, None)
-    assert shape.tokens_seen(60) == 6 * 60
-    assert shape.tokens_seen(700) == 5 * 100 + 700
+    assert shape.attended(60) == 6 * 60 * 4 * 8
+    assert shape.attended(700) == (5 * 100 + 700) * 4 * 8
     assert shape.kv_bytes_per_token(2) == 2 * 6 * 2 * 8 * 2
     assert shape.kv_read_bytes(700, 2) == 2 * (5 * 100 + 700) * 2 * 8 * 2
     seen = shape.flops_per_token(700) - shape.flops_per_token(0)

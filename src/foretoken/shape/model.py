@@ -1,5 +1,6 @@
 """ModelShape: sizes and features of a decoder, and the bytes and operations that follow."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -405,23 +406,21 @@ class ModelShape:
             )
         )
 
-    def tokens_seen(self, context: int) -> int:
-        """Keys that a token at the end of `context` positions attends to, summed over layers."""
-        layers = range(self.num_hidden_layers)
-        return sum(min(context, self.window(layer) or context) for layer in layers)
+    def _seen(self, context: int) -> Iterator[tuple[int, KeyHeads]]:
+        """Keys that a token at the end of `context` positions attends to, by layer, and heads."""
+        for layer in range(self.num_hidden_layers):
+            window = self.window(layer)
+            yield min(context, window or context), self.heads(window)
 
     def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
         """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
-        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
-        heads = [(min(context, one or context), self.heads(one)) for one in windows]
-        return 2 * sum(seen * one.heads * one.size for seen, one in heads) * dtype_bytes
+        seen = self._seen(context)
+        return 2 * sum(keys * one.heads * one.size for keys, one in seen) * dtype_bytes
 
     def attended(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, times the width of all
         query heads, summed over layers."""
-        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
-        each = (min(context, one or context) * self.heads(one).size for one in windows)
-        return self.num_attention_heads * sum(each)
+        return self.num_attention_heads * sum(keys * one.size for keys, one in self._seen(context))
 
     def flops_per_token(self, context: int) -> int:
         """Multiply-adds count two; attention over `context` tokens included."""
