@@ -405,22 +405,24 @@ class ModelShape:
             )
         )
 
+    def _keys_seen(self, context: int) -> list[tuple[int, KeyHeads]]:
+        """How many keys a token at the end of `context` positions attends to in each layer, and its
+        key heads."""
+        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
+        return [(min(context, one or context), self.heads(one)) for one in windows]
+
     def tokens_seen(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, summed over layers."""
-        layers = range(self.num_hidden_layers)
-        return sum(min(context, self.window(layer) or context) for layer in layers)
+        return sum(seen for seen, _ in self._keys_seen(context))
 
     def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
         """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
-        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
-        heads = [(min(context, one or context), self.heads(one)) for one in windows]
-        return 2 * sum(seen * one.heads * one.size for seen, one in heads) * dtype_bytes
+        seen_by_layer = self._keys_seen(context)
+        return 2 * sum(seen * one.heads * one.size for seen, one in seen_by_layer) * dtype_bytes
 
     def attended(self, context: int) -> int:
-        """Keys that a token at the end of `context` positions attends to, times the width of all
-        query heads, summed over layers."""
-        windows = [self.window(layer) for layer in range(self.num_hidden_layers)]
-        each = (min(context, one or context) * self.heads(one).size for one in windows)
+        """The keys seen times the width of all query heads, summed over layers."""
+        each = (seen * one.size for seen, one in self._keys_seen(context))
         return self.num_attention_heads * sum(each)
 
     def flops_per_token(self, context: int) -> int:
