@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, Self, final
+from typing import Final, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -191,9 +191,9 @@ class GpuKernels(ABC):
         """Every launch goes through here, before it is made."""
         self.launched[name] += 1
 
-    def recorder(self) -> "Recorder | None":
+    @abstractmethod
+    def recorder(self) -> Recorder | None:
         """Remembers what is launched, for one model; None: everything is launched each time."""
-        return CudaGraphs()
 
     @abstractmethod
     def segment_of(self, outputs: int, inputs: int, bits: int) -> int:
@@ -368,25 +368,3 @@ class GpuKernels(ABC):
             checks_B3: first row of logits, first draft among the tokens, drafts.
             found_BX: int32 [B, most drafts + 2]: how many drafts stay, those, and the token after.
         """
-
-
-@final
-class CudaGraphs:
-    """Graphs of one model, which share memory."""
-
-    def __init__(self) -> None:
-        """No graph yet."""
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """One CUDA graph; everything is compiled by a run before."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of a server may ask for memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
-        return graph.replay

@@ -107,9 +107,9 @@ class AttentionBlock:
         return self.out(heads_TA, residual_TD)
 
     def turn(self, step: StepState) -> Turn:
-        """The step's rotation and slots as the compiled kernel takes them."""
+        """The step's rotation and slots as the compiled kernel takes them; norms are usual."""
         norms = None
-        if self.norms is not None and not self.norms.whole and self.norms.is_usual:
+        if self.norms is not None and not self.norms.whole:
             query, key = self.norms.query, self.norms.key
             norms = query.weight_D, key.weight_D, query.eps
         return Turn(

@@ -147,7 +147,6 @@ class GpuDecoder:
     def __init__(self, parts: DecoderParts, kernels: GpuKernels) -> None:
         self.parts, self.kernels = parts, kernels
         self.bound = [_bind(layer) for layer in parts.layers]
-        self._head = parts.head
         self.names_N = None if parts.beside is None else parts.beside.ids_N.int()
         self.shape = _attention(parts.kinds[0]).shape
         """Of attention; kinds of layers differ in windows alone."""
@@ -262,7 +261,7 @@ class GpuDecoder:
         """The head over the rows that are asked for, which are left in `work.hidden_TD`."""
         count = len(one.rows_R)
         self.kernels.take_rows(work.normed_TD, one.rows_R, work.hidden_TD[:count])
-        self._head.run(work.hidden_TD[:count], logits_RV[None])
+        self.parts.head.run(work.hidden_TD[:count], logits_RV[None])
         if self.parts.softcap is not None:
             self.kernels.cap(logits_RV, self.parts.softcap)
 

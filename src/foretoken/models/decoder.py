@@ -144,7 +144,8 @@ class Decoder(Model):
         plan: RolloutPlan,
         store: KVStore,
     ) -> RolledOut | None:
-        """Draft several tokens after each sequence in one call into C; None: token by token."""
+        """Draft several tokens after each sequence in one call into C, or by a GPU's kernels; None:
+        token by token."""
         if self.captured is not None:
             return self.captured(layouts, token_ids, plan, store)
         # The kernel does not know soft caps. They keep the order of logits, so the best token is

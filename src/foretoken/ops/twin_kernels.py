@@ -289,7 +289,7 @@ def compute(function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     function(*args, **kwargs)
 
 
-for _name in GpuKernels.__abstractmethods__ - {"segment_of"}:
+for _name in GpuKernels.__abstractmethods__ - {"recorder", "segment_of"}:
     setattr(TwinKernels, _name, _recorded(getattr(TwinKernels, _name)))
 
 

@@ -76,7 +76,6 @@ class FusedTensor:
 class StoredView:
     """Where one of those lies."""
 
-    stored: str
     expert: int | None
     part: int
     fused: FusedTensor
@@ -110,7 +109,7 @@ class StoredNames:
             has_experts = "{}" in one.parts[0]
             return {
                 prefix + part.format(expert): StoredView(
-                    stored=name, expert=expert if has_experts else None, part=at, fused=one
+                    expert=expert if has_experts else None, part=at, fused=one
                 )
                 for expert in range(self.num_experts if has_experts else 1)
                 for at, part in enumerate(one.parts)

@@ -1,4 +1,4 @@
-// Where chains of drafts end before their number: the rules of foretoken.proposers.confidence.
+// Where chains of drafts end before their number: the rules of foretoken.proposers.chain.
 #ifndef FORETOKEN_STOP_H
 #define FORETOKEN_STOP_H
 
