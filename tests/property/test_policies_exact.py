@@ -160,3 +160,29 @@ def test_unseeded_outputs_have_the_targets_distribution(
         assert used[""] or min(lengths) < BUDGET, (used, lengths)
     counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
     assert_fits(counts, chain_probs(target, params))
+
+
+def test_whoever_begins_is_looked_up_whatever_others_brought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies._Asking, "pays", lambda _: False)
+    target = TableModel(1, VOCAB)
+    drafters, verifier = make_drafters(PlannedPolicy(), Confidence()), Verifier(VOCAB)
+    params, found = SamplingParams(temperature=0.9), {True: Counter[str](), False: Counter[str]()}
+    requests = [
+        Request(request_id=str(i), prompt_token_ids=(0, 1), params=params, seed=i, max_tokens=30)
+        for i in range(8)
+    ]
+    sequences = [sequence_of(request) for request in requests]
+    for page, sequence in enumerate(sequences):
+        sequence.page_table = [page]
+    while min(one.num_output for one in sequences) < 20:
+        begins = [one.num_output <= policies._BEGINS for one in sequences]
+        spans = [
+            Span(sequence=one, start=one.num_computed, length=1, draft_budget=BUDGET, samples=True)
+            for one in sequences
+        ]
+        for new, span in zip(begins, step(drafters, verifier, target, spans).spans, strict=True):
+            found[new][span.drafter] += 1
+    assert found[True]["successor"]
+    assert found[False].keys() == {"model"}

@@ -15,7 +15,7 @@ from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
-from foretoken.control.plan import DraftOutcome, StepLoad
+from foretoken.control.plan import DraftOutcome, DraftPlan, StepLoad
 from foretoken.types import DraftingTime, FinishReason, Request, SamplingParams, StepStats
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -67,6 +67,8 @@ class World:
     noise: float = 0.0
     cold: float = 1.0
     """Times as long that drafting and checking take in the first step after a plain one."""
+    fresh: float = 1.0
+    """Times as long that the first step after a prompt takes."""
     scale: float = 1.0
     random: Random = field(default_factory=lambda: Random(1))
 
@@ -93,10 +95,12 @@ class Batch:
         floor: AcceptanceFloor | None = None,
         believed: World | None = None,
         deciding_s: float = 0.0,
+        looked_up: int = 0,
     ) -> None:
         """`chance`: of a draft of a sequence in a step, given that all before it were accepted.
         `believed`: what was timed at the start, where that was wrong; reading was not if its rows
-        take nothing. `deciding_s`: what a plan takes; the dearer it is, the longer it is kept."""
+        take nothing. `deciding_s`: what a plan takes; the dearer it is, the longer it is kept.
+        `looked_up`: most drafts of one more drafter, which costs no pass and never finds any."""
         timed = believed or world
         self.floor = floor
         self.world, self.chance, self.most = world, chance, most
@@ -115,12 +119,17 @@ class Batch:
         facts = DrafterFacts(
             name="draft", max_drafts=most, missing=lambda s: s.num_tokens - s.read, floor=floor
         )
+        every, budgets = [facts], {"draft": most}
+        if looked_up:
+            every.append(DrafterFacts(name="text", max_drafts=looked_up, looks_up=True))
+            costs["text"] = DrafterCost([(DraftShape(1, 1, 1, 0.0), 1e-6)], sd=0.1, machine=target)
+            budgets["text"] = looked_up
         planner = Planner(
-            RequestBudget({"draft": most}, live=self.live),
-            [facts],
+            RequestBudget(budgets, live=self.live),
+            every,
             target,
             costs,
-            LearnedAcceptance({"draft": 0.6}),
+            LearnedAcceptance(dict.fromkeys(budgets, 0.6)),
             self._search,
         )
         self.control = AdaptiveControl(planner, clock=lambda: self.clock)
@@ -131,6 +140,7 @@ class Batch:
         """For the best plan of a step."""
         self._was_plain = False
         self.lengths: list[list[int]] = []
+        self.plans: list[DraftPlan] = []
 
     def _search(self, step: StepOptions, options: Sequence[DraftOption]) -> Allocation:
         self.clock += self._deciding_s
@@ -145,6 +155,8 @@ class Batch:
         )  # fmt: skip
         plan = self.control.plan(sequences, load)
         self.lengths.append(list(plan.lengths))
+        self.plans.append(plan)
+        begins = any(sequence.num_output == 1 for sequence in sequences)
         fed = 0
         for feed in plan.feeds:
             sequences[feed.place].read += feed.rows
@@ -167,6 +179,8 @@ class Batch:
         passes = max(plan.lengths, default=0)
         drafting = self.world.noisy(self.world.draft_s(passes, drafts, fed))
         verifying = self.world.noisy(self.world.target_s(count + drafts + prompt))
+        if begins:
+            verifying *= self.world.fresh
         if drafts and self._was_plain:
             drafting, verifying = self.world.cold * drafting, self.world.cold * verifying
         self._was_plain = not drafts

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foretoken.control.adaptive.drafter import DrafterState
+from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
@@ -208,6 +209,45 @@ def test_a_first_token_waits_for_no_plan(others: int) -> None:
     first, *later = batch.lengths[-30:]
     assert sum(first) == 0
     assert sum(sum(lengths) for lengths in later) > 29
+
+
+def test_first_steps_are_no_measure_of_plain_ones() -> None:
+    """In short answers of which all else is drafted they are the only steps without drafts."""
+    batch = Batch(World(fresh=2.0), lambda sequence, step: 0.9)
+    for number in range(40):
+        batch.answer([running(f"r{number}", most=24)])
+    assert batch.control.step_by_rows()[0]["seconds"] < 1.2
+
+
+def test_a_first_step_without_a_plan_still_looks_up() -> None:
+    batch = Batch(World(), lambda sequence, step: 0.9, looked_up=6)
+    batch.answer([running("old", most=40)])
+    batch.step([running("new", most=5)])
+    assert (batch.plans[-1].lengths, batch.plans[-1].budgets) == ((0,), (3,))
+    batch.control.release("new")
+    batch.step([running("long")])
+    assert batch.plans[-1].budgets == (6,)
+
+
+def test_what_is_looked_up_has_its_place_in_trials_but_in_those_of_plain_steps() -> None:
+    batch = Batch(World(), lambda sequence, step: 0.0, looked_up=6)
+    sequences, tried = [running("r")], set()
+    for _ in range(3000):
+        batch.step(sequences)
+        active = batch.control._active
+        if active is not None and active.trial:
+            tried.add(active.trial)
+            assert any(batch.plans[-1].budgets) == (active.trial != PLAIN)
+            assert max(batch.plans[-1].budgets) in (0, 6)
+    assert "draft" in tried
+    batch = Batch(World(), lambda sequence, step: 0.9, looked_up=6)
+    for _ in range(3000):
+        batch.step(sequences)
+        active = batch.control._active
+        if active is not None and active.trial == PLAIN:
+            assert batch.plans[-1].budgets == (0,)
+            tried.add(PLAIN)
+    assert PLAIN in tried
 
 
 def answered(batch: Batch, count: int, tokens: int) -> list[float]:

@@ -67,10 +67,13 @@ def test_nobody_learns_from_the_requests_that_warm_up(tmp_path: Path) -> None:
     assert control.models()["target"]["steps"] == 0
     assert engine.parts.controller.journal is not None
     assert engine.parts.controller.journal.describe()["steps"] == 0
-    [request] = engine.make_requests("asked", [0], SamplingParams(max_tokens=64, ignore_eos=True))
-    engine.add_request(request)
-    while engine.has_unfinished:
-        engine.step()
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    # What the first shows is learnt when the second is planned.
+    for name in ("first", "second"):
+        [request] = engine.make_requests(name, [0], params)
+        engine.add_request(request)
+        while engine.has_unfinished:
+            engine.step()
     assert control.models()["target"]["steps"] > 0
 
 

@@ -80,12 +80,14 @@ class AdaptiveControl:
         self._deciding_s = self._step_s = self._since_made_s = 0.0
         self._aside_s = 0.0
         """What deciding took of the step that is under way."""
+        self._begins = False
+        """Whether that step is the first after the prompts of who decodes."""
         self._has_drafted = False
         """Whether drafters ran in the last step."""
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
-        self._aside_s, last = 0.0, self._repeated
+        self._aside_s, self._begins, last = 0.0, False, self._repeated
         if (
             last is not None
             and self._steps_left > 0
@@ -117,7 +119,10 @@ class AdaptiveControl:
         # A first token is on its way to whoever waits for it: computing in Python holds that up.
         begins = sequences[-1].num_output == 1
         if begins and len(sequences) <= _FEW:
-            self._steps_left, self._unplanned = 0, self._plain(sequences, load)
+            self._begins, found = True, None
+            if len(sequences) == 1:
+                found = self._planner.look_up_only(active, sequences[0], load)
+            self._steps_left, self._unplanned = 0, found or self._plain(sequences, load)
             return self._unplanned
         if self._is_due(active) and not begins:
             began = self._clock()
@@ -165,7 +170,7 @@ class AdaptiveControl:
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Note what became of a planned step. It is learnt from when another is planned: whoever
         waits for the tokens of this one does not wait for that."""
-        self._seen.append(SeenStep(plan, outcomes, stats, self._aside_s))
+        self._seen.append(SeenStep(plan, outcomes, stats, self._aside_s, self._begins))
         if (len(self._seen) + len(self._waiting)) * stats.busy_s >= _LEARNS_EVERY_S:
             self._repeated = None
 
@@ -173,7 +178,7 @@ class AdaptiveControl:
         """Go through the steps that are over: all but learning from them."""
         active = self._active
         for seen in self._seen:
-            plan, _, stats, aside_s = seen
+            plan, _, stats, aside_s, begins = seen
             had_drafted, self._has_drafted = self._has_drafted, bool(stats.drafters)
             if active is None:
                 continue
@@ -185,9 +190,10 @@ class AdaptiveControl:
                 # What was missing was read in this step.
                 active.missing = Counter()
             elif plan is self._unplanned:
-                # Nothing was planned for this step: all that it tells is what it took.
+                # Nothing was planned for this step: all that it tells is what it took. The first
+                # after a prompt takes longer, for the change.
                 self._unplanned_s += stats.busy_s
-                if not stats.num_prefilled and not stats.num_draft_tokens:
+                if not stats.num_prefilled and not stats.num_draft_tokens and not begins:
                     self._times.add(plan.load, stats, {}, aside_s, is_usual=True)
         self._seen.clear()
 
@@ -201,7 +207,7 @@ class AdaptiveControl:
     def _catch_up(self, active: ActivePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for (plan, outcomes, stats, aside_s), missing, is_usual in self._waiting:
+        for (plan, outcomes, stats, aside_s, _), missing, is_usual in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(active, outcomes)

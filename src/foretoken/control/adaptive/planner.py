@@ -15,6 +15,7 @@ from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.allocation_inputs import AllocationInputs, DrafterView, OutputTokens
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain
 from foretoken.control.adaptive.exploring import (
+    PLAIN,
     Account,
     is_known,
     pick_trial,
@@ -42,7 +43,7 @@ from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
 from foretoken.types import FinishReason, Speculation
 
-_READING = 0.02
+_READING = 0.1
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
 
 
@@ -157,6 +158,7 @@ class Planner:
     ) -> DraftPlan:
         """What was chosen, as whoever drafts is told."""
         found, options, reading = decision.found, decision.options, decision.reading
+        is_plain = decision.trial is not None and decision.trial.of == PLAIN
         lengths: list[int] = found.lengths_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
@@ -166,7 +168,7 @@ class Planner:
             prompt_s=inputs.prompt_s,
             tokens=found.tokens,
             row_s=inputs.row_s(sum(lengths)),
-            free_rows=inputs.free_rows(found) if has_free and decision.trial is None else 0,
+            free_rows=inputs.free_rows(found) if has_free and not is_plain else 0,
         )
         return DraftPlan(
             load=load,
@@ -180,6 +182,24 @@ class Planner:
             wanted=len(views) < len(self.drafters)
             or any(view.max_drafts_N.any() for view in views),
         )
+
+    def look_up_only(
+        self, last: ActivePlan, sequence: DecodingSequence, load: StepLoad
+    ) -> DraftPlan | None:
+        """A step without passes of drafters, at the prices of the `last` plan: nothing is computed
+        for it. None: nothing could be looked up."""
+        most = min(last.forecast.free_rows, sequence.request.max_tokens - sequence.num_output - 1)
+        looking = [one.facts for one in self.drafters.values() if one.facts.looks_up]
+        budgets = [
+            min(most, facts.max_drafts, self._caps.budget(sequence.request, facts.name))
+            for facts in looking
+        ]
+        if max(budgets, default=0) <= 0:
+            return None
+        return DraftPlan(
+            load=load, budgets=(max(budgets),), lengths=(0,), drafters=("",),
+            resting=last.plan.resting, forecast=last.forecast,
+        )  # fmt: skip
 
     def carry_over(
         self, active: ActivePlan, sequences: Seq[DecodingSequence], load: StepLoad

@@ -34,6 +34,8 @@ class SeenStep(NamedTuple):
     stats: StepStats
     deciding_s: float
     """What deciding took of it."""
+    begins: bool
+    """Whether it is the first after the prompts of who decodes."""
 
 
 class PastStep(NamedTuple):

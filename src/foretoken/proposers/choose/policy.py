@@ -19,6 +19,9 @@ _LEARNS = 0.05
 """Share of a step in what asking a drafter brings."""
 _ASKS_AGAIN = 16
 """Steps after which a drafter that brings nothing is asked again."""
+_BEGINS = 8
+"""Tokens of a request for which it is asked in any case: what one request repeats tells little of
+the next."""
 
 
 class Policy(ABC):
@@ -78,10 +81,12 @@ class _Asking:
 
     def pays(self) -> bool:
         self.since += 1
-        return self.brings_s >= self.takes_s or self.since >= _ASKS_AGAIN
+        pays = self.brings_s >= self.takes_s or self.since >= _ASKS_AGAIN
+        if pays:
+            self.since = 0
+        return pays
 
     def learn(self, brings_s: float, takes_s: float) -> None:
-        self.since = 0
         self.brings_s += _LEARNS * (brings_s - self.brings_s)
         self.takes_s += _LEARNS * (takes_s - self.takes_s)
 
@@ -141,11 +146,14 @@ class PlannedPolicy(Policy):
             if not step.members[name].proposer.looks_up:
                 continue
             asking = self._asking.setdefault(name, _Asking())
+            asked = indices
             if not asking.pays():
-                continue
+                asked = [i for i in indices if step.spans[i].sequence.num_output <= _BEGINS]
+                if not asked:
+                    continue
             began = time.perf_counter()
             brought = 0.0
-            for i, offer in step.ask(name, indices).items():
+            for i, offer in step.ask(name, asked).items():
                 expected = self._expected(step.request_id(i), offer)
                 surplus = expected - price_s * len(offer.ids)
                 planned = plan.surplus[i] if plan.surplus else 0.0
