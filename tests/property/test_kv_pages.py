@@ -16,11 +16,11 @@ from hypothesis.stateful import (
 )
 
 from foretoken.kv import table as tables
-from foretoken.kv.free_runs import FreeRuns, Run
+from foretoken.kv.free_runs import FreeRuns, Run, runs_of
 from foretoken.kv.page_events import PageGivenUp, PagesStored
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.kv.shared_pages import DraftPages, SharedPages, runs_of
+from foretoken.kv.shared_pages import DraftPages, SharedPages
 
 PAGE_SIZE = 3
 NUM_PAGES = 12

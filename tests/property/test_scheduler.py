@@ -4,13 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from foretoken.control.plan import DecodingSequence, DraftPlan, DraftPlanner, StepLoad
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
+from foretoken.shape.memory_formula import most_pages
 from foretoken.types import FinishReason, Request
-from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
+from tests.unit.scheduler_fakes import (
+    VOCAB,
+    FakeEngine,
+    FakeWindow,
+    expected_output,
+    make_request,
+    noisy,
+)
 
 
 def any_plan(random: Random) -> DraftPlanner:
@@ -89,18 +98,37 @@ def drive(engine: FakeEngine, arrivals: list[Request], random: Random) -> set[st
     raise AssertionError(f"unfinished: {dict(engine.scheduler.sequences)}")
 
 
-@given(st.integers(0, 2**32))
-def test_every_request_gives_its_own_tokens(seed: int) -> None:
+def draw_window(random: Random, num_pages: int, page_size: int, step_tokens: int) -> FakeWindow:
+    """A layer with a window, and as much memory as one sequence on all pages needs, or more."""
+    window, rest, each = random.randint(1, 20), random.choice((1, 3)), random.choice((1, 2, 30))
+    most = min(num_pages, most_pages(window, step_tokens, page_size))
+    more = random.choice((0, 0, 1, each * random.randint(0, 20)))
+    num_bytes = num_pages * rest + most * each + more
+    return FakeWindow(window=window, page_bytes=each, rest_bytes=rest, num_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@given(seed=st.integers(0, 2**32))
+def test_every_request_gives_its_own_tokens(windowed: bool, seed: int) -> None:
     random = Random(seed)
     page_size = random.randint(1, 5)
     num_pages = -(-random.randint(22, 70) // page_size)
+    config, window = draw_config(random), None
+    if windowed:
+        window = draw_window(random, num_pages, page_size, config.max_num_batched_tokens)
     engine = FakeEngine(
         num_pages=num_pages,
         page_size=page_size,
         drafter=noisy(random),
-        config=draw_config(random),
+        config=config,
+        window=window,
         plan_drafts=any_plan(random),
     )
+    if engine.shared is not None:
+        # A drafter beside it writes what it can have, in turns with the target.
+        drafts = engine.shared.add({"d"}, random.randint(1, 9), lambda runs: None)
+        draft = engine.drafter
+        engine.drafter = lambda span: drafts.take(span.sequence.page_table) and draft(span) or ()
     max_len = engine.scheduler.max_len
     arrivals = [broken_off(request, max_len, random) for request in draw_requests(random)]
     aborted = drive(engine, list(arrivals), random)
@@ -112,6 +140,8 @@ def test_every_request_gives_its_own_tokens(seed: int) -> None:
         f"prefix hits: {bool(engine.scheduler.prefix and engine.scheduler.prefix.num_hit_tokens)}"
     )
     event(f"evicted: {engine.pool.num_evicted > 0}")
+    if engine.shared is not None and engine.shared.windows is not None:
+        event(f"let go: {engine.shared.windows.num_reclaimed > 0}")
 
 
 def check_outputs(engine: FakeEngine, request: Request, aborted: bool) -> None:

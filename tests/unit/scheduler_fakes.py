@@ -1,15 +1,19 @@
 """A model without a network, for tests of the scheduler: KV slots hold (position, token id).
 
 The next token is a function of what stands in the slots of a sequence's page table, so a wrong
-page, a stale prefix or a bad rollback changes the output.
+page, a stale prefix or a bad rollback changes the output. Of a layer with a window, if there is
+one, what a row sees must stand there too; it may be gone before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
 from foretoken.control.plan import DraftPlan, DraftPlanner
+from foretoken.kv.free_runs import Run
 from foretoken.kv.pool import PagePool
+from foretoken.kv.shared_pages import SharedPages
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -80,6 +84,16 @@ def noisy(random: Random) -> Drafter:
     return draft
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeWindow:
+    """A layer with a window beside one without: what a page takes in each, and what there is."""
+
+    window: int
+    page_bytes: int
+    rest_bytes: int
+    num_bytes: int
+
+
 class FakeEngine:
     def __init__(
         self,
@@ -88,18 +102,30 @@ class FakeEngine:
         page_size: int = 4,
         drafter: Drafter = nothing,
         config: SchedulerConfig | None = None,
+        window: FakeWindow | None = None,
         **parts: object,
     ) -> None:
         self.pool = PagePool(num_pages, page_size)
         self.clock = 0.0
+        config = config or SchedulerConfig(max_model_len=64)
+        self.window = window
+        self.shared: SharedPages | None = None
+        if window is not None:
+            self.shared = SharedPages(
+                self.pool, window.num_bytes, window.rest_bytes, self._forget_in(0)
+            )
+            step = config.max_num_batched_tokens
+            self.shared.add_windows(window.window, step, window.page_bytes, self._forget_in(1))
         self.scheduler = Scheduler(
-            config or SchedulerConfig(max_model_len=64),
+            config,
             self.pool,
             clock=lambda: self.clock,
+            shared=self.shared,
             **parts,  # type: ignore[arg-type]
         )
         self.drafter = drafter
-        self.slots: dict[int, tuple[int, int]] = {}
+        self.layers: tuple[dict[int, tuple[int, int]], ...] = ({}, {})
+        """What stands in a slot, without a window and with one."""
         self.outputs: dict[str, list[Output]] = {}
 
     def add(self, request: Request) -> None:
@@ -119,6 +145,9 @@ class FakeEngine:
 
     def finish(self, batch: Batch) -> list[Output]:
         results = Verification(tuple(self._run(span) for span in batch.spans))
+        if self.window is not None and self.shared is not None:
+            used = self.num_bytes + self.shared.draft_bytes
+            assert used <= self.window.num_bytes, f"{used} bytes are written"
         outputs = self.scheduler.commit(batch, results, self.clock)
         self.scheduler.check_integrity()
         for output in outputs:
@@ -140,13 +169,34 @@ class FakeEngine:
     def tokens(self, request_id: str) -> list[int]:
         return [t for output in self.outputs[request_id] for t in output.new_token_ids]
 
+    def _forget_in(self, layer: int) -> Callable[[Iterable[Run]], None]:
+        def forget(runs: Iterable[Run]) -> None:
+            size = self.pool.page_size
+            for run in runs:
+                for slot in range(run.start * size, (run.start + run.length) * size):
+                    self.layers[layer].pop(slot, None)
+
+        return forget
+
+    @property
+    def num_bytes(self) -> int:
+        """What has been written and not given back."""
+        assert self.window is not None and self.shared is not None
+        size = self.pool.page_size
+        rest, seen = (len({slot // size for slot in layer}) for layer in self.layers)
+        return rest * self.window.rest_bytes + seen * self.window.page_bytes
+
     def _slot(self, span: Span, position: int) -> int:
         size = self.pool.page_size
         return span.sequence.page_table[position // size] * size + position % size
 
     def _read(self, span: Span, length: int) -> list[int]:
-        found = [self.slots[self._slot(span, p)] for p in range(length)]
+        found = [self.layers[0][self._slot(span, p)] for p in range(length)]
         assert [position for position, _ in found] == list(range(length)), found
+        if self.window is not None:
+            first = max(0, length - self.window.window)
+            seen = [self.layers[1][self._slot(span, p)] for p in range(first, length)]
+            assert seen == found[first:], (seen, found[first:])
         return [token for _, token in found]
 
     def _run(self, span: Span) -> SpanVerification | None:
@@ -154,7 +204,8 @@ class FakeEngine:
             return None
         for offset, token in enumerate(span.input_ids):
             position = span.start + offset
-            self.slots[self._slot(span, position)] = (position, token)
+            for layer in self.layers:
+                layer[self._slot(span, position)] = (position, token)
         end = span.start + span.length
         before = self._prompt_logprobs(span)
         if not span.samples:

@@ -26,6 +26,7 @@ from foretoken.shape.memory_formula import (
     engine_storage,
     gpu_activation_bytes,
     held_storage,
+    most_pages,
     weight_bytes,
 )
 from foretoken.shape.stored import FLOATS
@@ -60,6 +61,11 @@ class ModelMemory:
     def kv_per_token(self, dtype_bytes: int) -> int:
         """Of a token's keys and values, in all processes together."""
         return self._copies * self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
+
+    def window_kv_per_token(self, dtype_bytes: int) -> int:
+        """Of those, what layers with a window keep."""
+        kind = self.kv_cache_dtype
+        return self._copies * self.shape.kv_bytes_per_token(dtype_bytes, kind, windowed=True)
 
     def weight_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of all weights.
@@ -208,9 +214,18 @@ class MemoryFacts:
     """Whether each process has memory of its own, a GPU's. All is counted for rank 0 alone then,
     which has most: it drafts, too."""
 
-    def page_of_target(self, need: Need) -> int:
-        """Bytes that each page has for certain."""
-        return self.page_size * (need.kv_per_token if self.gives_back else need.per_token)
+    def bytes_of(self, need: Need, num_pages: int) -> int:
+        """Bytes that so many pages of one sequence have for certain."""
+        tokens = num_pages * self.page_size
+        return need.kept(tokens) if self.gives_back else tokens * need.per_token
+
+    def pages_in(self, need: Need, num_bytes: int) -> int:
+        """The most pages of one sequence that take so much."""
+        page, most = self.bytes_of(need, 1), need.window_tokens // self.page_size
+        seen = most * page
+        if not need.window_kv_per_token or num_bytes <= seen:
+            return num_bytes // page
+        return most + (num_bytes - seen) // max(1, self.bytes_of(need, most + 1) - seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +247,28 @@ class Budget:
     @property
     def page_bytes(self) -> int:
         """What pages take once all have been written that fit."""
-        return min(self.kv_bytes, self.num_tokens * self.need.per_token)
+        drafts = self.num_tokens * self.need.draft_kv_per_token
+        return min(self.kv_bytes, self._written_bytes + drafts)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of those, what the target keeps if it keeps all it can."""
+        return min(self.kv_bytes, self._written_bytes)
+
+    @property
+    def _written_bytes(self) -> int:
+        return self.need.kept(self.num_tokens, self.need.max_num_seqs)
+
+    def requests_of(self, num_tokens: int) -> float:
+        """How many requests of so many tokens fit."""
+        by_bytes = self.kv_bytes / self.need.kept(num_tokens)
+        by_pages = self.num_tokens / num_tokens
+        return min(by_pages, by_bytes) if self.need.window_kv_per_token else by_pages
 
     @property
     def draft_bytes(self) -> int:
         """What drafters have if the target has written all of its pages."""
-        return self.page_bytes - self.num_tokens * self.need.kv_per_token
+        return self.page_bytes - self.kept_bytes
 
     @property
     def num_tokens(self) -> int:
@@ -280,12 +311,16 @@ def need_of(facts: MemoryFacts) -> Need:
     activations = of_step(step, target.shape.widths, dtype_bytes)
     late += GPU_BYTES if facts.of_one_rank else 0
     more_ranks = (processes - 1) * RANK_BYTES
+    window = _window_of(facts)
     return Need(
         weights=_weights_of(target, facts) + head,
         draft_weights=sum(drafts),
         activations=processes * activations,
         workspace=RUNTIME_BYTES + more_ranks + late + sum(tables),
         kv_per_token=_kv_of(target, facts),
+        window=window,
+        window_kv_per_token=0 if window is None else target.window_kv_per_token(dtype_bytes),
+        window_tokens=0 if window is None else _window_tokens(window, facts),
         draft_kv_per_token=sum(drafts_kv) + drafting.features_per_token * dtype_bytes,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,
@@ -308,6 +343,19 @@ def _kv_of(model: ModelMemory, facts: MemoryFacts) -> int:
     return model.kv_per_token(facts.dtype_bytes) * _counted(model, facts) // model.processes
 
 
+def _window_of(facts: MemoryFacts) -> int | None:
+    """Positions that layers with a window see, where the memory of others can be given back and
+    some sequence may be longer."""
+    shape, window = facts.target.shape, facts.target.shape.widest_window
+    frees = facts.gives_back and shape.is_own
+    return window if frees and window is not None and window < facts.max_model_len else None
+
+
+def _window_tokens(window: int, facts: MemoryFacts) -> int:
+    pages = most_pages(window, facts.max_num_batched_tokens, facts.page_size)
+    return pages * facts.page_size
+
+
 def plan_pages(facts: MemoryFacts) -> Budget:
     """The pages with the drafter and without; where nobody said how many, as long a context."""
     plain = replace(facts, drafting=Drafting())
@@ -328,14 +376,16 @@ def plan_pages(facts: MemoryFacts) -> Budget:
 
 def _pages(facts: MemoryFacts, need: Need, least: int) -> tuple[int, int]:
     """As many as are wanted, and `least` if nobody said how many and they fit; and their bytes."""
-    page_bytes = need.per_token * facts.page_size
+    least_bytes = facts.bytes_of(need, least)
+    if facts.gives_back:
+        least_bytes += least * facts.page_size * need.draft_kv_per_token
     left = facts.free - need.fixed
     wanted = facts.kv_bytes
     if wanted is None:
         wanted = max(min(int(facts.free * facts.kv_share), left), min(_LEAST_KV_BYTES, left))
-        wanted = max(wanted, min(least * page_bytes, left))
+        wanted = max(wanted, min(least_bytes, left))
     full = facts.max_num_seqs * -(-facts.max_model_len // facts.page_size)
-    num_pages = max(0, min(wanted // facts.page_of_target(need), full))
+    num_pages = max(0, min(facts.pages_in(need, wanted), full))
     return num_pages, max(wanted, 0)
 
 

@@ -46,8 +46,8 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     fit = _longest(facts)
     if 0 < fit < facts.max_model_len:
         yield f"max_model_len={fit}", _shorter(facts, fit)
-    page = facts.page_of_target(budget.need)
-    whole = page * -(-facts.max_model_len // facts.page_size)
+    page = facts.bytes_of(budget.need, 1)
+    whole = facts.bytes_of(budget.need, -(-facts.max_model_len // facts.page_size))
     shortened = budget.num_pages and budget.lost_tokens
     for kv_bytes in (whole,) if facts.kv_bytes is None or shortened else (whole, page):
         yield f"kv_cache_memory_bytes={kv_bytes}", replace(facts, kv_bytes=kv_bytes)
@@ -122,13 +122,13 @@ def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
 
 def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
     need = budget.need
-    page = facts.page_of_target(need)
+    page = facts.bytes_of(need, 1)
     each = page // facts.page_size
     parts = [f"weights {show(need.weights)}"]
     if need.draft_weights:
         parts.append(f"draft weights {show(need.draft_weights)}")
     parts.append(f"activations and workspace {show(need.activations + need.workspace)}")
-    request = -(-facts.max_model_len // facts.page_size) * page
+    request = facts.bytes_of(need, -(-facts.max_model_len // facts.page_size))
     fit = f"{budget.num_tokens} tokens would fit"
     if budget.lost_tokens:
         fit += f" ({budget.plain_tokens} without speculation, which must not shorten the context)"

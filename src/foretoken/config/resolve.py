@@ -56,13 +56,19 @@ class ResolvedConfig:
         return self.budget.num_pages
 
     @property
+    def window(self) -> int | None:
+        """Positions that layers with a window see, which let go of what lies before; None: none
+        does."""
+        return self.budget.need.window
+
+    @property
     def num_kv_tokens(self) -> int:
         """Tokens whose keys and values fit."""
         return self.budget.num_tokens
 
     def describe(self) -> str:
         """One line for the log."""
-        full = self.num_kv_tokens / self.max_model_len
+        full = self.budget.requests_of(self.max_model_len)
         bits = self.user.quantization
         weights = "" if bits is None else f"{bits} weights, "
         if self.user.activations != "auto":
@@ -94,7 +100,13 @@ class ResolvedConfig:
         of_drafts = f"{tokens} tokens x {each} B" if each else ""
         if each and budget.draft_bytes < tokens * each:
             of_drafts = f"beside a full KV cache, more beside an emptier one, x {each} B"
-        kept, of_tokens = tokens * need.kv_per_token, f"{tokens} tokens x {need.kv_per_token} B"
+        kept, of_tokens = budget.kept_bytes, f"{tokens} tokens x {need.kv_per_token} B"
+        if need.window is not None:
+            of_tokens = (
+                f"of one request {tokens} tokens x "
+                f"{need.kv_per_token - need.window_kv_per_token} B, and of the last {need.window} "
+                f"of each {need.window_kv_per_token} B more"
+            )
         lines = [
             ("weights", need.weights, of_ranks if ranks > 1 else ""),
             ("draft weights", need.draft_weights, ""),

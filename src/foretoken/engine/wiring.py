@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
+from foretoken.shape.memory_formula import most_pages
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import StepStats
@@ -198,6 +200,7 @@ class _Assembly:
             self.pool,
             plan_drafts=controller.plan,
             find_stop_string=texts.find_stop_string,
+            shared=shared,
         )
         return Engine(
             EngineParts(
@@ -319,14 +322,26 @@ class _Assembly:
         return runner
 
     def _shared_pages(self, target: Runner) -> SharedPages | None:
-        """One budget for all pages, where drafters keep any and the device gives memory back."""
-        budget = self.config.budget
-        if not budget.is_shared or not gives_back(torch.device(self.config.device)):
+        """One budget for all pages, where drafters keep any or layers have a window, and the device
+        gives memory back."""
+        budget, window = self.config.budget, self.config.window
+        gives = gives_back(torch.device(self.config.device))
+        if not gives or not (budget.is_shared or window is not None):
             return None
-        page_bytes = target.page_bytes
-        num_bytes = max(budget.kv_bytes, self.pool.num_pages * page_bytes)
-        shared = SharedPages(self.pool, num_bytes, page_bytes, target.give_back)
-        if target.features is not None:
+        rest_bytes, num_bytes = target.page_bytes, budget.kv_bytes
+        if window is None:
+            num_bytes = max(num_bytes, self.pool.num_pages * rest_bytes)
+            shared = SharedPages(self.pool, num_bytes, rest_bytes, target.give_back)
+        else:
+            # Where all layers have a window, a page of the others takes next to nothing.
+            rest_bytes = max(1, rest_bytes - target.window_bytes)
+            rest, windowed = (partial(target.give_back, windowed=has) for has in (False, True))
+            step, pages = self.config.max_num_batched_tokens, self.pool.num_pages
+            most = min(pages, most_pages(window, step, self.pool.page_size))
+            num_bytes = max(num_bytes, pages * rest_bytes + most * target.window_bytes)
+            shared = SharedPages(self.pool, num_bytes, rest_bytes, rest)
+            shared.add_windows(window, step, target.window_bytes, windowed)
+        if budget.is_shared and target.features is not None:
             target.share_features(shared)
         return shared
 

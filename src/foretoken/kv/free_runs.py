@@ -5,6 +5,7 @@ back finds its neighbours' runs without a search. Runs are filed by the bit leng
 so that one of the longest (within a factor of two) is at hand. Does not know who uses a page.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -97,3 +98,17 @@ class FreeRuns:
         assert filed == len(runs), (filed, len(runs))
         total = sum(run.length for run in runs)
         assert total == self.num_free, (total, self.num_free)
+
+
+def runs_of(pages: Iterable[int]) -> Iterator[Run]:
+    """Neighbouring pages together."""
+    start = length = 0
+    for page in sorted(pages):
+        if length and page == start + length:
+            length += 1
+            continue
+        if length:
+            yield Run(start, length)
+        start, length = page, 1
+    if length:
+        yield Run(start, length)

@@ -205,11 +205,15 @@ class PagePool:
     def drop_kept(self) -> None:
         """Give up all kept contents; pages in use become free at their last release."""
         for page in range(self.num_pages):
-            if self._keep[page]:
-                self._keep[page] = False
-                if self._references[page] == 0:
-                    del self._evictable[page]
-                    self._give_up(page)
+            self.drop(page)
+
+    def drop(self, page: int) -> None:
+        """Give up the contents of a page if they are kept."""
+        if self._keep[page]:
+            self._keep[page] = False
+            if self._references[page] == 0:
+                del self._evictable[page]
+                self._give_up(page)
 
     def follow_free(self) -> set[int]:
         """The pages without contents, from now on kept up to date."""

@@ -5,7 +5,7 @@ the model and the request's salt. Only full pages of committed, computed tokens 
 a shared page is never written again. Knows token ids and page numbers, not requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foretoken.kv.page_events import AllGivenUp, PageGivenUp, PageJournal
 from foretoken.kv.pool import PagePool
@@ -97,10 +97,21 @@ class PrefixCache:
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_pages_hit * self._pool.page_size
 
-    def insert(self, name: bytes, page: int) -> bool:
-        """Offer a full, used page; False if another page already has that name (it stays)."""
-        if self._find(name) is not None:
-            return False
+    def insert(self, name: bytes, page: int, whole: Callable[[int], bool] | None = None) -> bool:
+        """Offer a full, used page; False if another page already has that name (it stays).
+
+        Args:
+            name: of the page.
+            page: its number.
+            whole: whether a page has its contents in all layers: one that has does not give way,
+                one that has not does. None: all have.
+        """
+        found = self._find(name)
+        if found is not None:
+            if whole is None or whole(found) or not whole(page):
+                return False
+            self._forget(found)
+            self._pool.drop(found)
         self._forget(page)
         self._page_of[name] = page
         self._name_of[page] = name

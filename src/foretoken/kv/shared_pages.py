@@ -1,4 +1,5 @@
-"""One budget of bytes for the target's pages and what drafters keep beside them.
+"""One budget of bytes for the target's pages, what its layers with a window keep of them, and what
+drafters keep beside them.
 
 All tensors lie under the pool's page numbers and have room for every page; a page of a tensor takes
 memory from when it is first written. The target comes first: as far as the pool is concerned, what
@@ -6,17 +7,22 @@ drafters hold is free. When pages are short, drafters give theirs back: those of
 has any more and of drafters that rest, then, once the oldest kept prefixes went too, the others
 that were written longest ago. Drafters take what is left, and kept prefixes, but no page in use.
 
-Invariant: the target's pages that are used or kept and all that drafters have written fit the
-budget; so do the target's pages that were ever written and not given back. Knows page numbers and
-bytes, not tensors.
+Where there are `WindowPages`, the bytes of a page are those of the other layers, and what layers
+with a window have written is counted beside them, as drafts are; what no row can see any more goes
+before anything else.
+
+Invariant: the target's pages that are used or kept and all that drafters and layers with a window
+have written fit the budget; so do the target's pages that were ever written and not given back.
+Knows page numbers and bytes, not tensors.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import final
 
-from foretoken.kv.free_runs import Run
+from foretoken.kv.free_runs import Run, runs_of
 from foretoken.kv.pool import PagePool
+from foretoken.kv.window_pages import WindowPages
 
 GiveBack = Callable[[Iterable[Run]], object]
 """Gives the memory of pages back to the system; what stood there is zeros then."""
@@ -76,15 +82,18 @@ class SharedPages:
         Args:
             pool: the target's, of which nothing is used yet.
             num_bytes: of everything together; at least those of all of the target's pages.
-            page_bytes: of a page of the target.
-            give_back: gives back memory of the target's pages.
+            page_bytes: of a page of the target; in layers without a window alone, if `add_windows`
+                is going to count the others.
+            give_back: gives back memory of those of the target's pages.
         """
         assert num_bytes >= pool.num_pages * page_bytes, (num_bytes, pool.num_pages, page_bytes)
         self.resting: frozenset[str] = frozenset()
         """Drafters that rest."""
         self.num_reclaimed = 0
         """Pages of drafters given back so far."""
-        self._pool, self._page_bytes = pool, page_bytes
+        self.windows: WindowPages | None = None
+        """Read only. Of layers with a window; None: they keep what the others keep."""
+        self._pool, self._page_bytes, self._num_bytes = pool, page_bytes, num_bytes
         self._beside = num_bytes - pool.num_pages * page_bytes
         self._drafts: list[tuple[DraftPages, GiveBack]] = []
         self._draft_bytes = 0
@@ -104,7 +113,32 @@ class SharedPages:
     @property
     def withheld(self) -> int:
         """Pages of the target that have to be free, because drafters have their memory."""
-        return self._withheld(self._draft_bytes)
+        return self._withheld(self._held)
+
+    @property
+    def _held(self) -> int:
+        """Bytes beside the target's pages."""
+        return self._draft_bytes + (0 if self.windows is None else self.windows.num_bytes)
+
+    def add_windows(
+        self, window: int, step_tokens: int, page_bytes: int, give_back: GiveBack
+    ) -> WindowPages:
+        """Count layers with a window apart from now on; see `WindowPages`."""
+        self.windows = WindowPages(
+            self._pool,
+            window=window,
+            step_tokens=step_tokens,
+            page_bytes=page_bytes,
+            rest_bytes=self._page_bytes,
+            num_bytes=self._num_bytes,
+            give_back=give_back,
+            charge=self._charge_windows,
+        )
+        return self.windows
+
+    def _charge_windows(self) -> None:
+        self.make_room(0)
+        self._keep_target_small()
 
     def add(
         self,
@@ -129,18 +163,18 @@ class SharedPages:
         """Let a drafter write pages that it had not written, if that leaves some to the target."""
         pool, more = self._pool, len(fresh) * drafts.page_bytes
         # Where many sequences ask in a step that has no room, one answer is enough.
-        state = (pool.num_available, pool.num_free, self._draft_bytes, self.resting)
+        state = (pool.num_available, pool.num_free, self._held, self.resting)
         if state == self._no_room:
             return False
-        withheld, headroom = self._withheld(self._draft_bytes + more), pool.num_pages // _HEADROOM
+        withheld, headroom = self._withheld(self._held + more), pool.num_pages // _HEADROOM
         # Prefixes could make room too, but what nobody reads goes first.
         lacking = max(withheld - pool.num_free, withheld + headroom - pool.num_available)
         if withheld and lacking > 0:
             self._reclaim(lacking, busy=False)
-            withheld = self._withheld(self._draft_bytes + more)
+            withheld = self._withheld(self._held + more)
         if withheld and withheld + headroom > pool.num_available:
             if len(fresh) == 1:
-                self._no_room = (*state[:2], self._draft_bytes, self.resting)
+                self._no_room = (*state[:2], self._held, self.resting)
             return False
         if withheld > pool.num_free:
             pool.evict(withheld - pool.num_free)
@@ -156,11 +190,21 @@ class SharedPages:
         if lacking > 0:
             self._reclaim(lacking, busy=False)
             lacking = count + self.withheld - pool.num_free
-        if lacking > 0 and pool.num_kept:
-            pool.evict(min(lacking, pool.num_kept))
+        while lacking > 0 and pool.num_kept:
+            self._evict(lacking)
             lacking = count + self.withheld - pool.num_free
         if lacking > 0:
             self._reclaim(lacking, busy=True)
+
+    def _evict(self, lacking: int) -> None:
+        """Have the pool give up its oldest kept pages, up to what so many take."""
+        pool, bytes_wanted = self._pool, lacking * self._page_bytes
+        if self.windows is None:
+            pool.evict(min(lacking, pool.num_kept))
+            return
+        whole = self._page_bytes + self.windows.page_bytes
+        pool.evict(min(-(-bytes_wanted // whole), pool.num_kept))
+        self.windows.drop(bytes_wanted, ended=False)
 
     def handed_out(self, pages: Iterable[int]) -> None:
         """The pool handed out pages, which are going to be written."""
@@ -172,13 +216,16 @@ class SharedPages:
         if fresh:
             self._keep_target_small()
 
-    def _withheld(self, draft_bytes: int) -> int:
-        return max(0, -(-(draft_bytes - self._beside) // self._page_bytes))
+    def _withheld(self, held: int) -> int:
+        return max(0, -(-(held - self._beside) // self._page_bytes))
 
     def _reclaim(self, lacking: int, *, busy: bool) -> None:
-        """Have drafters give back what `lacking` pages of the target take, if they have it."""
+        """Have layers with a window and drafters give back what `lacking` pages of the target take,
+        if they have it."""
         # A little more than is needed: the next page of the target is not far.
-        wanted = max(lacking * self._page_bytes, self._draft_bytes // _AT_ONCE)
+        wanted = max(lacking * self._page_bytes, self._held // _AT_ONCE)
+        if self.windows is not None:
+            wanted -= self.windows.drop(wanted, ended=busy)
         for drafts, give_back in sorted(self._drafts, key=lambda one: not one[0].rests):
             if wanted <= 0:
                 break
@@ -216,6 +263,7 @@ class SharedPages:
         pool = self._pool
         total = sum(drafts.num_bytes for drafts, _ in self._drafts)
         assert total == self._draft_bytes, (total, self._draft_bytes)
+        total = self._held
         assert self.withheld <= pool.num_free, (self.withheld, pool.num_free)
         budget = pool.num_pages * self._page_bytes + self._beside
         held = (pool.num_pages - pool.num_free) * self._page_bytes + total
@@ -227,17 +275,3 @@ class SharedPages:
             assert self._touched[page] or page in self._free, (
                 f"page {page} is used and was not written"
             )
-
-
-def runs_of(pages: Iterable[int]) -> Iterator[Run]:
-    """Neighbouring pages together."""
-    start = length = 0
-    for page in sorted(pages):
-        if length and page == start + length:
-            length += 1
-            continue
-        if length:
-            yield Run(start, length)
-        start, length = page, 1
-    if length:
-        yield Run(start, length)

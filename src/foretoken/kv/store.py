@@ -6,6 +6,7 @@ is finite at all times: attention reads masked slots and multiplies them by zero
 """
 
 from collections.abc import Iterable
+from itertools import compress
 from typing import Protocol
 
 import torch
@@ -60,8 +61,10 @@ class KVStore:
             kv_heads: key heads of the model whose keys and values are kept here; None: all.
         """
         sizes = [(shape.num_key_value_heads, shape.head_dim)] * shape.num_hidden_layers
+        self._windowed = [False] * shape.num_hidden_layers
         if isinstance(shape, ModelShape):
             sizes = [(one.heads, one.size) for one in shape.kv_sizes]
+            self._windowed = [shape.window(layer) is not None for layer in range(len(sizes))]
         self.kv_heads = kv_heads or range(shape.num_key_value_heads)
         inside = 0 <= self.kv_heads.start and self.kv_heads.stop <= shape.num_key_value_heads
         assert inside, f"{self.kv_heads} of {shape.num_key_value_heads} key heads"
@@ -81,13 +84,27 @@ class KVStore:
     @property
     def page_bytes(self) -> int:
         """What a page takes once it was written."""
-        return sum(self.page_size * one.stride(0) * one.element_size() for one in self.layers)
+        return sum(map(self._page_of, self.layers))
 
-    def give_back(self, runs: Iterable[Run]) -> None:
-        """Give the memory of pages back to the system, which needs `gives_back`."""
-        size = self.page_size
+    @property
+    def window_bytes(self) -> int:
+        """Of that, what layers with a window take."""
+        return sum(map(self._page_of, compress(self.layers, self._windowed)))
+
+    def _page_of(self, layer_SKh: Tensor) -> int:
+        return self.page_size * layer_SKh.stride(0) * layer_SKh.element_size()
+
+    def give_back(self, runs: Iterable[Run], windowed: bool | None = None) -> None:
+        """Give the memory of pages back to the system, which needs `gives_back`.
+
+        Args:
+            runs: the pages.
+            windowed: of layers with a window alone, or of the others alone; None: of all.
+        """
+        size, all_of_them = self.page_size, zip(self.layers, self._windowed, strict=True)
+        layers = [layer for layer, has in all_of_them if windowed is None or has == windowed]
         for run in runs:
-            for layer_SKh in self.layers:
+            for layer_SKh in layers:
                 give_back(layer_SKh, run.start * size, (run.start + run.length) * size)
 
     def move(self, source_N: Tensor, target_N: Tensor) -> None:

@@ -64,6 +64,8 @@ class Forget:
     """Give the memory of these pages back: nobody reads what stands there any more."""
 
     runs: Sequence[Run]
+    windowed: bool | None = None
+    """Of layers with a window alone, or of the others alone; None: of all."""
 
 
 Said = LoadShare | Forward | Move | Forget
@@ -151,17 +153,18 @@ def listen(group: Group) -> Iterator[Said]:
         yield said
 
 
-def wait_for_loading(group: Group, page_bytes: int) -> int:
+def wait_for_loading(group: Group, page_bytes: Sequence[int]) -> list[int]:
     """Until all ranks have come here with their shares of the weights.
 
     Args:
         group: the ranks.
-        page_bytes: of a page of the keys and values that this rank has.
+        page_bytes: of a page of the keys and values that this rank has, of one kind and another.
 
     Returns:
-        Bytes of a page on all ranks together.
+        The same on all ranks together.
 
     Raises:
         RankLostError: one of them left, died or was late.
     """
-    return sum(int(part) for part in group.swap(torch.tensor(page_bytes), _LOADING_S))
+    parts = [part.tolist() for part in group.swap(torch.tensor(page_bytes), _LOADING_S)]
+    return [sum(kind) for kind in zip(*parts, strict=True)]

@@ -51,6 +51,8 @@ class Runner:
         self.page_size = store.page_size
         self.page_bytes = store.page_bytes
         """Of the keys and values of a page, on all ranks together."""
+        self.window_bytes = store.window_bytes
+        """Of that, what layers with a window keep."""
         self.features = _feature_store(model, store, points) if points else None
         self._readers = {name: frozenset(read) for name, read in (readers or {}).items() if read}
         self.gaps = {name: FeatureGaps() for name in self._readers}
@@ -110,9 +112,10 @@ class Runner:
             RankLostError: another rank left, died or was late.
         """
         model, group = load_model(folder, options), options.group
-        here = len(options.layers(model.shape.num_hidden_layers))
+        here = options.layers(model.shape.num_hidden_layers)
+        windows = model.shape.windows[here.start : here.stop]
         store = KVStore(
-            replace(model.shape, num_hidden_layers=here),
+            replace(model.shape, num_hidden_layers=len(here), windows=windows),
             num_pages=num_pages,
             page_size=options.page_size,
             dtype=options.kv_store_dtype or options.dtype,
@@ -121,7 +124,8 @@ class Runner:
         )
         runner = cls(model, store, points, readers=readers, generations=generations)
         if group is not None:
-            runner.page_bytes = wait_for_loading(group, store.page_bytes)
+            own = (store.page_bytes, store.window_bytes)
+            runner.page_bytes, runner.window_bytes = wait_for_loading(group, own)
         return runner
 
     def run(self, batch: Batch, draws: bytes | None = None) -> ModelOutput:
@@ -219,18 +223,19 @@ class Runner:
         if self._kept is not None:
             self._kept.move(source_N, target_N)
 
-    def give_back(self, runs: Iterable[Run]) -> None:
-        """Give the memory of pages back to the system, on all ranks."""
-        pages = Forget(tuple(runs))
+    def give_back(self, runs: Iterable[Run], windowed: bool | None = None) -> None:
+        """Give the memory of pages back to the system, on all ranks: that of layers with a window,
+        or of the others, or (None) of all."""
+        pages = Forget(tuple(runs), windowed)
         with self._leading(pages):
-            self.store.give_back(pages.runs)
+            self.store.give_back(pages.runs, windowed)
 
     def obey(self, said: Said) -> None:
         """Do what the runner of rank 0 does now, over this rank's share."""
         if isinstance(said, Move):
             self._move(said.source, said.target)
         elif isinstance(said, Forget):
-            self.store.give_back(said.runs)
+            self.store.give_back(said.runs, said.windowed)
         else:
             assert isinstance(said, Forward), said
             self._compute(said.layouts, said.token_ids, said.rows, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Self
 
+from foretoken.kv.window_pages import InWindow
 from foretoken.types import FinishReason, Logprob, Request
 
 
@@ -34,6 +35,8 @@ class Sequence:
     """Positions [0, num_computed) have valid target KV."""
     page_table: list[int] = field(default_factory=list)
     """Page of positions [i * page_size, (i + 1) * page_size)."""
+    in_window: InWindow = field(default_factory=InWindow)
+    """Places of page_table with contents in layers with a window, where others have none."""
     page_hashes: list[bytes] = field(default_factory=list)
     """Chain hash of the first full pages of token_ids, as far as it was needed so far."""
     num_published: int = 0

@@ -276,6 +276,13 @@ class Need:
     """Bytes of the target's keys and values."""
     draft_kv_per_token: int = 0
     """Bytes of those of draft models and heads, and of the features that heads read."""
+    window: int | None = None
+    """Positions that layers with a window see, which let go of what lies before; None: no layer
+    does."""
+    window_kv_per_token: int = 0
+    """Of `kv_per_token`, what those layers keep."""
+    window_tokens: int = 0
+    """Tokens of a sequence that they keep at most at once."""
     lookahead: int = 0
     """Slots that a running sequence may hold beyond its tokens."""
     max_num_seqs: int = 1
@@ -289,6 +296,11 @@ class Need:
     def per_token(self) -> int:
         """Bytes of a slot, target and drafters together."""
         return self.kv_per_token + self.draft_kv_per_token
+
+    def kept(self, tokens: int, sequences: int = 1) -> int:
+        """Bytes of the target's keys and values of so many tokens in all, in so many sequences."""
+        in_window = min(tokens, sequences * self.window_tokens) * self.window_kv_per_token
+        return tokens * (self.kv_per_token - self.window_kv_per_token) + in_window
 
     @property
     def lookahead_tokens(self) -> int:
@@ -304,3 +316,8 @@ class Need:
 def tokens_that_fit(kv_bytes: float, per_token: float) -> int:
     """Tokens whose keys and values fit, at least 0."""
     return max(0, int(kv_bytes // per_token))
+
+
+def most_pages(window: int, step_tokens: int, page_size: int) -> int:
+    """Pages that the rows of a step can see or write in a layer with a window, of one sequence."""
+    return (window + step_tokens - 2) // page_size + 2

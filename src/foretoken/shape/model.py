@@ -392,10 +392,27 @@ class ModelShape:
         experts, dense = self.expert_share(rows) * self.expert_parameters(), self._dense_counts()
         return (head + dense.matrices + dense.rest + round(experts)) * dtype_bytes
 
-    def kv_bytes_per_token(self, dtype_bytes: int, kv_cache_dtype: str = "auto") -> int:
-        """Bytes of keys and values that are kept of one token, all layers. Layers with a window
-        keep all tokens too: pages belong to sequences, not to layers."""
-        sizes = self.kv_sizes
+    @property
+    def widest_window(self) -> int | None:
+        """Positions that some layer sees and no layer with a window sees more; None: all layers see
+        all."""
+        return max(filter(None, self.windows), default=None)
+
+    def kv_bytes_per_token(
+        self, dtype_bytes: int, kv_cache_dtype: str = "auto", *, windowed: bool | None = None
+    ) -> int:
+        """Bytes of keys and values that are written of one token.
+
+        Args:
+            dtype_bytes: of the model's type.
+            kv_cache_dtype: `auto`, that type, or `int8`.
+            windowed: of layers with a window alone, or of the others alone; None: of all.
+        """
+        sizes = [
+            one
+            for layer, one in enumerate(self.kv_sizes)
+            if windowed is None or windowed == (self.window(layer) is not None)
+        ]
         return round(
             sum(
                 kv_token_bytes(

@@ -17,6 +17,7 @@ from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_dr
 from foretoken.errors import CapacityError, ConfigError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
+from foretoken.kv.shared_pages import SharedPages
 from foretoken.runtime.batch import Batch, Span, SpanVerification, Verification
 from foretoken.runtime.faults import say_failure
 from foretoken.runtime.scheduling import commit as commits
@@ -212,6 +213,7 @@ class Scheduler:
         plan_drafts: DraftPlanner = plan_no_drafts,
         find_stop_string: commits.StopFinder = commits.never_stops,
         clock: Callable[[], float] = time.monotonic,
+        shared: SharedPages | None = None,
     ) -> None:
         """Take over `pool`; `clock` must be the one that requests' arrivals are read from."""
         self.config = config
@@ -219,7 +221,7 @@ class Scheduler:
         """Most tokens of a sequence: the context limit, or all pages if those hold less."""
         caching = config.enable_prefix_caching
         self.prefix = PrefixCache(pool) if caching else None
-        self._pages = SequencePages(pool, self.prefix)
+        self._pages = SequencePages(pool, self.prefix, shared)
         self._plan_drafts = plan_drafts
         self._find_stop_string = find_stop_string
         self._clock = clock
@@ -255,8 +257,8 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV pages that running requests hold."""
-        return self.pool.num_used / self.pool.num_pages
+        """Share of the memory of KV pages that running requests need."""
+        return self._pages.usage
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:
@@ -384,7 +386,7 @@ class Scheduler:
                 continue
             # Rather one sequence that is computed again later than a step that cannot run. If there
             # is nobody behind this one, it gives way itself.
-            while self._pages.missing(sequence) > self._pages.pool.num_available:
+            while not self._pages.fits(sequence):
                 if self._queues.preempt_last() is sequence:
                     return secured
             self._pages.reserve(sequence, 0)
@@ -431,6 +433,7 @@ class Scheduler:
         if wants_logits:
             length = min(length, self.config.max_prompt_logprob_tokens)
         if length > 0:
+            self._pages.write(sequence, start + length)
             span = Span(
                 sequence=sequence,
                 start=start,
@@ -475,7 +478,7 @@ class Scheduler:
         self._pages.publish(sequence)
         if output is not None and output.finish_reason is not None:
             self._retire(sequence)
-        elif output is not None:
+        else:
             self._pages.trim(sequence)
         return output
 
