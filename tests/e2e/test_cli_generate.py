@@ -14,6 +14,7 @@ from foretoken.cli.app import app
 from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 from foretoken.config import EngineConfig
 from foretoken.engine.wiring import default_speculation
+from foretoken.lab.plan.sizes import known_models, load_plan_model
 from tests.guards.test_public_face import without_extras
 from tests.unit.lab.summaries import ab, write_run
 
@@ -95,6 +96,33 @@ def test_info_knows_smaller_weights_and_keys() -> None:
     assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
     assert facts["weights_in_memory_bytes"] < 0.6 * facts["weight_bytes"]
     assert facts["activations"] == "16 bits beside integer weights, 8 as a draft model"
+
+
+def test_info_of_a_mixture_with_windows(tmp_path: Path) -> None:
+    """gpt-oss-120b, by its published config.json alone: what its card says, what steps of more rows
+    read, and what a token takes once it has left the window."""
+    row = known_models()["openai/gpt-oss-120b"]["config"]
+    kinds = row["layer_types"] * (row["num_hidden_layers"] // 2)
+    config = {**row, "layer_types": kinds}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    result = CliRunner().invoke(app, ["info", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["parameters"] / 1e9 == pytest.approx(116.8, rel=0.005)
+    assert facts["active_parameters"] / 1e9 == pytest.approx(5.13, rel=0.01)
+    assert (facts["experts"], facts["experts_a_token"]) == (128, 4)
+    assert facts["weights_in_memory_bytes"] / 2**30 == pytest.approx(60.8, rel=0.01)
+    plan = load_plan_model("gpt-oss-120b", "target")
+    dense = 2 * (plan.head_params + plan.dense_params)
+    for step in facts["steps"]:
+        share = 1 - (1 - 4 / 128) ** step["rows"]
+        read = dense + share * plan.expert_params * 4.25 / 8
+        assert step["bytes"] == pytest.approx(read, rel=0.01), step
+    assert facts["steps"][4]["break_even_tokens"] == pytest.approx(3.37, abs=0.1)
+    token = 2 * 36 * 2 * 8 * 64
+    assert facts["kv_bytes_per_token"] == token
+    assert facts["kv_bytes_per_token_before_windows"] == token // 2
+    assert facts["kv_bytes_full_context"] == token // 2 * (131072 + 128)
 
 
 def test_info_knows_processes_that_share_a_model() -> None:

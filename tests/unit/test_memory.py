@@ -162,7 +162,7 @@ def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None
     expected = ModelMemory(shape=shape, quantization=scheme).weight_bytes(2)
     found = weight_bytes(model, find_quantization(quantization, "q"), "foretoken")
     assert found == pytest.approx(expected, rel=0.005)
-    assert kv_per_token(model, 2, 4096, "foretoken") == shape.kv_bytes_per_token(2)
+    assert kv_per_token(model, 2, 4096, lets_go=False) == shape.kv_bytes_per_token(2)
 
 
 KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
@@ -494,6 +494,49 @@ def test_a_device_that_gives_nothing_back_says_so() -> None:
     found = resolve(config, hardware, DEMO, drafting=drafting, gpus=GPU)
     assert not found.budget.is_shared and found.budget.lost_tokens > 0
     assert found.describe_memory()[-1].endswith("cuda gives no memory back")
+
+
+GEMMA_4_31B = ModelShape.from_fields({
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 5376,
+    "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+    "num_key_value_heads": 16, "num_global_key_value_heads": 4, "head_dim": 256,
+    "global_head_dim": 512, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262144, "sliding_window": 1024, "enable_moe_block": False,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
+})  # fmt: skip
+
+
+def test_layers_with_a_window_are_counted_with_what_they_keep() -> None:
+    """Of Gemma 4 31B a token takes 880 KiB, and 80 where it has left the window."""
+    roomy = {
+        "target": ModelMemory(shape=GEMMA_4_31B, quantization="int4"), "drafting": Drafting(),
+        "free": 64 << 30, "max_model_len": 65536, "kv_bytes": 16 << 30,
+    }  # fmt: skip
+    all_kept, let_go = (facts(**roomy, gives_back=given) for given in (False, True))
+    assert need_of(all_kept).window is None
+    need = need_of(let_go)
+    assert (need.window, need.kv_per_token, need.window_kv_per_token) == (
+        1024,
+        880 << 10,
+        800 << 10,
+    )
+    assert 1024 + 512 <= need.window_tokens <= 1024 + 512 + 64, "the window and a step"
+    assert need.kept(65536) == 65536 * (80 << 10) + need.window_tokens * (800 << 10)
+    with pytest.raises(ConfigError, match="19040 tokens would fit"):
+        budget_of(all_kept)
+    budget = budget_of(let_go)
+    assert budget.num_tokens > 10 * 19040 - 100
+    assert budget.kept_bytes <= 16 << 30
+    assert budget.requests_of(65536) == (16 << 30) / need.kept(65536)
+    # One sequence that fits the window has no less room than before, and no more.
+    few = replace(let_go, kv_bytes=1 << 30, max_model_len=1100)
+    assert budget_of(few).num_pages == budget_of(replace(few, gives_back=False)).num_pages
+
+
+def test_a_context_within_the_window_lets_nothing_go() -> None:
+    target = ModelMemory(shape=GEMMA_4_31B, quantization="int4")
+    found = need_of(facts(target=target, gives_back=True, max_model_len=1024))
+    assert found.window is None and found.kept(1000) == 1000 * found.kv_per_token
 
 
 def shown(first: str) -> str:

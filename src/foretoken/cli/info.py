@@ -135,6 +135,10 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     shape, size = kept.shape, DTYPE_BYTES[dtype]
     kv_per_token, ranks = kept.kv_per_token(size), kept.ranks
     weights = kept.weight_bytes(size) + kept.copied_bytes(size)
+    context, window = shape.max_position_embeddings, shape.widest_window
+    lets_go = shape.is_own and window is not None
+    in_windows = kept.window_kv_per_token(size) if lets_go else 0
+    seen = min(context, window or context)
     return {
         "architecture": shape.model_type,
         "text_part_of": shape.inside,
@@ -158,7 +162,8 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
         "run_by": "Foretoken's own layers" if shape.is_own else "layers of transformers",
         "windows": sorted({window for window in shape.windows if window}) or None,
         "kv_bytes_per_token": kv_per_token,
-        "kv_bytes_full_context": kv_per_token * shape.max_position_embeddings,
+        "kv_bytes_per_token_before_windows": kv_per_token - in_windows if in_windows else None,
+        "kv_bytes_full_context": (kv_per_token - in_windows) * context + in_windows * seen,
     }
 
 

@@ -39,6 +39,8 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import describe_kernels
+from foretoken.kv.free_runs import Run
+from foretoken.kv.lazy_zeros import gives_back
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
@@ -209,6 +211,7 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
         each_s = _DRAFTER_SHARE * most_seconds / len(parts.members)
         drafters[name] = _time_drafter(parts, member, each_s, plain_s, target)
     source = "timed" if timed else "promised"
+    timer.give_back()
     return EngineCosts(
         target=target, drafters=drafters, timed=tuple(timed), source=source, file=file
     )
@@ -246,6 +249,11 @@ class _StepTimer:
         self._num_pages = min(parts.pool.num_pages, -(-_MOST_TOKENS // size))
         # The last pages: memory that requests will use first is left as it is, in one piece.
         self._first_page = parts.pool.num_pages - self._num_pages
+
+    def give_back(self) -> None:
+        """Give back the memory of what was written, which nobody counts."""
+        if gives_back(self._runner.device):
+            self._runner.give_back([Run(self._first_page, self._num_pages)])
 
     def measure(self, shape: StepShape) -> float:
         """Seconds of one such step, tokens chosen and known here."""

@@ -19,6 +19,7 @@ from foretoken.hardware import advise_memory
 
 _MANY = 64 << 20
 """Bytes of a tensor from which on a huge page, 2 MiB to be zeroed at once, is little of it."""
+_MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
 _MADV_DONTNEED: int = getattr(mmap, "MADV_DONTNEED", 4)
 _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -28,7 +29,8 @@ def lazy_zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device)
     count = prod(size)
     if device.type != "cpu" or os.name != "posix" or count == 0:
         return torch.zeros(size, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    # There are more pages than can all be written, so the system is not asked to promise them.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=flags)
     if count * dtype.itemsize >= _MANY and _MADV_HUGEPAGE is not None:
         with suppress(OSError):  # Kernels without huge pages refuse.

@@ -94,7 +94,7 @@ class WindowPages:
         return pages * self._rest_bytes + reserved * self.page_bytes
 
     def room(self, draft_bytes: int = 0) -> int:
-        """Pages that sequences could have in all layers; `draft_bytes`: what is to be left alone."""
+        """Pages that sequences could have in all layers, but for `draft_bytes`."""
         left = self._budget - self.used_bytes() - draft_bytes
         whole = self._rest_bytes + self.page_bytes
         return max(0, min(self._pool.num_available, left // whole))

@@ -49,7 +49,9 @@ class CheckpointQuantization:
     def experts_alone(self, share: float) -> Self:
         """The same where only experts are stored so, which are such a share of all numbers."""
         return replace(
-            self, held=(self.held[0]._replace(share=share), FLOATS._replace(share=1 - share))
+            self,
+            held=(self.held[0]._replace(share=share), FLOATS._replace(share=1 - share)),
+            of_experts=(self.held[0]._replace(share=1.0),),
         )
 
     def describe(self) -> str:

@@ -24,7 +24,7 @@ from foretoken.lab.plan.memory_plan import (
     weight_bytes,
 )
 from foretoken.lab.plan.method_plans import MethodPlan, planned_methods
-from foretoken.lab.plan.page import what_fits
+from foretoken.lab.plan.page import expert_reads, what_fits
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan, ready_commands
 from foretoken.lab.plan.predict import StepCosts
 from foretoken.lab.plan.setup import PlanSettings, Setup, find_device, known_devices, resolve_setup
@@ -70,6 +70,22 @@ def test_windows_bound_what_a_token_costs() -> None:
     short, long = kv_per_token(model, 2, 128), kv_per_token(model, 2, 131072)
     assert short == 2 * 36 * 2 * 8 * 64
     assert long == pytest.approx(short / 2, rel=0.01)
+
+
+def test_a_mixture_in_mxfp4_as_published() -> None:
+    """gpt-oss-120b: experts in MXFP4, all else in 16 bits: 60.8 GiB in its files, of which a token
+    reads its experts and the rest once; eight rows of one text read up to 3.4 times that."""
+    found = setup(PlanSettings(target="gpt-oss-120b", device="h100", count=1))
+    assert found.quantization.name == "mxfp4"
+    assert weight_bytes(found.target, found.quantization) / 2**30 == pytest.approx(60.8, rel=0.005)
+    reads = {one["rows"]: one for one in expert_reads(found)}
+    assert [one["experts"] for one in reads.values()] == [4.0, 7.9, 15.3, 22.2, 28.7, 51.0]
+    dense = 2 * (found.target.head_params + found.target.dense_params)
+    one = dense + found.target.expert_params * 4 / 128 * 4.25 / 8
+    assert reads[1]["bytes"] == pytest.approx(one) and reads[1]["break_even_tokens"] == 1.0
+    assert reads[8]["break_even_tokens"] == pytest.approx(3.37, abs=0.05)
+    dense_model = resolve_setup(PlanSettings(target="llama-3.1-8b", quantization="mxfp4"))
+    assert dense_model.quantization.dense_bytes(dense_model.target) == 4.25 / 8
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])

@@ -66,7 +66,8 @@ def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vl
     Foretoken a tied head that is rounded is a copy, and its int4 has a scale per 32 inputs."""
     table, head = model.head_params, model.table_params - model.head_params
     matrices = model.dense_params + model.expert_params
-    counts = formula.WeightCounts(table, head, matrices, 0)
+    wide = model.dense_params if quantization.experts_only and model.num_experts else 0
+    counts = formula.WeightCounts(table, head, matrices - wide, wide)
     if engine == "foretoken" and quantization.name in _STORED:
         own = 0 if _shares_table(model, quantization) else table
         counts = formula.WeightCounts(
@@ -105,11 +106,17 @@ def _storage(quantization: Quantization, engine: str) -> formula.Storage:
 
 
 def kv_per_token(
-    model: PlanModel, element_bytes: float, context: int, engine: str = "vllm"
+    model: PlanModel, element_bytes: float, context: int, *, lets_go: bool = True
 ) -> float:
-    """Bytes per token of a request of `context` tokens; windowed layers keep only their window,
-    except in Foretoken, whose pages belong to sequences."""
-    bounded = engine != "foretoken" and model.window_size > 0
+    """Bytes per token of a request of `context` tokens.
+
+    Args:
+        model: whose keys and values.
+        element_bytes: of a number.
+        context: tokens.
+        lets_go: whether layers with a window keep only what it sees; else they keep all tokens.
+    """
+    bounded = lets_go and model.window_size > 0
     windowed = model.window_elements * min(1.0, model.window_size / context if bounded else 1.0)
     return formula.kv_token_bytes(model.kv_elements + windowed, element_bytes)
 
@@ -124,7 +131,9 @@ def draft_load(setup: Setup) -> DraftLoad:
     if (draft := setup.draft_model) is not None:
         return DraftLoad(
             weight_bytes=weight_bytes(draft, setup.draft_quantization, engine),
-            kv_bytes_per_token=kv_per_token(draft, setup.draft_kv_bytes, context, engine),
+            kv_bytes_per_token=kv_per_token(
+                draft, setup.draft_kv_bytes, context, lets_go=engine != "foretoken"
+            ),
             lookahead=setup.k,
         )
     if drafting is not None and drafting.drafts_with == "head":
@@ -180,7 +189,9 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
         drafts_kv *= _key_copies(draft_model, draft_ranks)
     fullest = target / ranks + draft / draft_ranks + head
     emptiest = target / ranks + (draft / draft_ranks if draft_ranks == ranks else 0.0)
-    kv = kv_per_token(model, setup.kv_bytes, context, engine)
+    # Foretoken's pages let go where memory can be given back; those of its draft models never do.
+    lets_go = engine != "foretoken" or setup.in_processes
+    kv = kv_per_token(model, setup.kv_bytes, context, lets_go=lets_go)
     kv *= ranks if model.kv_is_shared else _key_copies(model, ranks)
     each = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
     if setup.in_processes:

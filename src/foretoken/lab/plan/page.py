@@ -107,9 +107,8 @@ def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
     if not model.num_experts:
         return
     head = model.head_params * (stored.stored_bytes if stored.tables_too else 2.0)
-    dense, experts = (
-        count * stored.stored_bytes for count in (model.dense_params, model.expert_params)
-    )
+    dense = model.dense_params * stored.dense_bytes(model)
+    experts = model.expert_params * stored.stored_bytes
     share = [1.0 - (1.0 - model.expert_share) ** rows for rows in _ROWS]
     read = [head + dense + one * experts for one in share]
     for rows, one, count in zip(_ROWS, share, read, strict=True):

@@ -59,7 +59,7 @@ def roofline(
     devices = setup.devices * ranks / setup.tp
     bandwidth = setup.settings.bandwidth_gb_s * 1e9 or device.bandwidth
     return RooflineCost(
-        weight_bytes=head + model.dense_params * per_weight,
+        weight_bytes=head + model.dense_params * stored.dense_bytes(model),
         expert_bytes=model.expert_params * per_weight,
         expert_share=model.expert_share,
         kv_bytes=lambda context: kv_per_token(model, kv_bytes, max(1, round(context))),

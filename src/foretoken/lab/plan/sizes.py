@@ -400,6 +400,12 @@ class Quantization:
     """Per weight of a quantized matrix, scales and zero points included."""
     compute: str
     tables_too: bool = False
+    experts_only: bool = False
+    """Whether other matrices of a mixture stay 16 bit."""
+
+    def dense_bytes(self, model: PlanModel) -> float:
+        """Per weight of the matrices of `model` that are not of experts."""
+        return 2.0 if self.experts_only and model.num_experts else self.stored_bytes
 
 
 @cache
