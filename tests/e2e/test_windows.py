@@ -52,7 +52,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[Poison]:
 
 def write_model(folder: Path, case: str) -> ModelShape:
     kind, changes = {**OWN, **MIXTURES}[case]
-    write_checkpoint(folder, kind, {**changes, "vocab_size": VOCAB})
+    words = {name: VOCAB for name in changes if name == "vocab_size_per_layer_input"}
+    write_checkpoint(folder, kind, {**changes, **words, "vocab_size": VOCAB})
     return ModelShape.from_config(folder)
 
 
