@@ -251,6 +251,7 @@ def test_prompts_that_go_on_are_as_long_for_both_sides() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_false_alarms_are_rare() -> None:
     """300 right servers, each with a language, rounding and weakness of its own; one of them may be
     accused. Every check is made, those under load and at each depth too."""

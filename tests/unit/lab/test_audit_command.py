@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.audit.asking import Asker
-from foretoken.lab.audit.run import AuditPlan, Hooks, audit
+from foretoken.lab.audit.page import row_of
+from foretoken.lab.audit.run import Audited, AuditPlan, Hooks, audit
 from foretoken.lab.http.client import connect
 from foretoken.lab.measure.experiment import ArmConfig
 from tests.mock_server.faults import MockFaults, faults_of
@@ -142,6 +143,21 @@ def test_the_page_and_its_row(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# Notes\n")
     refused = run(tmp_path, "http://127.0.0.1:9", "--submit", str(tmp_path / "other.md"))
     assert refused.exit_code == 2 and "--submit" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("draft_model:/models/of/me/draft-q4.gguf", "draft_model:draft-q4.gguf"),
+        ("eagle3:ORG/NAME", "eagle3:ORG/NAME"),
+        ("ngram", "ngram"),
+        ("draft_model:./draft/", "draft_model:draft"),
+    ],
+)
+def test_a_row_names_no_folder_of_a_machine(told: str, name: str) -> None:
+    found = Audited(engine="mock", version=None, model="/models/m.gguf", url="", method=told,
+                    card="", baseline="none", requests=0, seconds=0.0, checks=())  # fmt: skip
+    assert f"| m.gguf | {name} | not told |" in row_of(found)
 
 
 def test_lengths_and_minutes_that_are_none(tmp_path: Path) -> None:

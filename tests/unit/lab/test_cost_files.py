@@ -1,8 +1,11 @@
 """What engines are told of a cost model, read back as each engine's own source reads it."""
 
 import json
+import math
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,19 @@ from foretoken.lab.launch.read import read_source
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.fit import Machine
 from foretoken.lab.records.run_files import LineWriter
-from tests.unit.lab.costs import LENGTHS, OFF, a_model, a_run, law_s, write_grid
+from tests.unit.lab.costs import (
+    BASE_S,
+    DRAFT_S,
+    LENGTHS,
+    OFF,
+    ONCE_S,
+    REQUEST_S,
+    ROW_S,
+    a_model,
+    a_run,
+    law_s,
+    write_grid,
+)
 
 COSTS = a_model()
 EAGLE3 = DraftingSetup("eagle3", "org/head")
@@ -122,7 +137,7 @@ def test_sglang_s_cost_table_of_dspark() -> None:
         assert time_s == pytest.approx(law_s(batch, verified) + drafting_s)
 
 
-def test_tensorrt_llm_s_schedule_and_table() -> None:
+def test_tensorrt_llm_s_schedule() -> None:
     found = told("tensorrt-llm", EAGLE3)
     assert value(found, "--config") == "out/tensorrt-llm.yaml"
     config = yaml.safe_load(found.files["tensorrt-llm.yaml"])["speculative_config"]
@@ -136,20 +151,86 @@ def test_tensorrt_llm_s_schedule_and_table() -> None:
         return next((schedule[last] for last in sorted(schedule) if batch <= last), 0)
 
     assert [length(batch) for batch in (1, 2, 3, 16, 17, 5000)] == [5, 5, 3, 3, 1, 0]
+
+
+DSPARK_KEYS = {
+    "decoding_type", "speculative_model", "max_draft_len", "enable_confidence_scheduling",
+    "confidence_cost_table_path", "confidence_min_predicted_gain",
+}  # fmt: skip
+"""Of those that TensorRT-LLM's DSparkDecodingConfig has in 1.4.0rc4; it refuses all others."""
+SCHEMA_2 = {"cost_tables", "engine_fingerprint", "engine_fingerprint_sha256", "measurements",
+            "schema_version"}  # fmt: skip
+
+
+def tensorrt_llm_step_ms(text: str) -> Callable[[int, int], float]:
+    """Time of a step by verified tokens and requests, as TensorRT-LLM's load_runtime_sps_cost_table
+    and SpsCostTable take the file: one object; any field of schema 2 would make it a table of whole
+    steps with a fingerprint. Lines between points, level beyond their ends."""
+    table = json.loads(text)
+    assert isinstance(table, dict) and not table.keys() & SCHEMA_2
+    tokens, batches = (list(map(int, table[key])) for key in ("token_counts", "batch_sizes"))
+    steps, overheads = (
+        list(map(float, table[key])) for key in ("step_time_ms", "batch_overhead_ms")
+    )
+    fixed, gain = (float(table[key]) for key in ("fixed_overhead_ms", "minimum_predicted_gain"))
+    assert len(tokens) == len(steps) and len(batches) == len(overheads)
+    for points in (tokens, batches):
+        assert all(after > before for before, after in pairwise(points))
+    assert all(math.isfinite(one) for one in [*steps, *overheads, fixed, gain])
+    assert min(steps) > 0 <= min([*overheads, fixed, gain])
+    assert len(set(steps)) > 1, "a level line is taken for none, and nothing is trimmed"
+    assert table["_meta"]["lookup"] == "interp", "it is warned of otherwise"
+
+    def step_ms(num_tokens: int, num_requests: int) -> float:
+        own = fixed + np.interp(num_requests, batches, overheads)
+        return float(np.interp(num_tokens, tokens, steps) + own)
+
+    return step_ms
+
+
+def test_tensorrt_llm_s_table_of_dspark() -> None:
     block = told("tensorrt-llm", DSPARK)
     config = yaml.safe_load(block.files["tensorrt-llm.yaml"])["speculative_config"]
-    path = config["confidence_cost_table_path"]
+    assert config.keys() == DSPARK_KEYS
     assert config["enable_confidence_scheduling"] is True and config["max_draft_len"] == 5
-    table = json.loads(block.files[Path(path).name])
-    assert min(table["step_time_ms"]) > 0 <= min(table["batch_overhead_ms"])
-    assert len(set(table["step_time_ms"])) > 1, "a flat table is taken for none"
-    for batch, verified in ((1, 5), (24, 1)):
-        time_ms = table["fixed_overhead_ms"]
-        time_ms += line(batch, table["batch_sizes"], table["batch_overhead_ms"])
-        time_ms += line(batch * (1 + verified), table["token_counts"], table["step_time_ms"])
+    text = block.files[Path(config["confidence_cost_table_path"]).name]
+    step_ms = tensorrt_llm_step_ms(text)
+    assert json.loads(text)["minimum_predicted_gain"] == config["confidence_min_predicted_gain"]
+    for batch, verified in ((1, 5), (8, 3), (24, 1), (1000, 5)):
         drafting_s = law_s(0, 5) - law_s(0, verified)
-        assert time_ms == pytest.approx(1000 * (law_s(batch, verified) + drafting_s))
-    assert any("schema 2" in one.why for one in block.told if isinstance(one, Unsaid))
+        expected = 1000 * (law_s(batch, verified) + drafting_s)
+        assert step_ms(batch * (1 + verified), batch) == pytest.approx(expected)
+    said = {one.name: one.why for one in block.told if isinstance(one, Unsaid)}
+    assert "schema 2" in said["confidence_cost_table_path"]
+    assert "block size" in said["max_draft_len"]
+
+
+def tensorrt_llm_budget(survival: list[list[float]], step_ms: Callable[[int, int], float]) -> int:
+    """How many drafts it verifies: of all numbers the one with the most tokens for its time, the
+    likeliest drafts first."""
+    likeliest = sorted((one for row in survival for one in row), reverse=True)
+    num = len(survival)
+    worth = [
+        (num + sum(likeliest[:count])) / step_ms(num + count, num)
+        for count in range(1 + len(likeliest))
+    ]
+    return int(np.argmax(worth))
+
+
+def test_what_tensorrt_llm_makes_of_the_table() -> None:
+    """Its argmax is that of the law behind the measurements, at every load."""
+    block = told("tensorrt-llm", DSPARK)
+    step_ms = tensorrt_llm_step_ms(block.files["tensorrt-llm-dspark-costs.json"])
+
+    def by_law(tokens: int, batch: int) -> float:
+        return 1000 * (BASE_S + REQUEST_S * batch + ROW_S * tokens + ONCE_S + 5 * DRAFT_S)
+
+    budgets = []
+    for batch in (1, 4, 16, 64):
+        survival = [[0.8**place for place in range(1, 6)] for _ in range(batch)]
+        budgets.append(tensorrt_llm_budget(survival, step_ms))
+        assert budgets[-1] == tensorrt_llm_budget(survival, by_law)
+    assert budgets[0] == 5 and budgets[-1] < 5 * 64, "all alone, fewer under load"
 
 
 def test_llama_cpp_s_length_and_chance() -> None:

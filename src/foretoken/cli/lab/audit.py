@@ -1,12 +1,15 @@
 """`foretoken lab audit`: options and printing of the checks of a server's answers."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretoken.cli.lab import options as o
+from foretoken.cli.lab.options import OptionHelp, parameters_of
+from foretoken.cli.options import with_parameters
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,71 +19,41 @@ if TYPE_CHECKING:
 
 EXIT_FAULT, EXIT_TOO_LITTLE = 1, 4
 _STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow", "unasked": "dim"}
-ServerArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SERVER",
-        help="A URL, or a command with {port}, and {k} where the draft length stands.",
+_ROWS = {
+    "baseline": OptionHelp("The same without speculation; not needed for `foretoken serve`."),
+    "workload": OptionHelp("A file of prompts or a trace; `demo`: held-out Python."),
+    "prompts": OptionHelp("Prompts of each check; default 32.", int, least=1),
+    "max_tokens": OptionHelp("Length of every output.", int, least=1),
+    "samples": OptionHelp("Draws of a prompt for `sampling`; default 200.", int, least=1),
+    "parameters": OptionHelp(
+        'A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
+        list[str],
+        "JSON",
     ),
-]
-BaselineOption = Annotated[
-    str | None,
-    typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
-]
-PromptsOption = Annotated[
-    int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
-]
-SamplesOption = Annotated[
-    int | None, typer.Option(help="Draws of a prompt for `sampling`; default 200.", min=1)
-]
-ParametersOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="JSON",
-        help='A set of parameters for `sampling`, such as {"top_p": 0.9}; several times.',
-    ),
-]
-TemperatureOption = Annotated[
-    float | None, typer.Option(help="Of drawn copies; default 0.7.", min=0.01, max=1.0)
-]
-MinutesOption = Annotated[
-    float | None, typer.Option(help="For `load`, `depths`, `zero` and `drift`; default 1.")
-]
-DepthsOption = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Draft lengths for `depths`; default 1,2,3,4,5,6,7."),
-]
-OnlyOption = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
-]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(help="What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
-]
-SubmitOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Add a row to this Markdown table of audits."),
-]
+    "temperature": OptionHelp("Of drawn copies, 0.01 to 1; default 0.7.", float),
+    "minutes": OptionHelp("For `load`, `depths`, `zero` and `drift`; default 1.", float),
+    "depths": OptionHelp("Draft lengths for `depths`; default 1,2,3,4,5,6,7.", metavar="LIST"),
+    "only": OptionHelp("Checks to make, such as stops,tools.", metavar="LIST"),
+    "method": OptionHelp("What drafts, such as eagle3:ORG/NAME; a command tells it by itself."),
+    "card": OptionHelp("The device, for the page."),
+    "submit": OptionHelp("Add a row to this Markdown table of audits.", Path, "FILE"),
+}
 
 
+@with_parameters(parameters_of(_ROWS))
 def audit(
-    candidate: ServerArgument,
-    baseline: BaselineOption = None,
-    workload: o.WorkloadOption = None,
-    prompts: PromptsOption = None,
-    max_tokens: o.TokensOption = None,
-    samples: SamplesOption = None,
-    parameters: ParametersOption = None,
-    temperature: TemperatureOption = None,
-    minutes: MinutesOption = None,
-    depths: DepthsOption = None,
-    only: OnlyOption = None,
-    method: MethodOption = None,
-    card: Annotated[str | None, typer.Option(help="The device, for the page.")] = None,
-    submit: SubmitOption = None,
+    candidate: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVER",
+            help="A URL, or a command with {port}, and {k} where the draft length stands.",
+        ),
+    ],
+    *,
     out: o.OutOption = Path("lab-audit"),
     dry_run: o.DryRunOption = False,
     as_json: o.JsonOption = False,
+    **given: Any,
 ) -> None:
     """Check a server's answers: does speculation leave them as they are?
 
@@ -97,16 +70,14 @@ def audit(
     from foretoken.lab.measure.workload import WorkloadConfig
     from foretoken.lab.plain import to_plain
 
-    sets = tuple(map(_parameters, parameters)) if parameters else None
-    plan = _plan(prompts=prompts, max_tokens=max_tokens, samples=samples, parameters=sets,
-                 temperature=temperature, minutes=minutes, depths=_lengths(depths),
-                 only=_words(only), drafter=method)  # fmt: skip
+    plan, baseline, submit = _plan(given), given["baseline"], given["submit"]
+    workload = o.resolve_workload(given["workload"] or "demo", out, dry_run=dry_run)
     config = AuditConfig(
         candidate=_arm(candidate, "on", "SERVER"),
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
-        workload=WorkloadConfig(file=o.resolve_workload(workload or "demo", out, dry_run=dry_run)),
+        workload=WorkloadConfig(file=workload),
         plan=plan,
-        card=card or "",
+        card=given["card"] or "",
     )
     if submit is not None:
         check_table(submit)
@@ -125,25 +96,34 @@ def audit(
     raise typer.Exit(EXIT_FAULT if found.faults else too_little)
 
 
-def _plan(**given: Any) -> "AuditPlan":
+def _plan(given: Mapping[str, Any]) -> "AuditPlan":
     """What is given, and the defaults of the rest."""
     from foretoken.lab.audit.run import AuditPlan
 
-    return AuditPlan(**{name: value for name, value in given.items() if value is not None})
+    names = ("prompts", "max_tokens", "samples", "parameters", "temperature", "minutes", "depths",
+             "only")  # fmt: skip
+    told = {name: given[name] for name in names} | {"drafter": given["method"]}
+    read: dict[str, Callable[[Any], Any]] = {
+        "parameters": lambda texts: tuple(map(_parameters, texts)),
+        "depths": _lengths,
+        "only": _words,
+    }
+    return AuditPlan(**{
+        name: read[name](value) if name in read else value
+        for name, value in told.items() if value not in (None, [])
+    })  # fmt: skip
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _lengths(text: str | None) -> tuple[int, ...] | None:
+def _lengths(text: str) -> tuple[int, ...]:
     """Draft lengths. Raises ConfigError: it is no list of such."""
-    if text is None:
-        return None
     words = _words(text)
     if not words or not all(word.isdigit() and 1 <= int(word) <= 64 for word in words):
         raise ConfigError("--depths", text, "lengths from 1 to 64, such as 3,4,5")
-    return tuple(int(word) for word in words)
+    return tuple(map(int, words))
 
 
 def _parameters(text: str) -> dict[str, Any]:

@@ -199,9 +199,7 @@ def _print(results: dict[str, "LintResult"]) -> None:
 
     console = Console(highlight=False)
     for name, result in results.items():
-        first = next(filter(str.strip, name.splitlines()), name)
-        title = first if len(first) < 80 and first == name else first[:77] + "..."
-        console.print(Text(title, style="bold"))
+        _print_title(console, name)
         for number, verdict in enumerate(result.launches, start=1):
             launch = verdict.launch
             if len(result.launches) > 1:
@@ -222,14 +220,20 @@ def _print(results: dict[str, "LintResult"]) -> None:
 
 def _print_symptoms(name: str, found: "list[Finding]") -> None:
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False)
-    first = next(filter(str.strip, name.splitlines()), name)
-    console.print(Text(first[:80], style="bold"))
+    _print_title(console, name)
     _print_findings(console, tuple(found))
     if not found:
         console.print("  no symptom that is known", style="green")
+
+
+def _print_title(console: "Console", name: str) -> None:
+    from rich.text import Text
+
+    first = next(filter(str.strip, name.splitlines()), name)
+    title = first if len(first) < 80 and first == name else first[:77] + "..."
+    console.print(Text(title, style="bold"))
 
 
 def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None:

@@ -4,6 +4,7 @@ Markdown: the page stands beside audit.json, the row goes into any table that be
 docs/audits.md does.
 """
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,10 +79,15 @@ def _about(found: Audited, day: str) -> list[tuple[str, str]]:
         ("day", day),
         ("engine", found.engine),
         ("version", found.version or "not told"),
-        ("model", found.model),
-        ("method", found.method or "not told"),
+        ("model", _named(found.model)),
+        ("method", _named(found.method) or "not told"),
         ("card", found.card or "not told"),
     ]
+
+
+def _named(text: str) -> str:
+    """A name, of a file that lies on the machine its last part: a table is for others."""
+    return re.sub(r"(^|:)(?:~|\.{0,2})/(?:[^/:]*/)*([^/:]+)/?$", r"\1\2", text)
 
 
 def page_of(found: Audited, day: str = "") -> str:

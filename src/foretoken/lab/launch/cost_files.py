@@ -9,9 +9,11 @@ Formats, each by the code that reads it:
   _load_adaptive_config and AdaptiveStepSlot; `--speculative-dspark-sps-table-path`:
   `dspark_components/dspark_sps.py`, load_sps_table_from_path and SpsAdditiveCostTable.
 - TensorRT-LLM 1.4.0rc4, `draft_len_schedule`: `tensorrt_llm/llmapi/llm_args.py`,
-  validate_draft_len_schedule_and_sort; the table of `confidence_cost_table_path`:
-  `tensorrt_llm/_torch/speculative/dspark_planner.py`, SpsCostTable. Builds that ask for a table of
-  schema 2 want a fingerprint of the engine, which its own profiler alone can give.
+  validate_draft_len_schedule_and_sort; the table of `confidence_cost_table_path`, before its
+  release `confidence_sps_table_path`: `tensorrt_llm/_torch/speculative/dspark_planner.py`,
+  SpsCostTable, which its load_runtime_sps_cost_table makes of a file without fields of schema 2.
+  Builds that take nothing but schema 2 want a fingerprint of the engine, which its own profiler
+  alone can give; `dspark.py` wants max_draft_len to be the block size of the drafter.
 - llama.cpp b11434, `--spec-draft-n-max`, `-n-min`, `-p-min`: `common/arg.cpp`, used by the loops of
   `common/speculative.cpp`.
 """
@@ -143,8 +145,13 @@ def _tell_tensorrt_llm(
     found |= {"speculative_model": drafting.model} if drafting.model else {}
     if word == "DSpark":
         found |= {"max_draft_len": costs.longest, "enable_confidence_scheduling": True}
+        curve = _curve(costs)
         found["confidence_cost_table_path"] = str(folder / "tensorrt-llm-dspark-costs.json")
-        files["tensorrt-llm-dspark-costs.json"] = json.dumps(_curve(costs), indent=1) + "\n"
+        found["confidence_min_predicted_gain"] = curve["minimum_predicted_gain"]
+        files["tensorrt-llm-dspark-costs.json"] = json.dumps(curve, indent=1) + "\n"
+        yield Unsaid(
+            "max_draft_len", "TensorRT-LLM refuses one that is not the drafter's block size"
+        )
         why = "a build that asks for schema 2 wants a table of its own profiler, with its "
         yield Unsaid("confidence_cost_table_path", f"{why}fingerprint of model, GPU and source")
     else:
@@ -215,4 +222,5 @@ def _curve(costs: MeasuredCosts) -> dict[str, Any]:
         "batch_sizes": found["bs_probes"],
         "batch_overhead_ms": milliseconds["alpha"],
         "minimum_predicted_gain": max(_LEAST_GAIN, round(costs.misfit, 3)),
+        "_meta": {"lookup": "interp"},  # between the points, as its profiler marks it
     }
