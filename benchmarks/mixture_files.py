@@ -207,9 +207,10 @@ def write_mixture(name: str, path: Path, vocabulary: Path, *, skew: float, seed:
     sizes = {
         "context_length": one.context, "embedding_length": one.hidden, "block_count": one.layers,
         "feed_forward_length": one.inner, "expert_feed_forward_length": one.inner,
-        "expert_count": one.experts, "expert_used_count": one.used, "attention.head_count": one.heads,
-        "attention.head_count_kv": one.kv_heads, "attention.key_length": one.head,
-        "attention.value_length": one.head, "attention.layer_norm_rms_epsilon": 1e-6,
+        "expert_count": one.experts, "expert_used_count": one.used,
+        "attention.head_count": one.heads, "attention.head_count_kv": one.kv_heads,
+        "attention.key_length": one.head, "attention.value_length": one.head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": one.theta, **one.more,
     }  # fmt: skip
     for key, value in sizes.items():

@@ -1,15 +1,15 @@
 """Mixtures of experts at full width: Foretoken beside llama.cpp, step by step.
 
-    python benchmarks/mixtures.py MODEL --files FOLDER --vocabulary PUBLISHED.gguf --environments FOLDER
+    python benchmarks/mixtures.py MODEL --files FOLDER --vocabulary FILE.gguf --environments FOLDER
 
-MODEL is a name of `mixture_files.py`, which writes the file if it is not there: no trained router is
-had, so rows choose evenly, or as a bias of routers has it (`--skew`). Both engines run the same
+MODEL is a name of `mixture_files.py`, which writes the file if it is not there: no trained router
+is had, so rows choose evenly, or as a bias of routers has it (`--skew`). Both engines run the same
 tokens, in turns, in the same file, on as many threads: steps of n rows of one sequence and of n
 sequences, and prompts. llama.cpp is driven by `workers/llama_rows.c`, compiled beside its library;
 `--parts search` tries its threads and attention for the settings that the other parts are given.
-Ours runs with activations of 16 bits, and of 8 as llama.cpp's. V(n) is the time of a step of n rows over
-that of one. What `info` and `lab plan` say V(n) is, from bytes, is worked out for the experts that
-the steps read. Files are not small and not committed. The last line is JSON.
+Ours runs with activations of 16 bits, and of 8 as llama.cpp's. V(n) is the time of a step of n rows
+over that of one. What `info` and `lab plan` say V(n) is, from bytes, is worked out for the experts
+that the steps read. Files are not small and not committed. The last line is JSON.
 """
 
 import argparse
@@ -69,6 +69,8 @@ class Took:
     experts: float | None = None
 
 
+PLAIN_STEPS = 5
+"""Steps of one row that a turn has: they are short, and all others are held against them."""
 Step = Callable[[list[int], int], Took]
 """Of these tokens, shared among so many sequences; 0: a prompt."""
 
@@ -147,11 +149,10 @@ def llama(
         linked = ["-lllama", "-lggml", "-lggml-cpu", "-lggml-base", f"-Wl,-rpath-link,{libraries}"]
         command = ["cc", "-O2", str(SOURCE), *include, f"-L{libraries}", *linked]
         run_quietly([*command, "-o", str(program)])
-    words = (program, model, threads, int(flash), ubatch, CONTEXT, max(ROWS))
+    words = map(str, (program, model, threads, int(flash), ubatch, CONTEXT, max(ROWS)))
     env = {**os.environ, "LD_LIBRARY_PATH": library_path(environment, pool)}
-    with subprocess.Popen(
-        [str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as process:  # fmt: skip
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words], stdin=pipe, stdout=pipe, text=True, env=env) as process:
         told, said = process.stdin, process.stdout
         assert told is not None and said is not None
         if not said.readline():
@@ -192,7 +193,7 @@ class Bench:
 
 
 def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
-    """Steps of all shapes in turns; each twice, of which the second counts."""
+    """Steps of all shapes in turns, each after one that does not count."""
     times: dict[str, dict[Shape, list[float]]] = {
         name: {shape: [] for shape in SHAPES} for name in arms
     }
@@ -200,27 +201,35 @@ def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
     reads, same = list[float](), list[bool]()
     for turn in range(bench.settings.repeats + 1):
         reads.append(bench.probe.gb_per_s())
-        said: dict[Shape, list[list[int]]] = {shape: [] for shape in SHAPES}
+        said: dict[str, list[int]] = {name: [] for name in arms}
         for name in in_turn(list(arms), turn):
             time.sleep(PAUSE_S)
             for rows, sequences in SHAPES:
                 arms[name](bench.tokens(-1 - rows, rows), sequences)
-                took = arms[name](bench.tokens(turn * 100 + rows + sequences, rows), sequences)
-                said[rows, sequences].append(took.tokens)
-                if turn:
-                    times[name][rows, sequences].append(took.seconds)
-                    if name == OURS and took.experts is not None:
+                seconds = []
+                for again in range(PLAIN_STEPS if rows == 1 else 1):
+                    seed = 1000 * turn + 100 * again + rows + sequences
+                    took = arms[name](bench.tokens(seed, rows), sequences)
+                    seconds.append(took.seconds)
+                    if turn and name == OURS and took.experts is not None:
                         experts[rows, sequences].append(took.experts)
-        same += [a == b for every in said.values() for a, b in zip(*every[:2], strict=True)]
+                said[name] += took.tokens
+                if turn:
+                    times[name][rows, sequences].append(statistics.median(seconds))
+        same += [a == b for a, b in zip(said[OURS], said[PEER], strict=True)]
     read = statistics.median(reads)
     touched = {shape: statistics.mean(found) for shape, found in experts.items()}
     show_steps(bench, times, touched, read)
     bench.results["steps"] = {
         "read_gb_per_s": read,
-        "rows_whose_tokens_are_alike": statistics.mean(same),
-        "experts_of_a_layer": {f"{rows} of {of}": n for (rows, of), n in touched.items()},
-        **{name: {f"{rows} of {of}": s for (rows, of), s in own.items()} for name, own in times.items()},
-    }  # fmt: skip
+        "rows_whose_tokens_are_llama.cpp's": statistics.mean(same),
+        "experts_of_a_layer": by_name(touched),
+        **{name: by_name(own) for name, own in times.items()},
+    }
+
+
+def by_name(of_shapes: Mapping[Shape, Any]) -> dict[str, Any]:
+    return {f"{rows} of {sequences}": found for (rows, sequences), found in of_shapes.items()}
 
 
 def show_steps(
@@ -240,9 +249,8 @@ def show_steps(
     }
     for rows, of in SHAPES:
         count = bench.read_bytes(touched[rows, of])
-        cells = "  ".join(
-            f"{1e3 * own[rows, of]:20.1f} {own[rows, of] / own[1, 1]:7.2f}" for own in middle.values()
-        )  # fmt: skip
+        pairs = [(own[rows, of], own[rows, of] / own[1, 1]) for own in middle.values()]
+        cells = "  ".join(f"{1e3 * seconds:20.1f} {over:7.2f}" for seconds, over in pairs)
         print(f"{rows:4} {of:3} {touched[rows, of]:8.1f} {count / read / 1e6:7.1f} "
               f"{count / one:8.2f}  {cells}")  # fmt: skip
     for name in names[:-1]:
@@ -256,9 +264,8 @@ def show_steps(
         for of in (1, 2):  # tokens a second of two rows, over those of one
             dip = 2 * own[1, 1] / own[2, of]
             bench.goals.append(at_least(f"{name}: two rows of {of} over one", dip, 1.0))
-        far = {
-            shape: own[shape] / own[1, 1] / (bench.read_bytes(touched[shape]) / one) for shape in SHAPES
-        }  # fmt: skip
+        planned = {shape: bench.read_bytes(touched[shape]) / one for shape in SHAPES}
+        far = {shape: own[shape] / own[1, 1] / planned[shape] for shape in SHAPES}
         for what, pick in (("most", max), ("least", min)):
             at = pick(far, key=lambda shape: far[shape])
             note = f"{name}: V over planned, {what}, {at[0]} rows of {at[1]}"
@@ -331,15 +338,14 @@ def main() -> None:
             ours = Ours(build_engine(config).parts)
             arms[name] = ours.step
             shape = ours.parts.runner.model.shape
-        bench = Bench(
-            settings, model, ModelMemory(shape=shape), shape.vocab_size, ReadProbe(threads)
-        )
+        memory, probe = ModelMemory(shape=shape), ReadProbe(threads)
+        bench = Bench(settings, model, memory, shape.vocab_size, probe)
         if "search" in settings.parts:
             search(bench, environment, threads)
         else:
-            arms[PEER] = stack.enter_context(
-                llama(model, environment, threads, settings.pool, not settings.no_flash, settings.ubatch)
-            )  # fmt: skip
+            flash = not settings.no_flash
+            peer = llama(model, environment, threads, settings.pool, flash, settings.ubatch)
+            arms[PEER] = stack.enter_context(peer)
         for part, measure in (("steps", measure_steps), ("prompts", measure_prompts)):
             if part in settings.parts:
                 measure(bench, arms)
