@@ -48,8 +48,10 @@ typedef struct {
     ft_linear_job job;  // of all rows, or of all pairs
     const ft_linear *of_first;   // the layer of expert 0
     const ft_linear *const *experts;  // where each expert's chain begins
-    int part;                    // how far along its chain
-    int64_t tiles;
+    int part;                    // how far along its chain this stage begins
+    int64_t tiles;               // of the parts that run together
+    char *to_pairs;
+    ft_prepared by_row;
 } stage;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -63,22 +65,6 @@ static void in_items(ft_task task, void *context, int64_t rows, int64_t width) {
 }
 
 // The router.
-
-static void score_panel(void *context, int64_t item, int worker) {
-    (void)worker;
-    const state *s = context;
-    const int64_t hidden = s->e->hidden;
-    const float *const weights = s->e->router + item * hidden * FT_PANEL;
-    for (int64_t r = 0; r < s->rows; r++) {
-        const char *const row = s->x + (size_t)(r * hidden) * s->item;
-        float sum[FT_PANEL] = {0};
-        for (int64_t k = 0; k < hidden; k++) {
-            const float value = ft_value(row, k, s->e->type);
-            for (int i = 0; i < FT_PANEL; i++) sum[i] += value * weights[k * FT_PANEL + i];
-        }
-        memcpy(s->scores + r * s->outputs + item * FT_PANEL, sum, sizeof sum);
-    }
-}
 
 // Whether value `a` comes before value `b` of a later index: what is no number is larger than all.
 static int before(float a, float b) { return a != a || a >= b; }
@@ -235,6 +221,12 @@ static void prepare_item(void *context, int64_t item, int worker) {
     for (int64_t r = item * ITEM_ROWS; r < end; r++) g->s->kernels->prepare(&g->job, r);
 }
 
+// Bytes from one prepared row to the next: not whole pages, whose lines share sets of a cache.
+static int64_t row_stride(const ft_linear_kernels *kernels, const ft_linear *layer) {
+    const int64_t stride = ft_round_up((int64_t)kernels->row_bytes(layer), 64);
+    return stride % 4096 ? stride : stride + 64;
+}
+
 // Rows as the kernels want them, one after the other in `memory`.
 static void prepare(stage *g, const ft_linear_rows *rows, char *memory) {
     const ft_linear *layer = g->of_first;
@@ -246,7 +238,7 @@ static void prepare(stage *g, const ft_linear_rows *rows, char *memory) {
     x->rows = (g->s->pairs + g->s->touched - 1) / g->s->touched;
     x->chunk_shift = g->s->kernels->chunk_shift(layer);
     x->chunk_stride = (int64_t)1 << x->chunk_shift;
-    x->stride = ft_round_up((int64_t)g->s->kernels->row_bytes(layer), 64);
+    x->stride = row_stride(g->s->kernels, layer);
     x->blocks = ft_round_up(padded, FT_BLOCK) / FT_BLOCK;
     x->parts = x->blocks * (FT_BLOCK / ft_part(layer));
     x->values = memory;
@@ -258,66 +250,88 @@ static void prepare(stage *g, const ft_linear_rows *rows, char *memory) {
 // What prepare() takes of memory for a row.
 static int64_t prepared_bytes(const ft_linear_kernels *kernels, const ft_linear *layer) {
     const int64_t blocks = ft_round_up(ft_padded_inputs(layer), FT_BLOCK) / FT_BLOCK;
-    return ft_round_up((int64_t)kernels->row_bytes(layer), 64) + blocks * (1 + FT_BLOCK / 16) * 4;
+    return row_stride(kernels, layer) + blocks * (1 + FT_BLOCK / 16) * 4;
 }
 
 // Each pair its row's copy, so that an expert's lie together.
-static void copy_to_pairs(stage *g, char *memory) {
-    const state *s = g->s;
-    const ft_prepared from = g->job.x;
-    ft_prepared *to = &g->job.x;
-    to->values = memory;
-    to->scales = (const float *)(memory + from.stride * s->pairs);
-    to->sums = (const int32_t *)(to->scales + s->pairs * from.blocks);
+static void copy_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const stage *g = context;
+    const ft_prepared *from = &g->by_row, *to = &g->job.x;
     const int integer = g->of_first->weight_type >= FT_WEIGHT_INT8;
-    for (int64_t p = 0; p < s->pairs; p++) {
-        const int64_t r = s->row_of[p];
-        memcpy(memory + p * from.stride, (const char *)from.values + r * from.stride, (size_t)from.stride);
+    const int64_t end = least((item + 1) * ITEM_ROWS, g->s->pairs);
+    for (int64_t p = item * ITEM_ROWS; p < end; p++) {
+        const int64_t r = g->s->row_of[p];
+        memcpy(g->to_pairs + p * from->stride, (const char *)from->values + r * from->stride,
+               (size_t)from->stride);
         if (!integer) continue;
-        memcpy((float *)to->scales + p * from.blocks, from.scales + r * from.blocks, (size_t)from.blocks * 4);
-        memcpy((int32_t *)to->sums + p * from.parts, from.sums + r * from.parts, (size_t)from.parts * 4);
+        memcpy((float *)to->scales + p * from->blocks, from->scales + r * from->blocks,
+               (size_t)from->blocks * 4);
+        memcpy((int32_t *)to->sums + p * from->parts, from->sums + r * from->parts, (size_t)from->parts * 4);
     }
 }
+
+static void copy_to_pairs(stage *g, char *memory) {
+    ft_prepared *to = &g->job.x;
+    g->by_row = *to;
+    g->to_pairs = memory;
+    to->values = memory;
+    to->scales = (const float *)(memory + to->stride * g->s->pairs);
+    to->sums = (const int32_t *)(to->scales + g->s->pairs * to->blocks);
+    in_items(copy_item, g, g->s->pairs, to->stride);
+}
+
+static int64_t tiles_of(const ft_linear *layer) { return ft_round_up(ft_panels(layer), FT_TILE) / FT_TILE; }
 
 // One tile of one expert over all of its pairs.
 static void tile_item(void *context, int64_t item, int worker) {
     (void)worker;
     const stage *g = context;
     const state *s = g->s;
-    const int64_t at = item / g->tiles, panel = item % g->tiles * FT_TILE, first = s->first[at];
+    const int64_t at = item / g->tiles, first = s->first[at];
     const ft_linear *layer = part_of(g->experts[s->active[at]], g->part);
+    int64_t tile = item % g->tiles, column = 0;
+    for (; tile >= tiles_of(layer); layer = layer->next) {
+        tile -= tiles_of(layer);
+        column += layer->outputs;
+    }
     ft_linear_rows rows = *g->job.rows;
     rows.rows = s->first[at + 1] - first;
-    rows.y = (char *)rows.y + first * rows.y_stride * (layer->y_type == FT_BFLOAT16 ? 2 : 4);
+    rows.y = (char *)rows.y + (first * rows.y_stride + column) * (layer->y_type == FT_BFLOAT16 ? 2 : 4);
     ft_linear_job job = {.layer = layer, .rows = &rows, .x = g->job.x};
     job.x.values = (const char *)job.x.values + first * job.x.stride;
     job.x.scales += first * job.x.blocks;
     job.x.sums += first * job.x.parts;
+    const int64_t panel = tile * FT_TILE;
     s->kernels->tile(&job, panel, least(FT_TILE, ft_panels(layer) - panel));
 }
 
 static void multiply(stage *g, const ft_linear_rows *rows) {
     g->job.rows = rows;
-    g->tiles = ft_round_up(ft_panels(g->of_first), FT_TILE) / FT_TILE;
     ft_parallel(tile_item, g, g->tiles * g->s->touched);
 }
 
+// What follows one another in a chain and takes rows prepared alike runs together.
 static void run_gate_up(state *s) {
     const ft_experts *e = s->e;
     const int64_t width = e->activation == FT_RELU_SQUARED ? e->inner : 2 * e->inner;
     const ft_linear_rows by_row = {.x = s->x, .rows = s->rows, .x_stride = e->hidden};
     ft_linear_rows rows = {.y = s->both, .rows = s->pairs, .y_stride = width};
     stage g = {.s = s, .experts = e->gate_up};
-    const ft_linear *before_it = NULL;
-    for (const ft_linear *layer = e->gate_up[0]; layer; layer = layer->next, g.part++) {
+    for (const ft_linear *layer = e->gate_up[0]; layer;) {
         g.of_first = layer;
-        if (!before_it || !prepared_alike(before_it, layer)) {
-            prepare(&g, &by_row, s->by_row);
-            copy_to_pairs(&g, s->by_pair);
+        prepare(&g, &by_row, s->by_row);
+        copy_to_pairs(&g, s->by_pair);
+        int parts = 0;
+        int64_t columns = 0;
+        g.tiles = 0;
+        for (; layer && prepared_alike(g.of_first, layer); layer = layer->next, parts++) {
+            g.tiles += tiles_of(layer);
+            columns += layer->outputs;
         }
         multiply(&g, &rows);
-        rows.y = (char *)rows.y + (size_t)layer->outputs * s->item;
-        before_it = layer;
+        rows.y = (char *)rows.y + (size_t)columns * s->item;
+        g.part += parts;
     }
 }
 
@@ -327,6 +341,7 @@ static void run_down(state *s) {
                                  .x_stride = e->inner, .y_stride = e->hidden};
     stage g = {.s = s, .experts = e->down, .of_first = e->down[0]};
     prepare(&g, &rows, s->by_pair);
+    g.tiles = tiles_of(g.of_first);
     multiply(&g, &rows);
 }
 
@@ -357,18 +372,17 @@ typedef struct {
     const ft_experts *e;
     const char *both;
     char *gated;
-    int64_t rows, inner;
+    int64_t inner;
     int32_t activation;
     size_t item;
 } activation_call;
 
-static void activate_item(void *context, int64_t item, int worker) {
+static void activate_row(void *context, int64_t row, int worker) {
     (void)worker;
     const activation_call *c = context;
-    const int64_t first = item * ITEM_ROWS, count = least(ITEM_ROWS, c->rows - first);
     const int64_t each = c->activation == FT_RELU_SQUARED ? 1 : 2;
-    activate_rows(c->e, c->both + (size_t)(first * each * c->inner) * c->item,
-                  c->gated + (size_t)(first * c->inner) * c->item, count, c->inner, c->activation);
+    activate_rows(c->e, c->both + (size_t)(row * each * c->inner) * c->item,
+                  c->gated + (size_t)(row * c->inner) * c->item, 1, c->inner, c->activation);
 }
 
 static void activate(const state *s, const char *both, char *gated, int64_t rows, int64_t inner,
@@ -380,8 +394,9 @@ static void activate(const state *s, const char *both, char *gated, int64_t rows
         ft_gate(&gate);
         return;
     }
-    activation_call call = {s->e, both, gated, rows, inner, activation, s->item};
-    in_items(activate_item, &call, rows, 8 * inner);
+    // A row has a power for each of its numbers, so that each is worth a turn.
+    activation_call call = {s->e, both, gated, inner, activation, s->item};
+    ft_parallel(activate_row, &call, rows);
 }
 
 static void run_shared(const state *s) {
@@ -461,11 +476,9 @@ static int64_t lay_out(state *s, char *memory) {
 
 static void run_rows(state *s) {
     const ft_experts *e = s->e;
-    const int64_t panels = s->outputs / FT_PANEL;
-    if (s->rows * e->hidden * e->experts > SERIAL_VALUES)
-        ft_parallel(score_panel, s, panels);
-    else
-        for (int64_t panel = 0; panel < panels; panel++) score_panel(s, panel, 0);
+    const ft_scores_call scores = {.router = e->router, .x = s->x, .scores = s->scores, .rows = s->rows,
+                                   .hidden = e->hidden, .outputs = s->outputs, .type = e->type};
+    ft_scores(&scores);
     in_items(choose_item, s, s->rows, e->experts * e->chosen);
     sort_pairs(s);
     run_gate_up(s);

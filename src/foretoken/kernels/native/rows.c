@@ -64,3 +64,21 @@ void ft_rotary(const ft_rotary_call *call) {
 void ft_gate(const ft_gate_call *call) {
     share((share_state){run_gate, call, call->rows}, 4 * call->width);
 }
+
+enum { SCORED_ROWS = 64, SERIAL_SCORES = 1 << 15 };
+
+static void scores_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const ft_scores_call *call = context;
+    const int64_t panels = call->outputs / 16, first = item / panels * SCORED_ROWS;
+    const int64_t end = first + SCORED_ROWS < call->rows ? first + SCORED_ROWS : call->rows;
+    kernels()->scores(call, item % panels, first, end);
+}
+
+void ft_scores(const ft_scores_call *call) {
+    const int64_t items = call->outputs / 16 * ((call->rows + SCORED_ROWS - 1) / SCORED_ROWS);
+    if (call->rows * call->hidden * call->outputs > SERIAL_SCORES)
+        ft_parallel(scores_item, (void *)call, items);
+    else
+        for (int64_t item = 0; item < items; item++) scores_item((void *)call, item, 0);
+}

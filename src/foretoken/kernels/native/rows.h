@@ -1,4 +1,5 @@
-// What is done to each row of activations between the matrices: norms, rotary positions, gates.
+// What is done to each row of activations between the matrices: norms, rotary positions, gates, scores of
+// routers.
 //
 // Everything is computed in float32 and rounded once to the type of the rows. A row's bits depend on
 // the row alone.
@@ -50,9 +51,20 @@ typedef struct {
     int32_t type, activation;
 } ft_gate_call;
 
+// scores = x router: products of float32, added along the inputs in order.
+typedef struct {
+    const float *router;  // [panel][hidden][16]
+    const void *x;        // [rows, hidden]
+    float *scores;        // [rows, outputs]
+    int64_t rows, hidden;
+    int64_t outputs;  // a multiple of 16
+    int32_t type;
+} ft_scores_call;
+
 FT_EXPORT void ft_norm(const ft_norm_call *call);
 FT_EXPORT void ft_rotary(const ft_rotary_call *call);
 FT_EXPORT void ft_gate(const ft_gate_call *call);
+void ft_scores(const ft_scores_call *call);
 
 // An instruction set's kernels: each for rows [first, end).
 typedef struct {
@@ -60,6 +72,8 @@ typedef struct {
     void (*norm)(const ft_norm_call *call, int64_t first, int64_t end);
     void (*rotary)(const ft_rotary_call *call, int64_t first, int64_t end);
     void (*gate)(const ft_gate_call *call, int64_t first, int64_t end);
+    // Those of one panel.
+    void (*scores)(const ft_scores_call *call, int64_t panel, int64_t first, int64_t end);
 } ft_row_kernels;
 
 extern const ft_row_kernels ft_rows_portable, ft_rows_avx2, ft_rows_avx512, ft_rows_avx512bf16,

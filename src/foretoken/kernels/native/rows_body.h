@@ -3,6 +3,7 @@
 
 #include <float.h>
 
+#include "scalar.h"
 #include "vec.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
@@ -214,4 +215,40 @@ static void gate(const ft_gate_call *c, int64_t first, int64_t end) {
         gate_rows(c, first, end, FT_FLOAT32, FT_GELU_TANH);
 }
 
-const ft_row_kernels NAME = {1, norm, rotary, gate};
+enum {
+    SCORES = 16 / W,                             // vectors of a panel
+    AT_ONCE = W == 16 ? 8 : W == 8 ? 4 : 2       // rows whose sums stay in registers
+};
+
+// Sums of several rows: those of one wait for each other.
+ALWAYS void score_rows(const ft_scores_call *c, int64_t panel, int64_t first, const int rows, const int type) {
+    const float *const weights = c->router + panel * c->hidden * 16;
+    vf sum[AT_ONCE][SCORES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < SCORES; v++) sum[r][v] = vf_set1(0.0f);
+    for (int64_t k = 0; k < c->hidden; k++) {
+        vf weight[SCORES];
+        for (int v = 0; v < SCORES; v++) weight[v] = vf_load(weights + k * 16 + v * W);
+        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++) {
+            const vf x = vf_set1(ft_value(row_at(c->x, first + r, c->hidden, type), k, type));
+            for (int v = 0; v < SCORES; v++) sum[r][v] = vf_add(sum[r][v], vf_mul(x, weight[v]));
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < SCORES; v++)
+            vf_store(c->scores + (first + r) * c->outputs + panel * 16 + v * W, sum[r][v]);
+}
+
+ALWAYS void score_all(const ft_scores_call *c, int64_t panel, int64_t first, int64_t end, const int type) {
+    for (; first + AT_ONCE <= end; first += AT_ONCE) score_rows(c, panel, first, AT_ONCE, type);
+    for (; first < end; first++) score_rows(c, panel, first, 1, type);
+}
+
+static void scores(const ft_scores_call *c, int64_t panel, int64_t first, int64_t end) {
+    if (c->type == FT_BFLOAT16)
+        score_all(c, panel, first, end, FT_BFLOAT16);
+    else
+        score_all(c, panel, first, end, FT_FLOAT32);
+}
+
+const ft_row_kernels NAME = {1, norm, rotary, gate, scores};

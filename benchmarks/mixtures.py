@@ -1,0 +1,356 @@
+"""Mixtures of experts at full width: Foretoken beside llama.cpp, step by step.
+
+    python benchmarks/mixtures.py MODEL --files FOLDER --vocabulary FILE.gguf --environments FOLDER
+
+MODEL is a name of `mixture_files.py`, which writes the file if it is not there: no trained router
+is had, so rows choose evenly, or as a bias of routers has it (`--skew`). Both engines run the same
+tokens, in turns, in the same file, on as many threads: steps of n rows of one sequence and of n
+sequences, and prompts. llama.cpp is driven by `workers/llama_rows.c`, compiled beside its library;
+`--parts search` tries its threads and attention for the settings that the other parts are given.
+Ours runs with activations of 16 bits, and of 8 as llama.cpp's. V(n) is the time of a step of n rows
+over that of one. What `info` and `lab plan` say V(n) is, from bytes, is worked out for the experts
+that the steps read. Files are not small and not committed. The last line is JSON.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from bandwidth import ReadProbe
+from common import (
+    Goal,
+    announce,
+    at_least,
+    at_most,
+    finish,
+    make_parser,
+    ratio_of_medians,
+    use_threads,
+)
+from engines import install, library_path, llama_folder, run_quietly
+from mixture_files import MIXTURES, write_mixture
+
+from foretoken.config import EngineConfig
+from foretoken.config.memory import ModelMemory
+from foretoken.engine.engine import EngineParts
+from foretoken.engine.wiring import build_engine
+from foretoken.lab.stats.repeats import in_turn
+from foretoken.models.compiled_layers import CompiledLayers, RowsPlan
+from foretoken.models.tensors import SpanLayout
+
+ROWS = (1, 2, 4, 6, 8, 16)
+PROMPT = 2048
+CONTEXT = 32
+PAUSE_S = 0.03
+"""Threads of the engine before may still wait for work."""
+OURS, EIGHT, PEER = "foretoken", "foretoken, 8-bit activations", "llama.cpp"
+SOURCE = Path(__file__).with_name("workers") / "llama_rows.c"
+Shape = tuple[int, int]
+"""Rows of a step, and the sequences that share them."""
+SHAPES: tuple[Shape, ...] = (*((n, 1) for n in ROWS), *((n, n) for n in ROWS[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """A step: its time, the token of each row, and the experts that a layer read."""
+
+    seconds: float
+    tokens: list[int]
+    experts: float | None = None
+
+
+PLAIN_STEPS = 5
+"""Steps of one row that a turn has: they are short, and all others are held against them."""
+Step = Callable[[list[int], int], Took]
+"""Of these tokens, shared among so many sequences; 0: a prompt."""
+
+
+class Ours:
+    """Foretoken's runner, whose steps leave nothing behind."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
+        self._size = parts.runner.page_size
+        self._each = -(-(PROMPT + 1) // self._size)
+        self._read = ctypes.c_int64()
+        experts = parts.runner.model.shape.experts
+        assert experts is not None
+        self._layers = experts.num_layers
+        for sequence in range(max(ROWS)):
+            ids = [(7919 * i + 31 * sequence) % parts.runner.model.shape.vocab_size
+                   for i in range(CONTEXT)]  # fmt: skip
+            self._run([ids], [self._layout(sequence, 0, CONTEXT)], [CONTEXT - 1])
+
+    def _layout(self, sequence: int, start: int, count: int) -> SpanLayout:
+        # A sequence's first pages lie behind those of the first, which prompts want.
+        pages = -(-(CONTEXT + max(ROWS)) // self._size)
+        first = sequence and self._each + (sequence - 1) * pages
+        table = list(range(first, first + (pages if sequence else self._each)))
+        return SpanLayout(start=start, num_tokens=count, page_table=table)
+
+    def _run(self, ids: list[list[int]], layouts: list[SpanLayout], rows: list[int]) -> Took:
+        self._read.value = 0
+        with self.parts.threads, torch.inference_mode(), self._counting():
+            began = time.perf_counter()
+            output = self.parts.runner.forward(layouts, ids, rows)
+            tokens = output.logits_RV.argmax(dim=-1).tolist()
+            seconds = time.perf_counter() - began
+        return Took(seconds, tokens, self._read.value / self._layers)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        plain = CompiledLayers.plan_rows
+
+        def counted(layers: CompiledLayers, *given: Any) -> RowsPlan:
+            plan = plain(layers, *given)
+            plan.step.distinct = ctypes.addressof(self._read)
+            return plan
+
+        vars_of: Any = CompiledLayers
+        vars_of.plan_rows = counted
+        try:
+            yield
+        finally:
+            vars_of.plan_rows = plain
+
+    def step(self, tokens: list[int], sequences: int) -> Took:
+        """A step behind the context of so many sequences, all of whose rows want logits."""
+        if not sequences:
+            found = self._run([tokens], [self._layout(0, 0, len(tokens))], [len(tokens) - 1])
+            ids = [(7919 * i) % self.parts.runner.model.shape.vocab_size for i in range(CONTEXT)]
+            self._run([ids], [self._layout(0, 0, CONTEXT)], [CONTEXT - 1])
+            return found
+        each = len(tokens) // sequences
+        layouts = [self._layout(at, CONTEXT, each) for at in range(sequences)]
+        ids = [tokens[at * each : (at + 1) * each] for at in range(sequences)]
+        return self._run(ids, layouts, list(range(len(tokens))))
+
+
+@contextmanager
+def llama(
+    model: Path, environment: Path, threads: int, pool: str, flash: bool, ubatch: int
+) -> Iterator[Step]:
+    """llama.cpp's steps, in a process that runs as long as the block."""
+    folder = llama_folder(environment)
+    program = folder / "llama_rows"
+    if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
+        source, libraries = folder / "source", folder / "pool" / "bin"
+        include = [f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}"]
+        linked = ["-lllama", "-lggml", "-lggml-cpu", "-lggml-base", f"-Wl,-rpath-link,{libraries}"]
+        command = ["cc", "-O2", str(SOURCE), *include, f"-L{libraries}", *linked]
+        run_quietly([*command, "-o", str(program)])
+    words = map(str, (program, model, threads, int(flash), ubatch, CONTEXT, max(ROWS)))
+    env = {**os.environ, "LD_LIBRARY_PATH": library_path(environment, pool)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words], stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        told, said = process.stdin, process.stdout
+        assert told is not None and said is not None
+        if not said.readline():
+            raise SystemExit("llama.cpp did not start")
+
+        def step(tokens: list[int], sequences: int) -> Took:
+            what = f"step {sequences}" if sequences else "prompt"
+            told.write(f"{what} {' '.join(map(str, tokens))}\n")
+            told.flush()
+            seconds, *found = said.readline().split()
+            return Took(float(seconds), [int(token) for token in found])
+
+        try:
+            yield step
+        finally:
+            told.close()
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the parts share."""
+
+    settings: argparse.Namespace
+    model: Path
+    memory: ModelMemory
+    vocabulary: int
+    probe: ReadProbe
+    results: dict[str, Any] = field(default_factory=dict)
+    goals: list[Goal] = field(default_factory=list)
+
+    def tokens(self, seed: int, count: int) -> list[int]:
+        return random.Random(seed).choices(range(self.vocabulary), k=count)
+
+    def read_bytes(self, experts: float) -> float:
+        """Of a step whose layers read so many experts, as `info` and `lab plan` count them."""
+        count = MIXTURES[self.settings.model].experts
+        return self.memory.step_bytes(2, 0) + experts / count * self.memory.expert_bytes(2)
+
+
+def measure_steps(bench: Bench, arms: Mapping[str, Step]) -> None:
+    """Steps of all shapes in turns, each after one that does not count."""
+    times: dict[str, dict[Shape, list[float]]] = {
+        name: {shape: [] for shape in SHAPES} for name in arms
+    }
+    experts: dict[Shape, list[float]] = {shape: [] for shape in SHAPES}
+    reads, same = list[float](), list[bool]()
+    for turn in range(bench.settings.repeats + 1):
+        reads.append(bench.probe.gb_per_s())
+        said: dict[str, list[int]] = {name: [] for name in arms}
+        for name in in_turn(list(arms), turn):
+            time.sleep(PAUSE_S)
+            for rows, sequences in SHAPES:
+                arms[name](bench.tokens(-1 - rows, rows), sequences)
+                seconds = []
+                for again in range(PLAIN_STEPS if rows == 1 else 1):
+                    seed = 1000 * turn + 100 * again + rows + sequences
+                    took = arms[name](bench.tokens(seed, rows), sequences)
+                    seconds.append(took.seconds)
+                    if turn and name == OURS and took.experts is not None:
+                        experts[rows, sequences].append(took.experts)
+                said[name] += took.tokens
+                if turn:
+                    times[name][rows, sequences].append(statistics.median(seconds))
+        same += [a == b for a, b in zip(said[OURS], said[PEER], strict=True)]
+    read = statistics.median(reads)
+    touched = {shape: statistics.mean(found) for shape, found in experts.items()}
+    show_steps(bench, times, touched, read)
+    bench.results["steps"] = {
+        "read_gb_per_s": read,
+        "rows_whose_tokens_are_llama.cpp's": statistics.mean(same),
+        "experts_of_a_layer": by_name(touched),
+        **{name: by_name(own) for name, own in times.items()},
+    }
+
+
+def by_name(of_shapes: Mapping[Shape, Any]) -> dict[str, Any]:
+    return {f"{rows} of {sequences}": found for (rows, sequences), found in of_shapes.items()}
+
+
+def show_steps(
+    bench: Bench,
+    times: Mapping[str, Mapping[Shape, Sequence[float]]],
+    touched: Mapping[Shape, float],
+    read: float,
+) -> None:
+    """A table of times and of V(n), and how they stand to the goals."""
+    names, one = list(times), bench.read_bytes(touched[1, 1])
+    print(f"\nmemory is read at {read:.1f} GB/s; ms of a step, and V = over that of one row")
+    heads = "  ".join(f"{name:>28}" for name in names)
+    print(f"{'rows':>4} {'of':>3} {'experts':>8} {'floor':>7} {'planned':>8}  {heads}")
+    middle = {
+        name: {shape: statistics.median(found) for shape, found in own.items()}
+        for name, own in times.items()
+    }
+    for rows, of in SHAPES:
+        count = bench.read_bytes(touched[rows, of])
+        pairs = [(own[rows, of], own[rows, of] / own[1, 1]) for own in middle.values()]
+        cells = "  ".join(f"{1e3 * seconds:20.1f} {over:7.2f}" for seconds, over in pairs)
+        print(f"{rows:4} {of:3} {touched[rows, of]:8.1f} {count / read / 1e6:7.1f} "
+              f"{count / one:8.2f}  {cells}")  # fmt: skip
+    for name in names[:-1]:
+        plain = ratio_of_medians(times[PEER][1, 1], times[name][1, 1])
+        print(f"{name}, plain over llama.cpp: {plain}")
+        bench.goals.append(at_least(f"{name}: plain over llama.cpp", plain.value, 1.15))
+        own, peer = middle[name], middle[PEER]
+        for of, what in ((1, "one sequence"), (8, "8 sequences")):
+            ratio = own[8, of] / own[1, 1] / (peer[8, of] / peer[1, 1])
+            bench.goals.append(at_most(f"{name}: V(8) over llama.cpp's, {what}", ratio, 0.85))
+        for of in (1, 2):  # tokens a second of two rows, over those of one
+            dip = 2 * own[1, 1] / own[2, of]
+            bench.goals.append(at_least(f"{name}: two rows of {of} over one", dip, 1.0))
+        planned = {shape: bench.read_bytes(touched[shape]) / one for shape in SHAPES}
+        far = {shape: own[shape] / own[1, 1] / planned[shape] for shape in SHAPES}
+        for what, pick in (("most", max), ("least", min)):
+            at = pick(far, key=lambda shape: far[shape])
+            note = f"{name}: V over planned, {what}, {at[0]} rows of {at[1]}"
+            goal = at_most(note, far[at], 1.15) if what == "most" else at_least(note, far[at], 0.85)
+            bench.goals.append(goal)
+
+
+def measure_prompts(bench: Bench, arms: Mapping[str, Step]) -> None:
+    """Prompts in turns, tokens a second."""
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(bench.settings.prompts):
+        for name in in_turn(list(arms), turn):
+            time.sleep(PAUSE_S)
+            count = bench.settings.prompt
+            took = arms[name](bench.tokens(turn, count), 0)
+            rates[name].append(count / took.seconds)
+    bench.results["prompts"] = rates
+    for name, found in rates.items():
+        print(f"prompt of {bench.settings.prompt}, {name}: {statistics.median(found):.1f} tokens/s")
+        if name != PEER:
+            over = ratio_of_medians(found, rates[PEER])
+            bench.goals.append(at_least(f"{name}: prompt over llama.cpp", over.value, 1.2))
+
+
+def search(bench: Bench, environment: Path, threads: int) -> None:
+    """llama.cpp's settings, tried one after the other."""
+    for pool, flash in (("own", True), ("own", False), ("openmp", True)):
+        with llama(bench.model, environment, threads, pool, flash, 512) as step:
+            found = {
+                rows: 1e3 * min(step(bench.tokens(turn, rows), 1).seconds for turn in range(9))
+                for rows in (1, 8)
+            }
+        print(f"llama.cpp, {pool}, flash attention {flash}: {found} ms", flush=True)
+        bench.results[f"{pool}, flash {flash}"] = found
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("model", choices=MIXTURES)
+    parser.add_argument("--files", type=Path, required=True, help="where models lie or are written")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="a GGUF file")
+    parser.add_argument("--environments", type=Path, required=True, help="for llama.cpp")
+    parser.add_argument("--skew", type=float, default=0.0, help="of routers' biases")
+    parser.add_argument("--parts", nargs="+", choices=["search", "steps", "prompts"],
+                        default=["steps", "prompts"])  # fmt: skip
+    parser.add_argument("--arms", nargs="+", choices=[OURS, EIGHT], default=[OURS, EIGHT])
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="default: %(default)s")
+    parser.add_argument("--prompts", type=int, default=3, help="turns; default: %(default)s")
+    parser.add_argument("--pool", choices=["own", "openmp"], default="own")
+    parser.add_argument("--no-flash", action="store_true", help="llama.cpp's flash attention off")
+    parser.add_argument("--ubatch", type=int, default=512, help="llama.cpp's; default: %(default)s")
+    settings = parser.parse_args()
+    if settings.quick:
+        settings.repeats, settings.prompt, settings.prompts = 1, 64, 1
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    use_threads(threads)
+    environment = install("llama-cpp", settings.environments, None)
+    model = settings.files / f"{settings.model}{'-skewed' if settings.skew else ''}.gguf"
+    if not model.exists():
+        write_mixture(settings.model, model, settings.vocabulary, skew=settings.skew)
+    where = announce(settings)
+    with ExitStack() as stack:
+        arms: dict[str, Step] = {}
+        for name in settings.arms:
+            config = EngineConfig.from_kwargs(
+                model=str(model), max_num_seqs=max(ROWS), max_model_len=2 * PROMPT,
+                kv_cache_memory_bytes=400_000_000, activations="int8" if name == EIGHT else "auto",
+                adaptive_speculation=False,
+            )  # fmt: skip
+            ours = Ours(build_engine(config).parts)
+            arms[name] = ours.step
+            shape = ours.parts.runner.model.shape
+        memory, probe = ModelMemory(shape=shape), ReadProbe(threads)
+        bench = Bench(settings, model, memory, shape.vocab_size, probe)
+        if "search" in settings.parts:
+            search(bench, environment, threads)
+        else:
+            flash = not settings.no_flash
+            peer = llama(model, environment, threads, settings.pool, flash, settings.ubatch)
+            arms[PEER] = stack.enter_context(peer)
+        for part, measure in (("steps", measure_steps), ("prompts", measure_prompts)):
+            if part in settings.parts:
+                measure(bench, arms)
+    finish("mixtures", where, settings, bench.results, bench.goals)
+
+
+if __name__ == "__main__":
+    main()
