@@ -30,6 +30,7 @@ from foretoken.lab.plan.predict import (
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import find_quantization
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, WORD_STYLES, Verdict
+from foretoken.shape.mixtures.experts import share_read
 
 _BETWEEN = 2
 
@@ -110,7 +111,7 @@ def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
     dense, experts = (
         count * stored.stored_bytes for count in (model.dense_params, model.expert_params)
     )
-    share = [1.0 - (1.0 - model.expert_share) ** rows for rows in _ROWS]
+    share = [share_read(model.expert_share, rows) for rows in _ROWS]
     read = [head + dense + one * experts for one in share]
     for rows, one, count in zip(_ROWS, share, read, strict=True):
         yield {

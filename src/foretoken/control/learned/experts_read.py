@@ -1,0 +1,86 @@
+"""Experts of a layer that the rows of a step read, as far as that is known before it.
+
+Rows that choose apart from each other read V(n) of them (`share_read`). Rows of one draft or of
+requests of one matter choose alike in part: each kind of row counts for a share of one that chooses
+apart. How large that share is shows after each step, when what was read is known.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, final
+
+import numpy as np
+
+from foretoken.control.cost import StepShape
+from foretoken.control.learned.regression import Floats
+from foretoken.shape.mixtures.experts import share_read
+
+_FOLLOWS = 1.0 / 32.0
+"""Share of what a step is off by that is learnt of it."""
+
+
+@final
+class ExpertsRead:
+    """Of a mixture with `count` experts in a layer, of which a row has `used`."""
+
+    __slots__ = ("_apart", "_count", "used")
+
+    def __init__(
+        self, count: int, used: int, apart: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    ) -> None:
+        """`apart`: what a row of one more sequence, of a draft and of a prompt counts for."""
+        self._count, self.used, self._apart = count, used, apart
+
+    def expected(self, shape: StepShape) -> float:
+        """What such a step reads."""
+        return self._count * share_read(self.used / self._count, self._rows(shape))
+
+    def curve(self, shape: StepShape, most: int) -> Floats:
+        """The same with 0 to `most` rows more, float64 [most + 1]."""
+        plain, draft, _ = self._apart
+        more_M = np.arange(most + 1, dtype=np.float64)
+        # Beside prompts as many rows as these have sequences pass for tokens of their own.
+        first_M = np.minimum(more_M, max(shape.sequences + shape.prompt_rows - shape.rows, 0))
+        rows_M = self._rows(shape) + plain * first_M + draft * (more_M - first_M)
+        return self._count * share_read(self.used / self._count, rows_M)
+
+    def observe(self, shape: StepShape, times: int) -> None:
+        """A step read `shape.experts`: the mean of so many."""
+        further = _further(shape)
+        length = sum(rows * rows for rows in further)
+        if not length:
+            return
+        # No row adds more than `used`: that many experts off are one row off at the least.
+        off = (min(shape.experts, self._count) - self.expected(shape)) / self.used
+        step = (1.0 - (1.0 - _FOLLOWS) ** times) * off / length
+        plain, draft, prompt = (
+            max(share + step * rows, 0.0) for share, rows in zip(self._apart, further, strict=True)
+        )
+        self._apart = plain, draft, prompt
+
+    def alike(self, shapes: Iterable[StepShape]) -> list[StepShape]:
+        """The same steps if all of their rows chose the same experts: beside those they tell what
+        an expert takes from what a row takes."""
+        return [shape._replace(experts=float(self.used)) for shape in shapes if shape.rows > 1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known, for people and for a later process."""
+        return {"count": self._count, "used": self.used, "apart": list(self._apart)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """As an earlier process left it."""
+        plain, draft, prompt = map(float, data["apart"])
+        return cls(int(data["count"]), int(data["used"]), (plain, draft, prompt))
+
+    def _rows(self, shape: StepShape) -> float:
+        """Rows that choose apart which would read as much."""
+        return 1.0 + sum(map(float.__mul__, self._apart, _further(shape)))
+
+
+def _further(shape: StepShape) -> tuple[float, float, float]:
+    """Rows beside the first: of other sequences, of drafts, of prompts."""
+    decoded = shape.rows - shape.prompt_rows
+    plain = min(decoded, shape.sequences)
+    if not plain:
+        return 0.0, 0.0, shape.prompt_rows - 1.0
+    return plain - 1.0, float(decoded - plain), float(shape.prompt_rows)
