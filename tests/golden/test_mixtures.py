@@ -25,6 +25,7 @@ from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
 from foretoken.models.decoder import Decoder
+from foretoken.models.tensors import SpanLayout
 from foretoken.ops.linear import PlainLinear
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
@@ -197,6 +198,27 @@ def test_rows_keep_their_bits(case: str, dtype: torch.dtype, plain: bool, tmp_pa
         assert torch.equal(together, torch.cat(alone))
         pieces = cut(draw, 40, [2, 3, 9])
         assert torch.equal(in_pieces(runner, *both[0], pieces), alone[0])
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "glm4_moe", "gemma4 experts, keys as values"])
+def test_experts_that_a_step_read_are_counted(case: str, tmp_path: Path) -> None:
+    """By C in the one call of all layers, in a call of a layer, and by PyTorch's operations; of
+    layers without experts nothing. The same row twice reads no more than once."""
+    write_checkpoint(tmp_path, *MIXTURES[case])
+    pages, found = [[0, 1], [2, 3]], []
+    for plain, compiled in ((False, True), (False, False), (True, False)):
+        with without_kernels(plain):
+            model = open_runner(tmp_path)
+        if not compiled:
+            model.model = replace(decoder(model), compiled=None)
+        layouts = [SpanLayout(start=0, num_tokens=3, page_table=table) for table in pages]
+        ids = [[5, 11, 17], [5, 11, 17]]
+        read = [model.forward(layouts[:num], ids[:num], [0]).experts_read for num in (1, 2, 1)]
+        one = model.forward([replace(layouts[0], num_tokens=1)], [[5]], [0]).experts_read
+        assert one == 3.0 < read[0] <= 8.0
+        assert read == [read[0]] * 3
+        found.append(read[0])
+    assert found == [found[0]] * 3
 
 
 def router(routing: Routing, used: int, **more: Any) -> Router:

@@ -5,6 +5,7 @@ requests of one matter choose alike in part: each kind of row counts for a share
 apart. How large that share is shows after each step, when what was read is known.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, final
 
@@ -14,7 +15,7 @@ from foretoken.control.cost import StepShape
 from foretoken.control.learned.regression import Floats
 from foretoken.shape.mixtures.experts import share_read
 
-_FOLLOWS = 1.0 / 32.0
+_FOLLOWS = 0.25
 """Share of what a step is off by that is learnt of it."""
 
 
@@ -22,17 +23,17 @@ _FOLLOWS = 1.0 / 32.0
 class ExpertsRead:
     """Of a mixture with `count` experts in a layer, of which a row has `used`."""
 
-    __slots__ = ("_apart", "_count", "used")
+    __slots__ = ("_apart", "count", "used")
 
     def __init__(
         self, count: int, used: int, apart: tuple[float, float, float] = (1.0, 1.0, 1.0)
     ) -> None:
         """`apart`: what a row of one more sequence, of a draft and of a prompt counts for."""
-        self._count, self.used, self._apart = count, used, apart
+        self.count, self.used, self._apart = count, used, apart
 
     def expected(self, shape: StepShape) -> float:
         """What such a step reads."""
-        return self._count * share_read(self.used / self._count, self._rows(shape))
+        return self.count * share_read(self.used / self.count, self._rows(shape))
 
     def curve(self, shape: StepShape, most: int) -> Floats:
         """The same with 0 to `most` rows more, float64 [most + 1]."""
@@ -41,17 +42,18 @@ class ExpertsRead:
         # Beside prompts as many rows as these have sequences pass for tokens of their own.
         first_M = np.minimum(more_M, max(shape.sequences + shape.prompt_rows - shape.rows, 0))
         rows_M = self._rows(shape) + plain * first_M + draft * (more_M - first_M)
-        return self._count * share_read(self.used / self._count, rows_M)
+        return self.count * share_read(self.used / self.count, rows_M)
 
     def observe(self, shape: StepShape, times: int) -> None:
         """A step read `shape.experts`: the mean of so many."""
         further = _further(shape)
         length = sum(rows * rows for rows in further)
-        if not length:
+        if not length or self.used == self.count:
             return
-        # No row adds more than `used`: that many experts off are one row off at the least.
-        off = (min(shape.experts, self._count) - self.expected(shape)) / self.used
-        step = (1.0 - (1.0 - _FOLLOWS) ** times) * off / length
+        # The fewer are left unread, the less can be told of one more row or less.
+        left = max(1.0 - shape.experts / self.count, 1.0 / self.count)
+        off = math.log(left) / math.log(1.0 - self.used / self.count) - self._rows(shape)
+        step = (1.0 - (1.0 - _FOLLOWS * left) ** times) * off / length
         plain, draft, prompt = (
             max(share + step * rows, 0.0) for share, rows in zip(self._apart, further, strict=True)
         )
@@ -64,7 +66,7 @@ class ExpertsRead:
 
     def to_dict(self) -> dict[str, Any]:
         """What is known, for people and for a later process."""
-        return {"count": self._count, "used": self.used, "apart": list(self._apart)}
+        return {"count": self.count, "used": self.used, "apart": list(self._apart)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
