@@ -31,6 +31,7 @@ from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.mixtures.families import REFUSED
+from foretoken.training.evaluation import watch_steps
 from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import VOCAB as WORDS
 from tests.e2e.lossless import generate, make_prompts, open_llm
@@ -321,6 +322,21 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
         str(target), dtype="float32", batch_invariant=True, speculative_config=speculation
     ) as llm:
         assert [generate(llm, prompts, one) for one in requests] == expected, "draft model"
+
+
+def test_control_is_told_what_steps_read(tmp_path: Path) -> None:
+    """From the layers through the engine to the costs that plans are made by."""
+    kind, changes = MIXTURES["qwen3_moe"]
+    write_checkpoint(tmp_path, kind, {**changes, "vocab_size": WORDS})
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    with LLM(str(tmp_path), dtype="float32", speculative_config=config) as llm:
+        steps = watch_steps(llm._engine)
+        generate(llm, make_prompts(4, 3), {"max_tokens": 40, "temperature": 0.0})
+        told = llm._engine.parts.controller.models()
+    assert told is not None
+    assert all(3.0 <= one.experts_read <= 8.0 for one in steps) and len(steps) > 30
+    assert told["target"]["expert_s"] >= 0.0
+    assert told["target"]["experts"]["apart"] != [1.0, 1.0, 1.0], "nothing was learnt"
 
 
 @pytest.mark.slow
