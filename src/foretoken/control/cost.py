@@ -13,8 +13,8 @@ from typing import NamedTuple, final
 
 from foretoken.shape.mixtures.experts import share_read
 
-_PLAIN_KEEPS = 0.9
-"""Weight of the past in the running mean of a plain step."""
+KEEPS = 0.9
+"""Weight of the past in running means."""
 
 
 class StepShape(NamedTuple):
@@ -60,7 +60,7 @@ class PlainCost(CostModel):
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step without prompt tokens and drafts took so long."""
         known = self._seconds.get(shape.sequences, seconds)
-        self._seconds[shape.sequences] = _PLAIN_KEEPS * known + (1 - _PLAIN_KEEPS) * seconds
+        self._seconds[shape.sequences] = KEEPS * known + (1 - KEEPS) * seconds
 
     def seconds(self, shape: StepShape) -> float:
         """A plain step of `shape.sequences`; asserts that any was seen."""

@@ -6,17 +6,14 @@ apart. How large that share is shows after each step, when what was read is know
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Self, final
+from collections.abc import Iterable, Sequence
+from typing import Any, final
 
 import numpy as np
 
-from foretoken.control.cost import StepShape
+from foretoken.control.cost import KEEPS, StepShape
 from foretoken.control.learned.regression import Floats
 from foretoken.shape.mixtures.experts import share_read
-
-_FOLLOWS = 0.25
-"""Share of what a step is off by that is learnt of it."""
 
 
 @final
@@ -25,11 +22,9 @@ class ExpertsRead:
 
     __slots__ = ("_apart", "count", "used")
 
-    def __init__(
-        self, count: int, used: int, apart: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    ) -> None:
+    def __init__(self, count: int, used: int, apart: Sequence[float] = (1.0, 1.0, 1.0)) -> None:
         """`apart`: what a row of one more sequence, of a draft and of a prompt counts for."""
-        self.count, self.used, self._apart = count, used, apart
+        self.count, self.used, self._apart = count, used, list(apart)
 
     def expected(self, shape: StepShape) -> float:
         """What such a step reads."""
@@ -53,11 +48,9 @@ class ExpertsRead:
         # The fewer are left unread, the less can be told of one more row or less.
         left = max(1.0 - shape.experts / self.count, 1.0 / self.count)
         off = math.log(left) / math.log(1.0 - self.used / self.count) - self._rows(shape)
-        step = (1.0 - (1.0 - _FOLLOWS * left) ** times) * off / length
-        plain, draft, prompt = (
-            max(share + step * rows, 0.0) for share, rows in zip(self._apart, further, strict=True)
-        )
-        self._apart = plain, draft, prompt
+        step = (1.0 - (1.0 - left * (1.0 - KEEPS)) ** times) * off / length
+        both = zip(self._apart, further, strict=True)
+        self._apart = [max(share + step * rows, 0.0) for share, rows in both]
 
     def alike(self, shapes: Iterable[StepShape]) -> list[StepShape]:
         """The same steps if all of their rows chose the same experts: beside those they tell what
@@ -65,14 +58,8 @@ class ExpertsRead:
         return [shape._replace(experts=float(self.used)) for shape in shapes if shape.rows > 1]
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, for people and for a later process."""
+        """What is known, for people and for a later process, which begins with it."""
         return {"count": self.count, "used": self.used, "apart": list(self._apart)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """As an earlier process left it."""
-        plain, draft, prompt = map(float, data["apart"])
-        return cls(int(data["count"]), int(data["used"]), (plain, draft, prompt))
 
     def _rows(self, shape: StepShape) -> float:
         """Rows that choose apart which would read as much."""

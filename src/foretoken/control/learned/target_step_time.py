@@ -168,13 +168,9 @@ class TargetStepTimeModel(CostModel):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What an earlier process learnt, believed a little less than what is timed now."""
-        experts = None if data["experts"] is None else ExpertsRead.from_dict(data["experts"])
-        return cls(
-            _step_points(data["shapes"]),
-            sd=FILE_SD,
-            passes_only=bool(data["passes_only"]),
-            experts=experts,
-        )
+        experts = None if data["experts"] is None else ExpertsRead(**data["experts"])
+        only, points = bool(data["passes_only"]), _step_points(data["shapes"])
+        return cls(points, sd=FILE_SD, passes_only=only, experts=experts)
 
     def _points(self) -> list[StepShape]:
         """Shapes that say all that the coefficients do."""
