@@ -45,10 +45,12 @@ class ExpertsRead:
         length = sum(rows * rows for rows in further)
         if not length or self.used == self.count:
             return
-        # The fewer are left unread, the less can be told of one more row or less.
-        left = max(1.0 - shape.experts / self.count, 1.0 / self.count)
-        off = math.log(left) / math.log(1.0 - self.used / self.count) - self._rows(shape)
-        step = (1.0 - (1.0 - left * (1.0 - KEEPS)) ** times) * off / length
+        # Where all but one are read, or would be, more rows or fewer cannot be told.
+        least = 1.0 / self.count
+        left = max(1.0 - shape.experts / self.count, least)
+        expected = max(1.0 - self.expected(shape) / self.count, least)
+        off = math.log(left / expected) / math.log(1.0 - self.used / self.count)
+        step = (1.0 - KEEPS**times) * off / length
         both = zip(self._apart, further, strict=True)
         self._apart = [max(share + step * rows, 0.0) for share, rows in both]
 
