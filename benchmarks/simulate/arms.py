@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, final
 
-from benchmarks.simulate.machine import SimulatedDrafter, SimulatedMachine
+from benchmarks.simulate.machine import MixtureCost, SimulatedDrafter, SimulatedMachine
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -18,6 +18,7 @@ from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.experts_read import ExpertsRead
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.control.plan import (
     DecodingSequence,
@@ -119,6 +120,8 @@ class ControlArm:
     usual: float = _USUAL_CHANCE
     """The chance of a first draft that it begins with."""
     seed: int = 1
+    counts_experts: bool = True
+    """Whether it is told what steps of a mixture read; else all rows are alike to it."""
 
     def build(self, machine: SimulatedMachine, missing: Missing) -> AdaptiveControl:
         """What was timed at the start, and nothing else, is known."""
@@ -127,10 +130,17 @@ class ControlArm:
         def timed(seconds: float) -> float:
             return self.factor * seconds * wrong.lognormvariate(0.0, self.error)
 
-        sd = max(self.error, 0.1)
+        sd, shapes, experts = max(self.error, 0.1), _target_shapes(), None
+        if isinstance(machine.target, MixtureCost):
+            count, used = machine.target.read.count, machine.target.read.used
+            # A start drafts one token again and again, and every sequence has one of its own.
+            start = ExpertsRead(count, used, (1.0, float(not self.counts_experts), 1.0))
+            shapes = [shape._replace(experts=start.expected(shape)) for shape in shapes]
+            experts = ExpertsRead(count, used) if self.counts_experts else None
         target = TargetStepTimeModel(
-            [(shape, timed(machine.target_s(shape, shape.rows))) for shape in _target_shapes()],
+            [(shape, timed(machine.target_s(shape, shape.rows))) for shape in shapes],
             sd=sd,
+            experts=experts,
         )
         costs = {}
         for one in machine.drafters:

@@ -17,6 +17,7 @@ import numpy as np
 
 from foretoken.control.cost import CostModel, StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost
+from foretoken.control.learned.experts_read import ExpertsRead
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
@@ -40,6 +41,27 @@ class LineCost(CostModel):
     def seconds(self, shape: StepShape) -> float:
         """The line at `shape.rows`."""
         return self.first_s + self.row_s * (shape.rows - 1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureCost(CostModel):
+    """A mixture of experts: what every step reads, its rows, and the experts that these choose."""
+
+    read: ExpertsRead
+    """How many that are, by what rows of sequences, drafts and prompts count for."""
+    step_s: float
+    row_s: float
+    expert_s: float
+
+    def with_experts(self, shape: StepShape) -> StepShape:
+        """The step and what it reads."""
+        return shape._replace(experts=shape.experts or self.read.expected(shape))
+
+    def seconds(self, shape: StepShape) -> float:
+        """By what it reads, or would read."""
+        experts = self.with_experts(shape).experts
+        return self.step_s + self.row_s * shape.rows + self.expert_s * experts
 
 
 @final

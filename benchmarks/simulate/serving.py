@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 from benchmarks.simulate.arms import SimulatedArm
 from benchmarks.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
-from benchmarks.simulate.machine import MachineNoise, SimulatedMachine
+from benchmarks.simulate.machine import MachineNoise, MixtureCost, SimulatedMachine
 from benchmarks.simulate.traffic import SimulatedRequest, Traffic
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
@@ -224,6 +224,8 @@ class SimulatedServing:
         contexts = [span.start + span.length for span in batch.spans]
         prompt_rows = committed - len(decoding)
         shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
+        if isinstance(self._machine.target, MixtureCost):
+            shape = self._machine.target.with_experts(shape)
         times, verifying_s = self._pass_time(made, shape, tokens)
         drafting_s = sum(time.seconds for time in times)
         outputs = self._scheduler.commit(batch, results, self.clock)
@@ -241,6 +243,7 @@ class SimulatedServing:
             total_s=drafting_s + verifying_s,
             num_sampled=sum(span.samples for span in batch.spans),
             drafters=times,
+            experts_read=shape.experts,
         )
         by_request = {
             decoding[place].sequence.request.request_id: guess

@@ -15,6 +15,7 @@ from benchmarks.simulate.compare import compare, window_ratios
 from benchmarks.simulate.machine import (
     LineCost,
     MachineNoise,
+    MixtureCost,
     ServerCost,
     SimulatedDrafter,
     SimulatedMachine,
@@ -37,6 +38,7 @@ from benchmarks.simulate.tune_rehearsal import Rehearsed, play, rehearsed_cases,
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.experts_read import ExpertsRead
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.lab.plan.setup import PlanSettings
@@ -306,6 +308,32 @@ def test_what_a_server_adds_is_found_in_what_it_served() -> None:
     assert found.request_s == pytest.approx(cost.request_s, rel=0.1)
     silly = measured_server_cost([WatchedRound(1.0, 1.1, 10, 10, 1)])
     assert silly == ServerCost()
+
+
+@pytest.mark.slow
+def test_drafts_of_a_mixture_are_long_for_one_and_short_for_some() -> None:
+    """128 experts, 8 of a row: beside one sequence a draft adds little to what every step reads;
+    beside eight each adds experts that nobody reads, and all of them wait for it."""
+    cost = MixtureCost(read=ExpertsRead(128, 8), step_s=0.012, row_s=0.0001, expert_s=0.00025)
+    machine = replace(MACHINE, target=cost, drafters=(replace(DRAFTER, passes=LineCost(0.0004)),))
+    lengths, gains = {}, {}
+    for clients in (1, 8):
+        traffic = Traffic(classes=(chat(0.5, output=120),), requests=24 * clients, clients=clients)
+        off, run = (simulate(machine, arm, traffic) for arm in (FixedArm(0), ControlArm()))
+        steps = [one for one in run.steps[len(run.steps) // 3 :] if one.sequences == clients]
+        lengths[clients] = sum(one.drafted for one in steps) / (clients * len(steps))
+        gains[clients] = run.tokens_per_s / off.tokens_per_s
+    assert lengths[1] > 1.4 * lengths[8], lengths
+    assert gains[1] > 1.2 and gains[8] > 0.98, gains
+
+
+def test_a_mixture_tells_what_its_steps_read() -> None:
+    read = ExpertsRead(128, 8, (1.0, 0.25, 1.0))
+    cost = MixtureCost(read=read, step_s=1.0, row_s=0.1, expert_s=0.01)
+    draft, many = StepShape(5, 1), StepShape(5, 5)
+    assert cost.with_experts(draft).experts == read.expected(draft) < read.expected(many)
+    assert cost.seconds(draft) == pytest.approx(1.5 + 0.01 * read.expected(draft))
+    assert cost.seconds(draft._replace(experts=8.0)) == pytest.approx(1.58)
 
 
 def test_recorded_answers_are_as_long_as_they_may_be() -> None:

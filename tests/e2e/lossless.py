@@ -102,6 +102,7 @@ class Result:
     logprobs: Any
     prompt_logprobs: Any
     num_preemptions: int = field(default=0, compare=False)
+    num_cached_tokens: int = field(default=0, compare=False)
 
 
 def make_prompts(count: int, seed: int) -> list[dict[str, list[int]]]:
@@ -126,6 +127,7 @@ def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[R
             logprobs=out.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             num_preemptions=0 if out.metrics is None else out.metrics.num_preemptions,
+            num_cached_tokens=0 if out.metrics is None else out.metrics.num_cached_tokens,
         )
         for request in requests
         for out in request.outputs

@@ -25,11 +25,13 @@ from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
 from foretoken.models.decoder import Decoder
+from foretoken.models.tensors import SpanLayout
 from foretoken.ops.linear import PlainLinear
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.mixtures.families import REFUSED
+from foretoken.training.evaluation import watch_steps
 from tests.e2e.heads import HEADS, HIDDEN, write_head
 from tests.e2e.lossless import VOCAB as WORDS
 from tests.e2e.lossless import generate, make_prompts, open_llm
@@ -199,6 +201,27 @@ def test_rows_keep_their_bits(case: str, dtype: torch.dtype, plain: bool, tmp_pa
         assert torch.equal(in_pieces(runner, *both[0], pieces), alone[0])
 
 
+@pytest.mark.parametrize("case", ["qwen3_moe", "glm4_moe", "gemma4 experts, keys as values"])
+def test_experts_that_a_step_read_are_counted(case: str, tmp_path: Path) -> None:
+    """By C in the one call of all layers, in a call of a layer, and by PyTorch's operations; of
+    layers without experts nothing. The same row twice reads no more than once."""
+    write_checkpoint(tmp_path, *MIXTURES[case])
+    pages, found = [[0, 1], [2, 3]], []
+    for plain, compiled in ((False, True), (False, False), (True, False)):
+        with without_kernels(plain):
+            model = open_runner(tmp_path)
+        if not compiled:
+            model.model = replace(decoder(model), compiled=None)
+        layouts = [SpanLayout(start=0, num_tokens=3, page_table=table) for table in pages]
+        ids = [[5, 11, 17], [5, 11, 17]]
+        read = [model.forward(layouts[:num], ids[:num], [0]).experts_read for num in (1, 2, 1)]
+        one = model.forward([replace(layouts[0], num_tokens=1)], [[5]], [0]).experts_read
+        assert one == 3.0 < read[0] <= 8.0
+        assert read == [read[0]] * 3
+        found.append(read[0])
+    assert found == [found[0]] * 3
+
+
 def router(routing: Routing, used: int, **more: Any) -> Router:
     return Router(linear=PlainLinear(torch.eye(8)), used=used, routing=routing, **more)
 
@@ -299,6 +322,21 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
         str(target), dtype="float32", batch_invariant=True, speculative_config=speculation
     ) as llm:
         assert [generate(llm, prompts, one) for one in requests] == expected, "draft model"
+
+
+def test_control_is_told_what_steps_read(tmp_path: Path) -> None:
+    """From the layers through the engine to the costs that plans are made by."""
+    kind, changes = MIXTURES["qwen3_moe"]
+    write_checkpoint(tmp_path, kind, {**changes, "vocab_size": WORDS})
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    with LLM(str(tmp_path), dtype="float32", speculative_config=config) as llm:
+        steps = watch_steps(llm._engine)
+        generate(llm, make_prompts(4, 3), {"max_tokens": 40, "temperature": 0.0})
+        told = llm._engine.parts.controller.models()
+    assert told is not None
+    assert all(3.0 <= one.experts_read <= 8.0 for one in steps) and len(steps) > 30
+    assert told["target"]["expert_s"] >= 0.0
+    assert told["target"]["experts"]["apart"] != [1.0, 1.0, 1.0], "nothing was learnt"
 
 
 @pytest.mark.slow

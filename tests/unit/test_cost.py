@@ -60,6 +60,9 @@ def test_more_rows_read_more_experts() -> None:
     cost = roofline(expert_bytes=50.0, expert_share=0.5)
     assert cost.seconds(StepShape(1)) == 0.75
     assert cost.seconds(StepShape(2)) == 0.875
+    told = roofline(expert_bytes=50.0, expert_share=0.5, experts=8.0)
+    assert told.seconds(StepShape(2)) == 0.875
+    assert told.seconds(StepShape(2, experts=4.0)) == 0.75
 
 
 KEY = CostKey(

@@ -36,7 +36,7 @@ DRAFTS = [
 
 def planted(shape: StepShape) -> float:
     """A step of a machine that has a knee at 32 rows."""
-    rows, sequences, context, prompt_rows = shape
+    rows, sequences, context, prompt_rows, _ = shape
     seconds = 5e-3 + 2e-4 * min(rows, 32) + 6e-4 * max(rows - 32, 0) + 5e-5 * sequences
     return (
         seconds + 4e-7 * sequences * context + 1e-7 * rows * context + 3e-5 * (rows - prompt_rows)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-_PLAIN_KEEPS = 0.9
-"""Weight of the past in the running mean of a plain step."""
+from foretoken.shape.mixtures.experts import share_read
+
+KEEPS = 0.9
+"""Weight of the past in running means."""
 
 
 class StepShape(NamedTuple):
@@ -26,6 +28,8 @@ class StepShape(NamedTuple):
     """Tokens with keys and values that a sequence attends to, on average."""
     prompt_rows: int = 0
     """How many of the rows are a prompt's, which have no logits."""
+    experts: float = 0.0
+    """Experts of a layer that the rows read, on average; 0: not known before it, or it has none."""
 
 
 class CostModel(ABC):
@@ -56,7 +60,7 @@ class PlainCost(CostModel):
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step without prompt tokens and drafts took so long."""
         known = self._seconds.get(shape.sequences, seconds)
-        self._seconds[shape.sequences] = _PLAIN_KEEPS * known + (1 - _PLAIN_KEEPS) * seconds
+        self._seconds[shape.sequences] = KEEPS * known + (1 - KEEPS) * seconds
 
     def seconds(self, shape: StepShape) -> float:
         """A plain step of `shape.sequences`; asserts that any was seen."""
@@ -83,6 +87,8 @@ class RooflineCost(CostModel):
     """Held by all routed experts of a mixture; read as far as some row needs them."""
     expert_share: float = 0.0
     """Share of the experts that one row passes through."""
+    experts: float = 0.0
+    """Of a layer, where it may be known what a step reads."""
     kv_bytes: Callable[[float], float]
     """Read for each token of a sequence with so many."""
     flops: Callable[[float], float]
@@ -105,8 +111,9 @@ class RooflineCost(CostModel):
 
     def seconds(self, shape: StepShape) -> float:
         """The bound for this shape."""
-        # With few rows most experts are read by none of them, with many rows by at least one.
-        touched = 1.0 - (1.0 - self.expert_share) ** shape.rows
+        touched = share_read(self.expert_share, shape.rows)
+        if shape.experts and self.experts:
+            touched = shape.experts / self.experts
         repeats = 1.0 + self.reread_share * (min(shape.rows, self.reread_rows) - 1)
         moved = (self.weight_bytes + touched * self.expert_bytes) * repeats
         moved += shape.sequences * shape.context * self.kv_bytes(shape.context)

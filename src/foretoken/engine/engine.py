@@ -225,7 +225,7 @@ class Engine:
         # A longer pause is that of whoever calls.
         between_s = min(between_s, total_s)
         times = _StepTimes(drafted - scheduled, verified - joined, total_s, between_s)
-        stats = self._stats(batch, verification, outputs, times)
+        stats = self._stats(batch, verification, outputs, times, computed.experts_read)
         self.metrics.record(stats)
         for observe in () if self._rehearses else parts.observers:
             observe(batch, verification, stats)
@@ -277,7 +277,12 @@ class Engine:
         self.metrics.record_finished()
 
     def _stats(
-        self, batch: Batch, verification: Verification, outputs: list[Output], times: _StepTimes
+        self,
+        batch: Batch,
+        verification: Verification,
+        outputs: list[Output],
+        times: _StepTimes,
+        experts_read: float,
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
         deepest = max((span.draft_depth for span in batch.spans), default=0)
@@ -295,4 +300,5 @@ class Engine:
             **times._asdict(),
             num_sampled=sum(span.samples for span in batch.spans),
             drafters=self.parts.proposer.times,
+            experts_read=experts_read,
         )

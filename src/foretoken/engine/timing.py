@@ -34,6 +34,7 @@ from foretoken.control.learned.calibration import (
 )
 from foretoken.control.learned.cost_file import CostFile, CostKeeper, CostKey, SavedCosts
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
+from foretoken.control.learned.experts_read import ExpertsRead
 from foretoken.control.learned.target_step_time import TargetStepTimeModel
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -198,13 +199,22 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
         most_context=min(config.max_model_len, parts.pool.capacity),
     )
     timed: list[tuple[StepShape, float]] = []
+    mixture = parts.runner.model.shape.experts
+    experts = None if mixture is None else ExpertsRead(mixture.count, mixture.used)
     if most_seconds > 0.0:
         share = 1.0 - _DRAFTER_SHARE if parts.members else 1.0
-        timed = calibrate(timer.measure, shapes, most_seconds=share * most_seconds)
-        target = TargetStepTimeModel(timed, sd=TIMED_SD, passes_only=True)
+        timed = [
+            (shape._replace(experts=timer.experts_read[shape]), seconds)
+            for shape, seconds in calibrate(
+                timer.measure, shapes, most_seconds=share * most_seconds
+            )
+        ]
+        target = TargetStepTimeModel(timed, sd=TIMED_SD, passes_only=True, experts=experts)
     else:
+        if experts is not None:
+            shapes += experts.alike(shapes)
         guess = promised(_usual_machine(config, parts.runner), shapes)
-        target = TargetStepTimeModel(guess, sd=PROMISED_SD, passes_only=True)
+        target = TargetStepTimeModel(guess, sd=PROMISED_SD, passes_only=True, experts=experts)
     plain_s = target.seconds(_PLAIN)
     drafters = {}
     for name, member in parts.members.items():
@@ -229,6 +239,7 @@ def _usual_machine(config: ResolvedConfig, runner: Runner) -> RooflineCost:
         weight_bytes=float(kept.weight_bytes(size) - kept.expert_bytes(size)),
         expert_bytes=float(kept.expert_bytes(size)),
         expert_share=shape.expert_share(1),
+        experts=0 if shape.experts is None else shape.experts.count,
         kv_bytes=lambda _: float(kept.kv_per_token(size)),
         flops=lambda context: float(shape.flops_per_token(round(context))),
         bandwidth=_GPU_BANDWIDTH if gpu else threads * _CPU_BANDWIDTH,
@@ -249,6 +260,8 @@ class _StepTimer:
         self._num_pages = min(parts.pool.num_pages, -(-_MOST_TOKENS // size))
         # The last pages: memory that requests will use first is left as it is, in one piece.
         self._first_page = parts.pool.num_pages - self._num_pages
+        self.experts_read: dict[StepShape, float] = {}
+        """Of a layer, by the steps that were run; 0: not counted, or there are none."""
 
     def give_back(self) -> None:
         """Give back the memory of what was written, which nobody counts."""
@@ -268,6 +281,7 @@ class _StepTimer:
         output = self._runner.forward(layouts, ids, rows)
         # Choosing and reading the tokens waits for the device, as a step does.
         output.logits_RV.argmax(dim=-1).tolist()
+        self.experts_read[shape] = output.experts_read
         return time.perf_counter() - began
 
     def _spans(self, shape: StepShape) -> tuple[list[SpanLayout], list[list[int]], list[int]]:
@@ -285,8 +299,15 @@ class _StepTimer:
             table = [self._first_page + (first + at) % pages for at in range(count)]
             layouts.append(SpanLayout(start=start, num_tokens=length, page_table=table))
             first += count
-        # Different tokens, so that a mixture's routers send them to different experts.
-        ids = [[(7919 * at + length) % self._vocab for at in range(length)] for length in lengths]
+        # Routers of a mixture send different tokens to different experts: those of a prompt and of
+        # two sequences. Drafts repeat one, so that what a row takes is told from what it reads.
+        ids = [
+            [
+                (7919 * (at if place < prompts else 0) + 104729 * place + length) % self._vocab
+                for at in range(length)
+            ]
+            for place, length in enumerate(lengths)
+        ]
         return layouts, ids, list(range(shape.prompt_rows, shape.rows))
 
 

@@ -19,7 +19,7 @@ from foretoken.layers.mlp import GatedMLP, gate
 from foretoken.layers.norm import RMSNorm
 from foretoken.ops.activation import ACTIVATIONS, clamped_swish, sigmoid, squared_relu
 from foretoken.ops.linear import Linear
-from foretoken.ops.mixture_kernel import MixtureKernel
+from foretoken.ops.mixture_kernel import ExpertCounter, MixtureKernel
 from foretoken.shape.mixtures.experts import Experts, Routing
 
 
@@ -80,11 +80,13 @@ class Mixture:
     """[T, D] -> [T, 1]: its sigmoid multiplies the shared expert."""
     kernel: MixtureKernel | None = None
     """All of it as one call; None: some part has no kernel."""
+    counter: ExpertCounter | None = None
+    """Is told how many experts were read."""
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
         """mixture(x), plus the residual if there is one."""
         if self.kernel is not None:
-            return self.kernel(x_TD, residual_TD)
+            return self.kernel(x_TD, residual_TD, counter=self.counter)
         return self.routed(x_TD, x_TD, residual_TD)
 
     def routed(self, x_TD: Tensor, by_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
@@ -110,6 +112,8 @@ class Mixture:
         touched, counts = by_expert.unique_consecutive(return_counts=True)
         each_PD = x_TD.new_empty((rows * used, x_TD.shape[1]), dtype=torch.float32)
         pairs = order_P.split(counts.tolist())
+        if self.counter is not None:
+            self.counter.total.value += len(pairs)
         for number, pairs_P in zip(touched.tolist(), pairs, strict=True):
             expert = self.experts[number]
             inner = self.activate(expert.gate_up(x_TD[pairs_P // used]))

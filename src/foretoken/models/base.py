@@ -100,6 +100,11 @@ class Model(ABC):
             features: where the hidden states that a drafter reads are kept, if any.
         """
 
+    def take_experts_read(self) -> float:
+        """Experts of a layer that steps read since this was asked last, on average over layers that
+        have some; 0: they are not counted, or there are none."""
+        return 0.0
+
     @property
     def runs_steps(self) -> bool:
         """Whether `step` runs anything."""

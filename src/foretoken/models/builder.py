@@ -35,7 +35,7 @@ from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe
 from foretoken.ops.linear.gpu import GpuLinear
-from foretoken.ops.mixture_kernel import find_kernel
+from foretoken.ops.mixture_kernel import ExpertCounter, find_kernel
 from foretoken.quant import Weights, join
 from foretoken.quant.arrange import (
     change_columns,
@@ -131,6 +131,8 @@ class Builder:
     """Where layers may be ready, and who wants to know of those that are made."""
     held: Counter[str] = field(default_factory=Counter)
     """How the matrices made so far are kept, and how many are."""
+    experts_read: ExpertCounter = field(default_factory=ExpertCounter)
+    """What layers with experts tell when they run."""
     fixed: Counter[int] = field(default_factory=Counter)
     """How many of them round their rows to so many bits."""
 
@@ -440,9 +442,11 @@ class Builder:
             )
             for number in range(experts.count)
         ]
+        self.experts_read.layers += 1
         return Mixture(
             router=router,
             experts=tuple(Expert(*pair) for pair in pairs),
+            counter=self.experts_read,
             activate=inner_activation(experts),
             shared=shared,
             shared_gate=shared_gate,
@@ -615,6 +619,7 @@ class Builder:
             compiled=compiled,
             rollout=rollout,
             layer_inputs=inputs,
+            experts_read=self.experts_read if self.experts_read.layers else None,
             stages=stages,
             captured=captured,
         )

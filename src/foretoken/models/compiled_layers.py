@@ -58,6 +58,8 @@ class CompiledLayers:
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
+        mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, Mixture))
+        self._counter = next((mixture.counter for mixture in mixtures), None)
         self._features: FeatureStore | None = None
         self._kept = (_PTR * len(layers))()
 
@@ -95,6 +97,8 @@ class CompiledLayers:
         if features is not None:
             assert features.slots_SF.dtype == x_TD.dtype, (features.slots_SF.dtype, x_TD.dtype)
             step.kept, step.kept_stride = self._kept_by(features), features.slot_bytes
+        if self._counter is not None:
+            step.distinct = self._counter.address
         layers = layers or range(self.num_layers)
         self._run(self.address, ctypes.addressof(step), layers.start, layers.stop)
 

@@ -21,6 +21,7 @@ from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.stages import Stages
 from foretoken.models.tensors import ModelInput, ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
+from foretoken.ops.mixture_kernel import ExpertCounter
 from foretoken.shape import ModelShape
 
 
@@ -48,6 +49,8 @@ class Decoder(Model):
     """Makes what layers get beside the stream; None: nothing."""
     captured: CapturedSteps | None = None
     """Runs whole steps and chains of drafts by a GPU's kernels; None: some part has none."""
+    experts_read: ExpertCounter | None = None
+    """What layers with experts read; None: there are none."""
     stages: Stages | None = None
     """Runs the layers where others have some of them; None: all are here."""
 
@@ -117,6 +120,10 @@ class Decoder(Model):
             own_TP = None if beside is None else beside[index]
             x_TD = layer(x_TD, keys_SKh, steps[layer.kind], own_TP)
         return x_TD
+
+    def take_experts_read(self) -> float:
+        """As its layers counted them."""
+        return 0.0 if self.experts_read is None else self.experts_read.take()
 
     @property
     def runs_steps(self) -> bool:

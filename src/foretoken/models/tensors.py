@@ -115,6 +115,8 @@ class ModelOutput:
     """Final hidden state (after the last norm) of the same rows, in the model's dtype."""
     chosen_R: list[int] | None = None
     """The token of each row, where tokens were drawn on the device; None: they were not."""
+    experts_read: float = 0.0
+    """Experts of a layer that were read, on average; 0: not counted, or there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

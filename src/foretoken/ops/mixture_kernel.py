@@ -29,6 +29,27 @@ MOST_USED: Final = 32
 
 
 @final
+class ExpertCounter:
+    """How many experts the rows of a step read, over all layers of a model that have some."""
+
+    __slots__ = ("layers", "total")
+
+    def __init__(self) -> None:
+        """Nothing read; `layers` is to be counted by whoever makes them."""
+        self.layers, self.total = 0, ctypes.c_int64()
+
+    @property
+    def address(self) -> int:
+        """Of the number, to which C adds; valid while this object lives."""
+        return ctypes.addressof(self.total)
+
+    def take(self) -> float:
+        """Experts of a layer since this was asked last, on average; then it is 0 again."""
+        total, self.total.value = self.total.value, 0
+        return total / self.layers if self.layers else 0.0
+
+
+@final
 class MixtureKernel:
     """x [T, D] -> [T, D], plus a residual."""
 
@@ -85,7 +106,12 @@ class MixtureKernel:
         return ctypes.addressof(self._struct)
 
     def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor | None, choices_TK: Tensor | None = None
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        choices_TK: Tensor | None = None,
+        *,
+        counter: ExpertCounter | None = None,
     ) -> Tensor:
         """mixture(x), plus the residual if there is one.
 
@@ -93,6 +119,7 @@ class MixtureKernel:
             x_TD: rows in the type of the layers.
             residual_TD: like them.
             choices_TK: int32, written: the experts of each row, by number.
+            counter: is told how many were read.
         """
         x_TD = x_TD.contiguous()
         y_TD = torch.empty_like(x_TD)
@@ -103,6 +130,7 @@ class MixtureKernel:
             residual=None if residual_TD is None else residual_TD.data_ptr(),
             rows=x_TD.shape[0],
             choices=None if choices_TK is None else choices_TK.data_ptr(),
+            distinct=None if counter is None else counter.address,
         )
         self._run(self.address, ctypes.byref(rows))
         return y_TD

@@ -311,7 +311,11 @@ class Runner:
         hidden_TD = self.model.hidden(inputs, self.store, features)
         if inputs.rows_R is not None:
             hidden_TD = hidden_TD.index_select(0, inputs.rows_R)
-        return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)
+        return ModelOutput(
+            logits_RV=self.model.logits(hidden_TD),
+            hidden_RD=hidden_TD,
+            experts_read=self.model.take_experts_read(),
+        )
 
     def _inputs(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]], rows: Sequence[int]

@@ -76,6 +76,8 @@ class StepStats:
     """Sequences that got at least one token."""
     drafters: tuple[DraftingTime, ...] = ()
     """Drafters that were asked."""
+    experts_read: float = 0.0
+    """Experts of a layer that the target read, on average; 0: not counted, or it has none."""
 
     @property
     def busy_s(self) -> float:

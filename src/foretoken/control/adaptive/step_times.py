@@ -88,7 +88,8 @@ class StepTimeModels:
         self.target, self.costs = target, costs
         self.count = 0
         """Steps that are not learnt from yet."""
-        self._target: dict[tuple[int, int, int, int], list[float]] = {}
+        self._target: dict[tuple[int, int, int, int], tuple[list[float], list[float]]] = {}
+        """Their seconds, and the experts that they read."""
         self._drafters: dict[DraftingKind, list[float]] = {}
 
     def add(
@@ -116,10 +117,9 @@ class StepTimeModels:
         # What drafting takes beside the drafters is part of checking drafts.
         drafters_s = sum(one.seconds for one in stats.drafters)
         seconds = stats.busy_s - drafters_s - deciding_s
-        if key in self._target:
-            self._target[key].append(seconds)
-        else:
-            self._target[key] = [seconds]
+        known, read = self._target.setdefault(key, ([], []))
+        known.append(seconds)
+        read.append(stats.experts_read)
         self._add_drafting(stats, missing)
 
     def plain(self, shape: StepShape, count: int) -> PlainTimes:
@@ -176,15 +176,18 @@ class StepTimeModels:
         their middle, once there were enough to begin with."""
         # At first every step counts: so much depends on what the first ones take.
         apart = self.target.steps < _APART
-        for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
+        for (decoding, prefilling, prompt, drafted), (known, read) in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
                 sequences=decoding + prefilling,
                 context=context,
                 prompt_rows=prompt,
             )
-            for one, times in _counted(seconds, apart=apart):
-                self.target.observe(shape, one, times=times)
+            told = _counted(known, apart=apart)
+            if len(told) < len(read):
+                read = [sum(read) / len(read)]
+            for (one, times), experts in zip(told, read, strict=True):
+                self.target.observe(shape._replace(experts=experts), one, times=times)
         for drafting, seconds in self._drafters.items():
             if drafting.name not in self.costs or not drafting.sequences:
                 continue

@@ -26,7 +26,7 @@ from foretoken.hardware import user_caches
 
 logger = logging.getLogger("foretoken")
 
-_FORMAT = 3
+_FORMAT = 4
 _LEFT_S = 60.0
 """Age from which on a file that was not renamed belongs to a process that was killed."""
 _EVERY_S = 60.0
@@ -167,8 +167,9 @@ def cache_folder() -> Path:
 
 
 def _timed(
-    rows: int, sequences: int, context: float, prompt_rows: int, seconds: float
+    rows: int, sequences: int, context: float, prompt_rows: int, experts: float, seconds: float
 ) -> tuple[StepShape, float]:
     if not 0.0 < seconds < math.inf:
         raise ValueError(f"seconds of a step: {seconds}")
-    return StepShape(int(rows), int(sequences), float(context), int(prompt_rows)), float(seconds)
+    shape = StepShape(int(rows), int(sequences), float(context), int(prompt_rows), float(experts))
+    return shape, float(seconds)

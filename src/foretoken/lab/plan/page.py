@@ -30,6 +30,7 @@ from foretoken.lab.plan.predict import (
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import find_quantization
 from foretoken.lab.verdict import LEAVE_IT_OFF, MEASURE_MORE, WORD_STYLES, Verdict
+from foretoken.shape.mixtures.experts import share_read
 
 _BETWEEN = 2
 
@@ -109,7 +110,7 @@ def expert_reads(setup: Setup) -> Iterator[dict[str, Any]]:
     head = model.head_params * (stored.stored_bytes if stored.tables_too else 2.0)
     dense = model.dense_params * stored.dense_bytes(model)
     experts = model.expert_params * stored.stored_bytes
-    share = [1.0 - (1.0 - model.expert_share) ** rows for rows in _ROWS]
+    share = [share_read(model.expert_share, rows) for rows in _ROWS]
     read = [head + dense + one * experts for one in share]
     for rows, one, count in zip(_ROWS, share, read, strict=True):
         yield {

@@ -5,9 +5,15 @@ Shazeer et al. 2017 (arXiv 1701.06538). Plain data and its checks, no torch: wha
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, TypeVar, final
 
 from foretoken.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Rows = TypeVar("Rows", float, "NDArray[np.float64]")
 
 
 @final
@@ -92,8 +98,7 @@ class Experts:
     def touched(self, rows: float) -> float:
         """Experts of a layer that so many rows read, if they choose independently and evenly: an
         upper limit of what trained routers do."""
-        left: float = (1.0 - self.used / self.count) ** rows
-        return self.count * (1.0 - left)
+        return self.count * share_read(self.used / self.count, rows)
 
     def check(self, used: str) -> None:
         """Raise CheckpointError for numbers that do not fit each other; `used`: what config.json
@@ -111,3 +116,10 @@ class Experts:
         ):
             if not fits:
                 raise CheckpointError(f"config.json {name}", given, allowed)
+
+
+def share_read(share: float, rows: Rows) -> Rows:
+    """V: the share of its experts that a layer reads for so many rows, each of which chooses the
+    share `share` of them evenly and apart from the others."""
+    left: Rows = (1.0 - share) ** rows
+    return 1.0 - left

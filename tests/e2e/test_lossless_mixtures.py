@@ -1,0 +1,116 @@
+"""Promise 1 where layers have experts: tiny random mixtures write the same tokens with and without
+speculation, whatever drafts, in chunks, under preemption and from prefixes that were kept.
+
+The guarded bug is an expert's result that depends on which other rows chose it: a draft changes the
+company of every row. There is no tolerance. Each family compares 58,000 tokens.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM
+from foretoken.shape import ModelShape
+from foretoken.testing import TreeProposer
+from tests.e2e.heads import HEADS, HIDDEN, write_head
+from tests.e2e.lossless import (
+    METHODS,
+    PARAMETERS,
+    PRESSURES,
+    VOCAB,
+    Result,
+    counted,
+    generate,
+    make_prompts,
+    open_exact,
+    with_model,
+)
+from tests.e2e.test_trees import CHOICES
+from tests.golden.families import MIXTURES, write_checkpoint
+
+FAMILIES = (
+    "qwen3_moe", "gpt_oss", "olmoe", "mixtral", "glm4_moe", "granitemoe",
+    "gemma4 experts, keys as values",
+)  # fmt: skip
+COUNT, TOKENS = 16, 48
+LEAST_TOKENS = 50_000
+"""That a family compares."""
+ASKED = ("greedy", "filters")
+TREES = {"method": "draft_model", "num_speculative_tokens": 9, "choices": CHOICES}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": METHODS["ngram"],
+    "draft model": METHODS["draft auto"],
+    "trees of a draft model": TREES,
+    "eagle3": HEADS["eagle3"],
+    "trees of eagle3": {**HEADS["eagle3"], "num_speculative_tokens": 9, "choices": CHOICES},
+    "dflash": HEADS["dflash"],
+}
+
+
+class Family:
+    """A target, who drafts for it, and what the target writes alone."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        kind, changes = MIXTURES[case]
+        sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "max_position_embeddings": 256}
+        self.target, self.draft = folder / "target", folder / "draft"
+        write_checkpoint(self.target, kind, {**changes, **sizes})
+        one = {"num_hidden_layers": 1, "layer_types": None, "first_k_dense_replace": 0}
+        kept = {name: value for name, value in one.items() if name in changes or value == 1}
+        write_checkpoint(self.draft, kind, {**changes, **sizes, **kept})
+        self._heads = {
+            name: write_head(folder / name, name, folder / "none") for name in ("eagle3", "dflash")
+        }
+        with open_exact(self.target, None, **PRESSURES["one at a time"]) as llm:
+            self.expected = {name: self.ask(llm, name) for name in ASKED}
+        shape = ModelShape.from_config(self.target)
+        each = sum(2 * heads.heads * heads.size * 4 for heads in shape.kv_sizes)
+        # Room for half of what all requests need, and beside it for some of what drafters keep.
+        self.shortage = {**PRESSURES["shortage"], "kv_cache_memory_bytes": 704 * each}
+
+    def ask(self, llm: LLM, name: str) -> list[Result]:
+        return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
+
+    def config(self, drafter: str) -> dict[str, Any]:
+        config = DRAFTERS[drafter]
+        if config["method"] in self._heads:
+            return {**config, "model": str(self._heads[config["method"]])}
+        return with_model(config, self.draft)
+
+    def compared(self, llm: LLM, what: str) -> tuple[int, float, int, int]:
+        """How many tokens were compared, drafts accepted, and how often a request was preempted or
+        began with pages at hand; a second time more do."""
+        results: list[Result] = []
+        for again in range(2):
+            for name in ASKED:
+                found = self.ask(llm, name)
+                assert found == self.expected[name], (what, name, again)
+                results += found
+        assert counted(llm, "num_draft_tokens") > 0, what
+        return (
+            sum(len(one.token_ids) for one in results),
+            counted(llm, "num_accepted_tokens"),
+            sum(one.num_preemptions for one in results),
+            sum(one.num_cached_tokens > 0 for one in results),
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAMILIES)
+def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
+    family = Family(case, tmp_path)
+    pressures = {name: PRESSURES[name] for name in ("calm", "chunks")}
+    runs: dict[str, tuple[int, float, int, int]] = {}
+    for drafter in DRAFTERS:
+        for name, pressure in (*pressures.items(), ("shortage", family.shortage)):
+            with open_exact(family.target, family.config(drafter), **pressure) as llm:
+                runs[f"{drafter}, {name}"] = family.compared(llm, f"{drafter}, {name}")
+    known = {str(i): list(one.token_ids) for i, one in enumerate(family.expected["greedy"])}
+    proposer = TreeProposer(VOCAB, outputs=known, seed=1)
+    with open_exact(family.target, METHODS["ngram"], proposer=proposer, **family.shortage) as llm:
+        runs["right branches, shortage"] = family.compared(llm, "right branches, shortage")
+    assert min(runs["right branches, shortage"]) > 0
+    tokens, accepted, preempted, hits = map(sum, zip(*runs.values(), strict=True))
+    print(f"{case}: {tokens} tokens, {accepted:.0f} accepted, {preempted} preempted, {hits} hits")
+    assert tokens >= LEAST_TOKENS and min(accepted, preempted, hits) > 0
