@@ -13,7 +13,6 @@ that the steps read. Files are not small and not committed. The last line is JSO
 """
 
 import argparse
-import ctypes
 import os
 import random
 import statistics
@@ -45,7 +44,6 @@ from foretoken.config.memory import ModelMemory
 from foretoken.engine.engine import EngineParts
 from foretoken.engine.wiring import build_engine
 from foretoken.lab.stats.repeats import in_turn
-from foretoken.models.compiled_layers import CompiledLayers, RowsPlan
 from foretoken.models.tensors import SpanLayout
 
 ROWS = (1, 2, 4, 6, 8, 16)
@@ -82,10 +80,6 @@ class Ours:
         self.parts = parts
         self._size = parts.runner.page_size
         self._each = -(-(PROMPT + 1) // self._size)
-        self._read = ctypes.c_int64()
-        experts = parts.runner.model.shape.experts
-        assert experts is not None
-        self._layers = experts.num_layers
         for sequence in range(max(ROWS)):
             ids = [(7919 * i + 31 * sequence) % parts.runner.model.shape.vocab_size
                    for i in range(CONTEXT)]  # fmt: skip
@@ -99,29 +93,12 @@ class Ours:
         return SpanLayout(start=start, num_tokens=count, page_table=table)
 
     def _run(self, ids: list[list[int]], layouts: list[SpanLayout], rows: list[int]) -> Took:
-        self._read.value = 0
-        with self.parts.threads, torch.inference_mode(), self._counting():
+        with self.parts.threads, torch.inference_mode():
             began = time.perf_counter()
             output = self.parts.runner.forward(layouts, ids, rows)
             tokens = output.logits_RV.argmax(dim=-1).tolist()
             seconds = time.perf_counter() - began
-        return Took(seconds, tokens, self._read.value / self._layers)
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        plain = CompiledLayers.plan_rows
-
-        def counted(layers: CompiledLayers, *given: Any) -> RowsPlan:
-            plan = plain(layers, *given)
-            plan.step.distinct = ctypes.addressof(self._read)
-            return plan
-
-        vars_of: Any = CompiledLayers
-        vars_of.plan_rows = counted
-        try:
-            yield
-        finally:
-            vars_of.plan_rows = plain
+        return Took(seconds, tokens, output.experts_read)
 
     def step(self, tokens: list[int], sequences: int) -> Took:
         """A step behind the context of so many sequences, all of whose rows want logits."""
