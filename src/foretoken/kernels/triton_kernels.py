@@ -347,10 +347,16 @@ class _Graphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        # What is new is compiled and loaded, which no graph may do.
-        run()
+        # What is new is compiled and loaded, which no graph may do; beside the stream in use, so
+        # that nothing of it is waited for while the graph is made.
+        stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            run()
+        stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may copy and ask for memory meanwhile: it concerns this one alone.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         replay: Callable[[], None] = graph.replay
         return replay

@@ -4,7 +4,8 @@ another class of matrix instruction (another order of sums), registers or shared
 no room for a second program, narrow loads."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -244,3 +245,41 @@ def test_nothing_is_fused() -> None:
     kernels: Any = triton_kernels()
     kernels._run("any", Kernel(), (1,))
     assert asked[0]["enable_fp_fusion"] is False and kernels.launched["any"] == 1
+
+
+def test_a_graph_is_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First run on a stream of its own, then captured; what other threads ask the driver for
+    meanwhile, such as memory for a copy, does not end the capture."""
+    from foretoken.kernels import triton_kernels
+
+    done, ways = list[str](), dict[str, Any]()
+
+    class Stream:
+        def wait_stream(self, other: "Stream") -> None:
+            done.append("wait")
+
+    class Graph:
+        def replay(self) -> None:
+            done.append("replay")
+
+    @contextmanager
+    def within(name: str, **options: Any) -> Iterator[None]:
+        ways.update(options)
+        done.append(name)
+        yield
+        done.append(f"end of {name}")
+
+    for name, made in {
+        "graph_pool_handle": lambda: "pool",
+        "current_stream": Stream,
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "stream": lambda stream: within("stream"),
+        "graph": lambda graph, **options: within("graph", **options),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    replay = triton_kernels._Graphs().record(lambda: done.append("run"))
+    replay()
+    first = ["wait", "stream", "run", "end of stream", "wait"]
+    assert done == [*first, "graph", "run", "end of graph", "replay"]
+    assert ways == {"pool": "pool", "capture_error_mode": "thread_local"}
