@@ -297,7 +297,6 @@ class Checkpoint:
 
     def _take_piece(self, file: WeightFile, stored: str, view: StoredView) -> Tensor:
         """All parts of a fused tensor, of one expert if it has several, [parts, ...]."""
-        whole: Tensor
         if view.expert is None:
             whole = file.get_tensor(stored)
         else:
@@ -317,10 +316,9 @@ class Checkpoint:
             allowed = f"a multiple of {parts} outputs"
             raise CheckpointError("tensor shape", f"{stored} {list(whole.shape)}", allowed)
         whole = whole.flatten() if view.fused.flat else whole
-        each = whole.shape[0] // parts
-        if view.fused.alternating:
-            return whole.unflatten(0, (each, parts)).transpose(0, 1).contiguous()
-        return whole.unflatten(0, (parts, each)).contiguous()
+        each, alternating = whole.shape[0] // parts, view.fused.alternating
+        found: Tensor = whole.unflatten(0, (each, parts) if alternating else (parts, each))
+        return (found.transpose(0, 1) if alternating else found).contiguous()
 
     def _checked(
         self, name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None

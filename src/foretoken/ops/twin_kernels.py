@@ -397,12 +397,14 @@ class _Units:
         safe = torch.where(new == -torch.inf, 0.0, new)
         alpha = (self._top_ULM - safe).exp()
         p = (s - safe[..., None]).exp().to(self._dtype).float()
-        ones = torch.ones_like(values[..., :1])
+        # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
+        size = values.shape[-1]
+        ones = values.new_ones(*values.shape[:-1], _TILE - size % _TILE)
         sums = _products(p, torch.cat((values, ones), -1))
         # A row that sees nothing of the block keeps its bits.
         sees = seen.any(-1)[:, None]
-        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., -1], self._mass_ULM)
-        more = self._sums_ULMh * alpha[..., None] + sums[..., :-1]
+        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., size], self._mass_ULM)
+        more = self._sums_ULMh * alpha[..., None] + sums[..., :size]
         self._sums_ULMh = torch.where(sees[..., None], more, self._sums_ULMh)
         self._top_ULM = torch.where(sees, new, self._top_ULM)
 
