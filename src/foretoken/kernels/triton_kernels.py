@@ -328,17 +328,6 @@ class TritonKernels(GpuKernels):
             BLOCK=triton.next_power_of_2(spans), warps=1,
         )  # fmt: skip
 
-    def agree(
-        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
-    ) -> None:
-        """A program for a sequence."""
-        sequences, width = found_BX.shape
-        self._run(
-            "agree", triton_draw.agree, (sequences,),
-            chosen_R, tokens_T, checks_B3, found_BX, found_BX.stride(0), checks_B3.stride(0),
-            BLOCK=triton.next_power_of_2(width), warps=1,
-        )  # fmt: skip
-
 
 class _Graphs:
     """Graphs in one pool of memory: only one of them runs at a time."""

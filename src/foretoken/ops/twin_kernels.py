@@ -256,20 +256,6 @@ class TwinKernels(GpuKernels):
         self.launch("chance")
         chance_R.copy_((logits_RV.amax(-1) - logits_RV.logsumexp(-1)).exp())
 
-    def agree(
-        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
-    ) -> None:
-        """Place by place of all sequences."""
-        self.launch("agree")
-        most = found_BX.shape[1] - 2
-        row_B, draft_B, drafts_B = checks_B3.long().unbind(1)
-        at = torch.arange(most + 1, device=chosen_R.device)
-        chosen_BX = chosen_R[(row_B[:, None] + at).clamp(max=len(chosen_R) - 1)]
-        draft_BX = tokens_T[(draft_B[:, None] + at[:most]).clamp(max=len(tokens_T) - 1)]
-        same = (chosen_BX[:, :most] == draft_BX) & (at[:most] < drafts_B[:, None])
-        found_BX[:, 0] = same.int().cumprod(1).sum(1)
-        found_BX[:, 1:] = chosen_BX
-
 
 def _recorded(function: Callable[..., None]) -> Callable[..., None]:
     """The call is kept, too, while calls are."""

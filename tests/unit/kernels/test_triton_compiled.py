@@ -150,7 +150,6 @@ def choose(kernels: GpuKernels) -> None:
     kernels.draw(logits, empty(8, 2, dtype=INT), numbers.float(), ints[:8], ints)
     kernels.chance(logits, numbers.float())
     kernels.cap(logits, 30.0)
-    kernels.agree(ints, ints, empty(8, 3, dtype=INT), empty(8, 9, dtype=INT))
 
 
 def copy(kernels: GpuKernels) -> None:
