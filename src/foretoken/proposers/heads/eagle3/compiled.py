@@ -17,8 +17,9 @@ from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.captured import BesideParts, CapturedSteps, DecoderParts, capture
+from foretoken.models.captured import CapturedSteps, capture
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
+from foretoken.models.gpu_decoder import BesideParts, DecoderParts
 from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
