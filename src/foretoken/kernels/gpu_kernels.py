@@ -145,6 +145,8 @@ class AttentionInts(NamedTuple):
     """Whether some unit has runs."""
     splits: bool
     """Whether some row sees beyond the first split; else `attend` gives finished rows."""
+    lasts_T: Tensor | None = None
+    """The last place that each row sees, where that is not its own."""
 
 
 class Partials(NamedTuple):

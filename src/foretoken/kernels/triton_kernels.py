@@ -258,7 +258,8 @@ class TritonKernels(GpuKernels):
         self._run(
             "attend", triton_attention.attend, (step.units_U.shape[0], heads),
             q_THh, numbers, scales, sinks_H, out_TD, *partials,
-            step.units_U, step.places_T, step.runs_T, step.bases_T, step.pages_P, step.tails_XJ,
+            step.units_U, step.places_T, step.lasts_T, step.runs_T, step.bases_T, step.pages_P,
+            step.tails_XJ,
             q_THh.stride(0), out_TD.stride(0), numbers.stride(0), numbers.stride(1),
             _stride(scales), _stride(scales, 1), step.tails_XJ.stride(0),
             shape.scale, shape.softcap,
@@ -280,7 +281,7 @@ class TritonKernels(GpuKernels):
         """A program for a row and query head."""
         self._run(
             "combine", triton_attention.combine, (out_TD.shape[0], shape.num_heads),
-            *partials, sinks_H, step.places_T, step.bases_T, out_TD, out_TD.stride(0),
+            *partials, sinks_H, step.places_T, step.lasts_T, step.bases_T, out_TD, out_TD.stride(0),
             HEADS=shape.num_heads, SIZE=shape.head_dim,
             WIDTH=triton.next_power_of_2(shape.head_dim), SPLIT=self.split, WINDOW=shape.window,
             AT_ONCE=_COMBINED,
