@@ -7,7 +7,7 @@ the same numbers, so the bits are the same. The twin of a CUDA graph on a CPU is
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple, final
 
@@ -20,22 +20,23 @@ from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.gpu_decoder import DecoderParts, GpuDecoder, Workspace, knows
 from foretoken.models.rollout import MaskSlots
-from foretoken.models.step_buffers import PassRows, StepBuffers, StepKey
+from foretoken.models.step_buffers import DevicePass, PassRows, StepBuffers, StepKey, bucket
 from foretoken.models.tensors import ModelOutput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.base import SpanWindow
-from foretoken.ops.attention.gpu import UnitPlan, plan_rows
+from foretoken.ops.attention.gpu import UnitPlan, lay_out, plan_rows
 from foretoken.ops.drawing_gpu import Draws, read_rows
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """What plays a step again, and where its results are."""
+class _Made(NamedTuple):
+    """Where the results of a step are."""
 
-    play: Callable[[], None]
     logits_RV: Tensor
     tokens_KR: Tensor
     chances_KR: Tensor
+
+
+_On = tuple[Workspace, KVStore, FeatureStore | None]
 
 
 @final
@@ -45,7 +46,7 @@ class CapturedSteps:
     def __init__(self, decoder: GpuDecoder, recorder: Recorder | None) -> None:
         """Launch with `decoder`; without a recorder everything is launched one by one."""
         self._decoder, self._recorder = decoder, recorder
-        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+        self._recorded: dict[tuple[Any, ...], tuple[Callable[[], None], _Made]] = {}
         self._buffers: StepBuffers | None = None
         self._work: Workspace | None = None
         self._long: Workspace | None = None
@@ -67,9 +68,10 @@ class CapturedSteps:
             self._buffers = StepBuffers(device, scratch, on_gpu=kernels.on_gpu)
         return self._buffers
 
-    def _plan(self, spans: Sequence[SpanWindow]) -> UnitPlan:
+    def _plan(self, spans: Sequence[SpanWindow], *, whole: bool = False) -> UnitPlan:
         decoder = self._decoder
-        return plan_rows(spans, decoder.kernels, decoder.shape, decoder.most_partials)
+        room = decoder.most_partials
+        return plan_rows(spans, decoder.kernels, decoder.shape, room, whole=whole)
 
     def run(
         self,
@@ -216,17 +218,109 @@ class CapturedSteps:
         both = (numbers, anchors)
         return PassRows(plan=units, tokens=tokens, logits=logits, draws=draws, masks=both)
 
+    def feed(self, context: Sequence[SpanLayout], store: KVStore) -> None:
+        """Keep a block head's keys and values of places whose features are known."""
+        self._play(_Way("feed"), self._of(store).fill([self._blocks(context, (), ())]), store, None)
+
+    def block_outputs(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        store: KVStore,
+    ) -> Tensor:
+        """Feed places and run blocks; their outputs after the last norm, [T, D]."""
+        key = self._of(store).fill([self._blocks(context, blocks, token_ids)])
+        self._play(_Way("blocks"), key, store, None)
+        return self._workspace(key).normed_TD[: len(token_ids)].clone()
+
+    def draft_blocks(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        plan: RolloutPlan,
+        store: KVStore,
+        first_row: int,
+    ) -> RolledOut | None:
+        """The same, and draft several tokens of each block; None: some rows are filtered.
+
+        Args:
+            context: places whose keys and values are not there yet.
+            blocks: where each block lies.
+            token_ids: the newest token and masks of each.
+            plan: how many tokens, and how each is chosen.
+            store: keys and values.
+            first_row: the row of a block that gives the first.
+        """
+        draws, steps, count = read_rows(plan.rows), plan.steps, len(blocks)
+        if draws.filtered_R.any():
+            return None
+        firsts = np.array([0, *(block.num_tokens for block in blocks)]).cumsum()[:-1]
+        # Rows of each step are padded: what follows from a step's tokens is of as many.
+        logits_KB = np.zeros((steps, bucket(count)), np.int64)
+        logits_KB[:, :count] = firsts + first_row + np.arange(steps)[:, None]
+        rows = replace(
+            self._blocks(context, blocks, token_ids),
+            logits=logits_KB.ravel(),
+            draws=draws.padded(steps, bucket(count)),
+            newest=[token_ids[first] for first in firsts],
+        )
+        buffers = self._of(store)
+        key = buffers.fill([rows])
+        way = _Way("blocks", draws=True, chances=plan.stop is not None, steps=steps)
+        found = self._play(way, key, store, None)
+        made_KB = found.tokens_KR[0, : logits_KB.size].view(logits_KB.shape)
+        if way.chances:
+            chances_KB = found.chances_KR[0, : logits_KB.size].view(logits_KB.shape)
+            made_KB = torch.cat((made_KB, chances_KB.view(torch.int32)))
+        read = np.array(buffers.read(made_KB), np.int32).reshape(made_KB.shape)[:, :count].copy()
+        rolled = _rolled_out(self._judged(read, plan), plan)
+        if not plan.keeps_logits:
+            return rolled
+        own_KBN = found.logits_RV[: logits_KB.size].unflatten(0, logits_KB.shape)[:, :count]
+        return replace(rolled, logits_KV=self._over_all_ids(own_KBN))
+
+    def _judged(self, read_XB: Any, plan: RolloutPlan) -> Any:
+        """The same, with chances where a head's judgements stood."""
+        blocks = self.parts.blocks
+        if plan.stop is not None and blocks is not None and blocks.judge is not None:
+            judged_KB = read_XB[plan.steps :].view(np.float32)
+            judged_KB[:] = 0.5 + 0.5 * np.tanh(0.5 * (judged_KB + np.float32(blocks.judge_bias)))
+        return read_XB
+
+    def _blocks(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+    ) -> PassRows:
+        """One pass over blocks, which feeds places behind its rows."""
+        parts = self.parts.blocks
+        assert parts is not None, "asked of block heads"
+        whole, size = any(parts.whole), self._decoder.shape.page_size
+        return PassRows(
+            plan=self._plan([block.window for block in blocks], whole=whole),
+            tokens=token_ids,
+            logits=(),
+            draws=None,
+            fed=lay_out([layout.window for layout in context], size),
+            whole=whole,
+        )
+
     def _over_all_ids(self, logits_KBN: Tensor) -> Tensor:
         """Copies of these, [rows, V]; ids that a head cannot draft get -inf."""
-        logits_RN, beside = logits_KBN.flatten(0, 1), self.parts.beside
-        if beside is None or beside.ids_N.shape[0] == beside.vocab_size:
+        logits_RN, around = logits_KBN.flatten(0, 1), self.parts.around
+        ids_N = None if around is None else around.ids_N
+        if around is None or ids_N is None or ids_N.shape[0] == around.vocab_size:
             return logits_RN.clone()
-        full = logits_RN.new_full((len(logits_RN), beside.vocab_size), -torch.inf)
-        return full.index_copy_(1, beside.ids_N, logits_RN)
+        full = logits_RN.new_full((len(logits_RN), around.vocab_size), -torch.inf)
+        return full.index_copy_(1, ids_N, logits_RN)
 
     def _workspace(self, keys: StepKey) -> Workspace:
         """The one that recorded steps have, or a larger one."""
-        most, decoder = max(max(key.rows, key.logits) for key in keys), self._decoder
+        most = max(max(key.rows + key.fed, key.logits) for key in keys)
+        decoder = self._decoder
         if self._work is None:
             device = decoder.parts.embedding.device
             partials = Partials.empty(decoder.most_partials, decoder.shape, device)
@@ -249,68 +343,95 @@ class CapturedSteps:
 
     def _play(
         self, way: "_Way", keys: StepKey, store: KVStore, features: FeatureStore | None
-    ) -> _Recorded:
+    ) -> _Made:
         """Launch the passes, as they were recorded if they were."""
         assert self._buffers is not None, "filled before"
         columns = None if features is None else tuple(features.columns)
         key = (way, keys, columns, self._buffers.generation)
-        found = self._recorded.get(key)
-        if found is not None:
-            found.play()
-            return found
-        passes, work = self._buffers.passes(keys), self._workspace(keys)
+        known = self._recorded.get(key)
+        if known is not None:
+            play, made = known
+            play()
+            return made
         logits, device = keys[-1].logits, self._decoder.parts.embedding.device
-        logits_RV = self._logits_for(sum(one.logits for one in keys) if way.keeps else logits)
-        tokens_KR = torch.zeros(len(keys), logits, dtype=torch.int32, device=device)
-        chances_KR = torch.zeros(len(keys), logits, device=device)
+        room = sum(one.logits for one in keys) if way.keeps else logits
+        made = _Made(
+            self._logits_for(room + keys[-1].newest),
+            torch.zeros(len(keys), logits, dtype=torch.int32, device=device),
+            torch.zeros(len(keys), logits, device=device),
+        )
+        passes, on = self._buffers.passes(keys), (self._workspace(keys), store, features)
 
         def launch() -> None:
-            decoder = self._decoder
-            for number, one in enumerate(passes):
-                if number:
-                    one = one._replace(tokens_T=tokens_KR[number - 1])
-                stream_TD = work.streams[number % len(work.streams)][: len(one.tokens_T)]
-                if not number and way.begin == "features":
-                    decoder.mix(one, work)
-                elif not number and way.begin == "given":
-                    every_T = work.every_T[: len(stream_TD)]
-                    decoder.kernels.take_rows(work.given_TD, every_T, stream_TD)
-                decoder.body(one, work, store, features, stream_TD)
-                count = len(one.rows_R)
-                if not count:
-                    continue
-                at = number * count if way.keeps else 0
-                own_RV = logits_RV[at : at + count]
-                decoder.logits(one, work, own_RV)
-                if way.chances:
-                    decoder.kernels.chance(own_RV, chances_KR[number])
-                if way.draws:
-                    how = (one.keys_R2, one.temperature_R)
-                    decoder.kernels.draw(own_RV, *how, tokens_KR[number], decoder.names_N)
-                if len(work.streams) > 1 and not len(one.mask_T):
-                    next_RD = work.streams[(number + 1) % 2][:count]
-                    decoder.kernels.take_rows(stream_TD, one.rows_R, next_RD)
+            if way.begin in ("blocks", "feed"):
+                self._launch_blocks(way, passes[0], on, made)
+            else:
+                self._launch(way, passes, on, made)
 
-        most = max(one.rows for one in keys)
+        most = max(max(one.rows + one.fed, one.logits) for one in keys)
         if self._recorder is None or most > RECORDED_ROWS or any(one.pieces for one in keys):
             launch()
-            return _Recorded(launch, logits_RV, tokens_KR, chances_KR)
-        found = _Recorded(self._recorder.record(launch), logits_RV, tokens_KR, chances_KR)
-        self._recorded[key] = found
-        found.play()
-        return found
+            return made
+        play = self._recorder.record(launch)
+        self._recorded[key] = play, made
+        play()
+        return made
+
+    def _launch(self, way: "_Way", passes: Sequence[DevicePass], on: _On, made: _Made) -> None:
+        """Passes one after the other, each over the tokens that the one before has drawn."""
+        decoder, (work, store, features) = self._decoder, on
+        for number, one in enumerate(passes):
+            if number:
+                one = one._replace(tokens_T=made.tokens_KR[number - 1])
+            stream_TD = work.streams[number % len(work.streams)][: len(one.tokens_T)]
+            if not number and way.begin == "features":
+                decoder.mix(one, work)
+            elif not number and way.begin == "given":
+                every_T = work.every_T[: len(stream_TD)]
+                decoder.kernels.take_rows(work.given_TD, every_T, stream_TD)
+            decoder.body(one, work, store, features, stream_TD)
+            count = len(one.rows_R)
+            if not count:
+                continue
+            at = number * count if way.keeps else 0
+            own_RV = made.logits_RV[at : at + count]
+            decoder.logits(one, work, own_RV)
+            if way.chances:
+                decoder.kernels.chance(own_RV, made.chances_KR[number])
+            if way.draws:
+                how = (one.keys_R2, one.temperature_R)
+                decoder.kernels.draw(own_RV, *how, made.tokens_KR[number], decoder.names_N)
+            if len(work.streams) > 1 and not len(one.mask_T):
+                next_RD = work.streams[(number + 1) % 2][:count]
+                decoder.kernels.take_rows(stream_TD, one.rows_R, next_RD)
+
+    def _launch_blocks(self, way: "_Way", one: DevicePass, on: _On, made: _Made) -> None:
+        """What a block head reads, and one pass over its blocks, if there are some."""
+        decoder, (work, store, features) = self._decoder, on
+        decoder.read_context(one, work)
+        if way.begin == "feed":
+            decoder.write_context(one, work, store)
+            return
+        decoder.body(one, work, store, features, work.streams[0][: len(one.tokens_T)])
+        if way.steps:
+            decoder.logits(one, work, made.logits_RV[: len(one.rows_R)])
+            chances_R = made.chances_KR[0] if way.chances else None
+            decoder.draft_blocks(one, work, way.steps, made.logits_RV, made.tokens_KR[0], chances_R)
 
 
 class _Way(NamedTuple):
     """What is recorded, beside the sizes."""
 
     begin: str
-    """`embedded`: with the tokens. Of heads: `given`, or with `features`."""
+    """`embedded`: with the tokens. Of heads: `given`, or with `features`; of those that draft in
+    `blocks` also `feed`: there are none."""
     draws: bool = False
     chances: bool = False
     """Whether the chance of each best id is wanted, too."""
     keeps: bool = False
     """Whether the logits of all passes are."""
+    steps: int = 0
+    """Tokens of each block."""
 
 
 def _rolled_out(read_XB: Any, plan: RolloutPlan) -> RolledOut:

@@ -41,11 +41,13 @@ class DecoderParts:
     """Of logits."""
     beside: "BesideParts | None" = None
     """Of a head that takes embedded tokens beside a stream, which goes on from token to token."""
+    blocks: "BlockParts | None" = None
+    """Of a head that drafts in blocks."""
 
     @property
-    def vocab_size(self) -> int:
-        """Ids that tokens are chosen from."""
-        return self.head.weights.outputs if self.beside is None else self.beside.vocab_size
+    def around(self) -> "BesideParts | BlockParts | None":
+        """Of a head."""
+        return self.blocks if self.beside is None else self.beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,30 @@ class BesideParts:
     """int64, ascending: the token of each of the head's outputs."""
     vocab_size: int
     """Tokens of the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockParts:
+    """What stands around the layers of such a head."""
+
+    mixer: GpuLinear
+    """Makes context rows of features, before `context_norm`."""
+    context_norm: RMSNorm
+    features: FeatureView
+    whole: tuple[bool, ...]
+    """Of each kind of layers, whether a row sees all of its block."""
+    ids_N: Tensor | None
+    """int64, ascending: the token of each of the head's outputs; None: their numbers."""
+    vocab_size: int
+    """Tokens of the target."""
+    shorts_VR: Tensor | None = None
+    """A short embedding of each token; None: no row depends on the one before."""
+    follow: GpuLinear | None = None
+    """Makes of that what is added to the logits of the row after the token."""
+    judge: GpuLinear | None = None
+    """How sure a draft is, of an output and a short embedding, before a bias and a sigmoid; None:
+    as its best token is probable."""
+    judge_bias: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +120,23 @@ class Workspace:
             self.given_TD = empty(rows, hidden)
             """Where a stream begins that is given; what runs twice begins there twice."""
             self.embedded_TD, self.both_TX = empty(rows, hidden), empty(rows, 2 * hidden)
-            self.gathered_TF = empty(rows, parts.beside.features.width)
             self.mixed_TD = empty(RECORDED_ROWS + 1, hidden)
             """Of a recorded pass; the last is 0."""
-            self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
             self.masks_KD = empty(rows + 1, hidden, dtype=torch.float32)
             """Number 0 is 0."""
+        if parts.blocks is not None:
+            shorts_VR = parts.blocks.shorts_VR
+            self.judged_TX = empty(rows, hidden + (0 if shorts_VR is None else shorts_VR.shape[1]))
+            """An output, and the short embedding of the token before."""
+        if parts.around is not None:
+            self.gathered_TF = empty(rows, parts.around.features.width)
+            self.every_T = torch.arange(rows, dtype=torch.int32, device=like.device)
         self.q_TA, self.attended_TA = empty(rows, heads), empty(rows, heads)
         self.gated_TF = empty(rows, inner)
         most = 0
         several = [one for layer in bound for one in (layer.qkv, layer.out, layer.down)]
-        if parts.beside is not None and parts.beside.mixer is not None:
-            several.append(parts.beside.mixer)
+        if parts.around is not None and parts.around.mixer is not None:
+            several.append(parts.around.mixer)
         for one in several:
             most = max(most, one.weights.outputs * max(one.most_parts, rows))
         self.parts = empty(most, dtype=torch.float32)
@@ -118,7 +149,8 @@ class GpuDecoder:
     def __init__(self, parts: DecoderParts, kernels: GpuKernels) -> None:
         self.parts, self.kernels = parts, kernels
         self.bound = [_bind(layer) for layer in parts.layers]
-        self.names_N = None if parts.beside is None else parts.beside.ids_N.int()
+        ids_N = None if parts.around is None else parts.around.ids_N
+        self.names_N = None if ids_N is None else ids_N.int()
         self.shape = _attention(parts.kinds[0]).shape
         """Of attention; kinds of layers differ in windows alone."""
         positions = parts.kinds[0].rotary.cos.shape[0]
@@ -136,16 +168,9 @@ class GpuDecoder:
         """The stream of a head's first pass, of features of the rows' slots and of masks."""
         parts, kernels, rows = self.parts.beside, self.kernels, len(one.tokens_T)
         assert parts is not None and parts.mixer is not None, "asked where features are read"
-        gathered_TF, stream_TD, at = work.gathered_TF[:rows], work.streams[0][:rows], 0
-        for columns in parts.features.pieces:
-            width = columns.stop - columns.start
-            rows_SF = parts.features.slots_SF[:, columns]
-            kernels.take_rows(rows_SF, one.slots_T, gathered_TF[:, at : at + width])
-            at += width
-        masked = len(one.mask_T) > 0
+        stream_TD, masked = work.streams[0][:rows], len(one.mask_T) > 0
         mixed_TD = work.mixed_TD[:rows] if masked else stream_TD
-        sums_PTD = self._run(parts.mixer, gathered_TF, work)
-        kernels.add_parts(sums_PTD, parts.mixer.bias_N, None, mixed_TD)
+        self._mix(parts.mixer, parts.features, one.slots_T, work, mixed_TD)
         if masked:
             # A row's own features, those of its anchor or none, and its mask.
             kernels.take_rows(work.mixed_TD, one.anchor_T, stream_TD)
@@ -153,6 +178,78 @@ class GpuDecoder:
             kernels.take_rows(work.masks_KD, one.mask_T, mask_TD)
             eps = self.parts.norm.eps
             kernels.add_norm(mask_TD[None], None, stream_TD, None, work.normed_TD[:rows], eps)
+
+    def _mix(
+        self,
+        mixer: GpuLinear,
+        features: FeatureView,
+        slots_T: Tensor,
+        work: Workspace,
+        mixed_TD: Tensor,
+    ) -> None:
+        """Features of these slots, mixed."""
+        gathered_TF, at = work.gathered_TF[: len(slots_T)], 0
+        for columns in features.pieces:
+            width = columns.stop - columns.start
+            rows_SF = features.slots_SF[:, columns]
+            self.kernels.take_rows(rows_SF, slots_T, gathered_TF[:, at : at + width])
+            at += width
+        sums_PTD = self._run(mixer, gathered_TF, work)
+        self.kernels.add_parts(sums_PTD, mixer.bias_N, None, mixed_TD)
+
+    def read_context(self, one: DevicePass, work: Workspace) -> None:
+        """What each layer of a block head makes keys and values of, behind the rows of blocks."""
+        blocks, rows, fed = self.parts.blocks, len(one.tokens_T), len(one.features_T)
+        assert blocks is not None, "asked of block heads"
+        if fed:
+            mixed_TD, norm = work.hidden_TD[:fed], blocks.context_norm
+            self._mix(blocks.mixer, blocks.features, one.features_T, work, mixed_TD)
+            context_TD = work.normed_TD[rows : rows + fed]
+            self.kernels.add_norm(None, None, mixed_TD, norm.weight_D, context_TD, norm.eps)
+
+    def write_context(self, one: DevicePass, work: Workspace, store: KVStore) -> None:
+        """Keys and values of a context alone."""
+        for index in range(len(self.parts.layers)):
+            self._write(index, work.normed_TD[: len(one.slots_T)], one, work, store)
+
+    def draft_blocks(
+        self,
+        one: DevicePass,
+        work: Workspace,
+        steps: int,
+        logits_RV: Tensor,
+        tokens_R: Tensor,
+        chances_R: Tensor | None,
+    ) -> None:
+        """Choose the tokens of blocks' rows, one row of each block after the other.
+
+        Args:
+            one: with rows of logits step by step, B of each.
+            work: their outputs are in `hidden_TD`.
+            steps: rows of each block.
+            logits_RV: what the head made of them, and B rows more.
+            tokens_R: results.
+            chances_R: how sure each is, before a sigmoid if the head judges; None: nobody asks.
+        """
+        blocks, kernels, count = self.parts.blocks, self.kernels, len(one.newest_B)
+        assert blocks is not None, "asked of block heads"
+        before_B, width = one.newest_B, work.hidden_TD.shape[1]
+        for step in range(steps):
+            own = slice(step * count, (step + 1) * count)
+            own_BV, output_BD, both_BX = logits_RV[own], work.hidden_TD[own], work.judged_TX[:count]
+            if blocks.shorts_VR is not None and blocks.follow is not None:
+                kernels.take_rows(blocks.shorts_VR, before_B, both_BX[:, width:])
+                added_BV = logits_RV[steps * count :][:count]
+                blocks.follow.run(both_BX[:, width:], added_BV[None])
+                kernels.add_parts(added_BV[None], None, own_BV, own_BV)
+            if chances_R is not None and blocks.judge is not None:
+                kernels.take_rows(output_BD, work.every_T[:count], both_BX[:, :width])
+                blocks.judge.run(both_BX, chances_R[own].view(1, count, 1))
+            elif chances_R is not None:
+                kernels.chance(own_BV, chances_R[own])
+            how = (one.keys_R2[own], one.temperature_R[own])
+            kernels.draw(own_BV, *how, tokens_R[own], self.names_N)
+            before_B = tokens_R[own]
 
     def _first(self, one: DevicePass, work: Workspace, stream_TD: Tensor) -> Tensor:
         """What the first layer of a head reads: embedded tokens and the stream, both normed."""
@@ -208,7 +305,8 @@ class GpuDecoder:
             add(None, stream_TD, parts.layers[0].attention_norm, kept=_kept(features, 0, one))
         following = [layer.attention_norm for layer in parts.layers[1:]] + [parts.norm]
         for index, (layer, bound) in enumerate(zip(parts.layers, self.bound, strict=True)):
-            x_TD = stream_TD if layer.attention_norm is None else normed_TD
+            # With what is fed behind the rows.
+            x_TD = work.normed_TD[: len(one.slots_T)] if layer.attention_norm else stream_TD
             if layer.beside_norm is not None:
                 x_TD = self._first(one, work, stream_TD)
             attended_TA = self._attend(index, x_TD, one, work, store)
@@ -240,29 +338,41 @@ class GpuDecoder:
         self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, store: KVStore
     ) -> Tensor:
         """Attention of one layer, before its output projection."""
-        block, bound, kernels = _block(self.parts.layers[index]), self.bound[index], self.kernels
-        kind, rows = self.parts.layers[index].kind, len(x_TD)
-        shape, norms = _attention(self.parts.kinds[kind]).shape, block.norms
+        kind, blocks = self.parts.layers[index].kind, self.parts.blocks
+        rows, shape = len(one.tokens_T), _attention(self.parts.kinds[kind]).shape
+        q_THh = self._write(index, x_TD, one, work, store)[:rows]
+        layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
+        step, on = one.attention, (q_THh, layer, work.partials, attended_TA)
+        if blocks is not None and not blocks.whole[kind]:
+            step = step._replace(lasts_T=None)
+        sinks_H = _block(self.parts.layers[index]).sinks_H
+        run_attention(self.kernels, shape, step, one.pieces, on, sinks_H)
+        return attended_TA
+
+    def _write(
+        self, index: int, x_TD: Tensor, one: DevicePass, work: Workspace, store: KVStore
+    ) -> Tensor:
+        """The queries of one layer; keys and values are stored."""
+        block, bound, rows = _block(self.parts.layers[index]), self.bound[index], len(x_TD)
+        kind, norms = self.parts.layers[index].kind, block.norms
+        shape = _attention(self.parts.kinds[kind]).shape
         q_THh = work.q_TA[:rows].view(rows, shape.num_heads, shape.head_dim)
         norm = None
         if norms is not None:
             norm = QueryKeyNorm(
                 norms.query.weight_D, norms.key.weight_D, norms.query.eps, norms.whole
             )
-        layer, attended_TA = layer_of(store.layers[index]), work.attended_TA[:rows]
-        kernels.turn_and_write(
+        self.kernels.turn_and_write(
             self._run(bound.qkv, x_TD, work),
             bound.qkv.bias_N,
             norm,
             self.rotary[kind],
-            one.attention.places_T,
+            one.places_T,
             one.slots_T,
             q_THh,
-            layer,
+            layer_of(store.layers[index]),
         )
-        on = (q_THh, layer, work.partials, attended_TA)
-        run_attention(kernels, shape, one.attention, one.pieces, on, block.sinks_H)
-        return attended_TA
+        return q_THh
 
     @staticmethod
     def _run(linear: GpuLinear, x_TK: Tensor, work: Workspace) -> Tensor:

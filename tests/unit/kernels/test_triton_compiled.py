@@ -81,14 +81,19 @@ def gate_up(kind: str, rows: int) -> Call:
 
 
 def attend(
-    size: int = 128, trees: bool = False, stored: torch.dtype = BF16, window: int = 0
+    size: int = 128,
+    trees: bool = False,
+    stored: torch.dtype = BF16,
+    window: int = 0,
+    whole: bool = False,
 ) -> Call:
     """Of 32 heads that share 8; with a window, also soft caps and rows that end in a split."""
     shape = AttentionShape(32, 8, size, 16, window, 50.0 if window else 0.0, 0.1)
     row, units = empty(64, dtype=INT), empty(8, UNIT_INTS, dtype=INT)
     ints = AttentionInts(
-        row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window
-    )
+        row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window,
+        lasts_T=row if whole else None,
+    )  # fmt: skip
     scales = None if stored == BF16 else empty(4096, 16, dtype=torch.float32)
     layer = KVLayer(empty(4096, 16, size, dtype=stored), scales)
     partials = Partials(
@@ -113,6 +118,7 @@ MATRICES: Final[dict[str, Call]] = {
     "gate_up int4": gate_up("4g32", 64),
     "attend": attend(),
     "attend a tree, a window, soft caps": attend(trees=True, window=1024),
+    "attend blocks": attend(whole=True),
     "attend int8": attend(trees=True, stored=torch.int8),
     "attend heads of 256": attend(256, trees=True),
 }

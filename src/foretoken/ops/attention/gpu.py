@@ -97,7 +97,7 @@ def plan_rows(
     padded = [tail + [0] * (width - len(tail)) for tail in tails]
     lasts = places
     if whole:
-        lasts = np.repeat([span.end - 1 for span in spans], counts)
+        lasts = np.repeat(np.array([span.end - 1 for span in spans], np.int64), counts)
     units = _units(laid, (places, lasts), trees, kernels, shape.num_heads // shape.num_kv_heads)
     per_row = lasts // kernels.split + 1
     bases = per_row.cumsum() - per_row
@@ -267,7 +267,10 @@ def run_attention(
         own = step._replace(units_U=step.units_U[units])
         kernels.attend(q_THh, layer, shape, own, partials, out_TD, sinks_H=sinks_H)
         if step.splits:
-            own = step._replace(places_T=step.places_T[rows], bases_T=step.bases_T[rows])
+            lasts_T = None if step.lasts_T is None else step.lasts_T[rows]
+            own = step._replace(
+                places_T=step.places_T[rows], bases_T=step.bases_T[rows], lasts_T=lasts_T
+            )
             kernels.combine(partials, shape, own, out_TD[rows], sinks_H=sinks_H)
 
 
