@@ -50,10 +50,7 @@ def attend(
     SPLITS: tl.constexpr,
     INTS: tl.constexpr,
 ):
-    """Program (unit, key head): a tile of rows, each with the queries of the head, over a split.
-
-    WIDTH is the power of two that holds the head's SIZE.
-    """
+    """Program (unit, key head): a tile of rows over a split; WIDTH, a power of two, holds SIZE."""
     unit = units + tl.program_id(0) * INTS
     head = tl.program_id(1)
     first = tl.load(unit)
@@ -138,8 +135,7 @@ def attend(
             values, value_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
         total = tl.dot(weight, v, total * shrink, input_precision="ieee")
-    # All columns are equal.
-    mass = tl.max(mass, 1)
+    mass = tl.max(mass, 1)  # All columns are equal.
     if SPLITS:
         # A row has a result of every split that it sees some of, by its place alone.
         has = there & (last >= split * SPLIT)

@@ -29,9 +29,8 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.captured import CapturedSteps, capture
-from foretoken.models.draft_call import DraftCall
 from foretoken.models.gpu_decoder import BlockParts, DecoderParts
-from foretoken.models.rollout import MOST_ROWS
+from foretoken.models.rollout import MOST_ROWS, DraftCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Attention, Geometry
 from foretoken.ops.attention.gpu import GpuAttention
