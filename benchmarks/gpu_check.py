@@ -247,7 +247,9 @@ def steps(check: Check) -> None:
                 seconds = _wall(step, 3 if check.rehearse else 30)
             kept = batch * place * shape.kv_bytes_per_token(2, "auto")
             limit = (read + kept) / check.read_gb_s / 1e9
+            reserved = torch.cuda.memory_reserved() if check.device.type == "cuda" else 0
             found = {"ms": round(1e3 * seconds, 3), "limit_ms": round(1e3 * limit, 3),
+                     "reserved_mib": reserved >> 20,
                      "fraction": round(limit / seconds, 3), "tokens_s": round(batch / seconds, 1),
                      "launches": launches}  # fmt: skip
             check.put(f"batch {batch}, {rows} rows, place {place}", found)

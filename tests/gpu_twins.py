@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from foretoken.backend import backend_for
+from foretoken.backend import backend_for, make_backend
 from foretoken.kernels.library import VARIABLE, find_library
 from foretoken.ops import twin_kernels
 from foretoken.ops.twin_kernels import TwinKernels
@@ -73,5 +73,5 @@ def twins() -> Iterator[TwinKernels]:
 
 def forget() -> None:
     """Ask again which kernels serve the CPU."""
-    backend_for.cache_clear()
+    make_backend.cache_clear()
     find_library.cache_clear()

@@ -53,6 +53,7 @@ from foretoken.quant.triton_layer import TRITON_TYPES, TritonLinear
 logger = logging.getLogger("foretoken")
 
 _GPU_NOISE: Final = 1 << 25
+_CARD_IN_USE: Final = torch.device("cuda")
 
 
 @final
@@ -330,9 +331,17 @@ class GpuSteps(Backend):
         return GpuAttention(geometry, self._kernels)
 
 
-@cache
 def backend_for(device: torch.device) -> Backend:
-    """The backend of this device."""
+    """The backend of this device; `cuda` is the card that is in use, which is probed once whatever
+    it is called."""
+    if device == _CARD_IN_USE and has_triton():
+        device = torch.device("cuda", torch.cuda.current_device())
+    return make_backend(device)
+
+
+@cache
+def make_backend(device: torch.device) -> Backend:
+    """The backend of a device with its index."""
     if device.type == "cpu" and wants_twins():
         torch.set_num_threads(1)  # Thousands of small operations, each in the order of one thread.
         return GpuSteps(TwinKernels(), device)

@@ -76,7 +76,10 @@ def test_drafts_change_nothing(
     assert kernels.launched["attend"] > 0
 
 
-@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+CHAINS = ["draft auto", "eagle3", "dspark", *map(slow, ("peagle", "anchored", "dflash"))]
+
+
+@pytest.mark.parametrize("method", CHAINS)
 def test_a_recorded_chain_drafts_what_single_passes_draft(
     method: str, model: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +87,8 @@ def test_a_recorded_chain_drafts_what_single_passes_draft(
     found = []
     for recorded in (True, False):
         if not recorded:
-            monkeypatch.setattr(CapturedSteps, "__call__", lambda *_, **__: None)
+            for name in ("__call__", "draft_blocks"):
+                monkeypatch.setattr(CapturedSteps, name, lambda *_, **__: None)
         with open_exact(model, _config(method, folders), max_num_seqs=4) as llm:
             for name in ("greedy", "seeded"):
                 run(llm, name)
@@ -119,11 +123,12 @@ def test_a_pass_of_a_head_is_the_same_when_it_is_recorded(
                     at = part.stop
 
 
-@pytest.mark.parametrize("method", ["draft auto", "eagle3", slow("peagle"), slow("anchored")])
+@pytest.mark.parametrize("method", CHAINS)
 def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) -> None:
     """The host copies numbers in and reads tokens, whatever the head; the masks of a head with some
     are copied, too."""
-    found, chain = list[Any](), CapturedSteps.__call__
+    name = "draft_blocks" if method in ("dflash", "dspark") else "__call__"
+    found, chain = list[Any](), getattr(CapturedSteps, name)
 
     def counted_chain(*args: Any, **kwargs: Any) -> Any:
         with asked() as counts:
@@ -135,7 +140,7 @@ def test_a_chain_waits_once(method: str, model: Path, folders: dict[str, Path]) 
         pytest.MonkeyPatch.context() as patch,
         open_exact(model, _config(method, folders), max_num_seqs=4) as llm,
     ):
-        patch.setattr(CapturedSteps, "__call__", counted_chain)
+        patch.setattr(CapturedSteps, name, counted_chain)
         run(llm, "greedy")
     copies = 3 if method in ("peagle", "anchored") else 2
     least = Counter({"copy_": copies, "read by the host": 1})

@@ -28,6 +28,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.shape import RopeShape
 from tests.golden import test_head_kernels as eagle
+from tests.gpu_twins import twins
 from tests.unit.proposing import make_sequence, make_span
 
 VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59
@@ -181,6 +182,41 @@ def test_the_same_ends(name: str, params: str) -> None:
         found = [drafted(one, params, [4, 4], rule)[0].ids for one in both(name)]
         assert found[0] == found[1]
         lengths.add(tuple(len(ids) for ids in found[0]))
+    assert len(lengths) > 1, lengths
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_all_drafts_in_one_recording(name: str) -> None:
+    """A GPU's launches, by twins of its kernels: once where they are recorded, once played."""
+    with twins() as kernels:
+        kernels.launched.clear()
+        fast, plain = runners(name)
+        for params in ("greedy", "seeded", "unseeded", "seeded"):
+            (at_once, steps), (chosen, other) = (
+                drafted(one, params, [4, 4]) for one in (fast, plain)
+            )
+            assert other.ran and not steps.ran, "one call did it all"
+            assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
+            assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
+            if at_once.probs_KV is not None and chosen.probs_KV is not None:
+                torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+        (filtered, steps), (chosen, _) = (drafted(one, "filtered", [4, 2]) for one in (fast, plain))
+        assert steps.ran and filtered.ids == chosen.ids, "tokens are chosen outside of it"
+        assert kernels.launched["attend"] > 0
+
+
+@pytest.mark.parametrize("name", ["shared", "markov", "blind judgement", "judgement alone"])
+@torch.inference_mode()
+def test_a_recording_ends_where_single_tokens_end(name: str) -> None:
+    lengths = set()
+    with twins():
+        fast, plain = runners(name)
+        for threshold in (0.05, 0.2, 0.5, 0.8):
+            rule = Confidence(threshold=threshold)
+            found = [drafted(one, "seeded", [4, 4], rule)[0].ids for one in (fast, plain)]
+            assert found[0] == found[1]
+            lengths.add(tuple(len(ids) for ids in found[0]))
     assert len(lengths) > 1, lengths
 
 

@@ -24,11 +24,13 @@ from foretoken.cli.app import app
 from foretoken.config.memory import ModelMemory
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.layers.mixture import Mixture, MixtureBeside, Router
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.decoder import Decoder
 from foretoken.models.tensors import SpanLayout
 from foretoken.ops.linear import PlainLinear
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
+from foretoken.shape.families import StoredView
 from foretoken.shape.mixtures.experts import Experts, Routing
 from foretoken.shape.mixtures.families import REFUSED
 from foretoken.training.evaluation import watch_steps
@@ -415,6 +417,22 @@ def test_fused_experts_in_either_order(tmp_path: Path) -> None:
         found = forward(open_runner(tmp_path), [(ids, 0, 30, list(range(8)))])
         assert_close(found, want)
         rewritten(tmp_path, turn)
+
+
+def test_fused_pieces_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up of an expert lie together, and so do their biases."""
+    write_checkpoint(tmp_path, *MIXTURES["gpt_oss"])
+    read, take = list[tuple[str, int | None]](), Checkpoint._take_piece
+
+    def taken(self: Checkpoint, file: Any, stored: str, view: StoredView) -> Tensor:
+        read.append((stored, view.expert))
+        return take(self, file, stored, view)
+
+    monkeypatch.setattr(Checkpoint, "_take_piece", taken)
+    open_runner(tmp_path)
+    assert len(read) == len(set(read))
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {name for name, _ in read} == {name for name in stored if ".experts." in name}
 
 
 def gguf_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from foretoken.backend import (
     PlainTorch,
     TritonIntegers,
     backend_for,
+    make_backend,
     plan_search,
 )
 from foretoken.control.adaptive.allocation import allocate
@@ -119,11 +120,11 @@ def test_a_gpu_takes_floats_and_other_types_as_pytorch_does(
     """Where the probe fails, only integers, in types that Triton takes, are a GPU's own."""
     monkeypatch.setattr(backends_module, "has_triton", lambda: True)
     monkeypatch.setattr(backends_module, "_gpu_steps", lambda device: None)
-    gpu = backend_for.__wrapped__(torch.device("cuda"))
+    gpu = make_backend.__wrapped__(torch.device("cuda", 0))
     assert isinstance(gpu, TritonIntegers) and gpu.holds_integers
     assert gpu.rows(normal(1, 2, 3)) is None
     monkeypatch.setattr(backends_module, "has_triton", lambda: False)
-    assert isinstance(backend_for.__wrapped__(torch.device("cuda")), PlainTorch)
+    assert isinstance(make_backend.__wrapped__(torch.device("cuda", 0)), PlainTorch)
     integers, plain = TritonIntegers(CPU), PlainTorch(CPU)
     floats = LinearSpec(weights=normal(1, 8, 32), dtype=torch.float32)
     rounded = replace(floats, dtype=torch.float64, quantization="int8")
@@ -156,10 +157,25 @@ def test_a_gpu_records_steps_where_the_probe_passes(
     module = SimpleNamespace(TritonKernels=lambda capability: TwinKernels())
     monkeypatch.setitem(sys.modules, "foretoken.kernels.triton_kernels", module)
     with caplog.at_level(logging.INFO, logger="foretoken"):
-        gpu = backend_for.__wrapped__(torch.device("cuda"))
+        gpu = make_backend.__wrapped__(torch.device("cuda", 0))
     assert isinstance(gpu, TritonIntegers if why else GpuSteps)
     assert gpu.keeps_bits == (why is None)
     assert why is None or str(why) in caplog.text
+
+
+def test_a_card_is_probed_once_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = list[torch.device]()
+    monkeypatch.setattr(backends_module, "has_triton", lambda: True)
+    monkeypatch.setattr(backends_module, "_gpu_steps", probed.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    make_backend.cache_clear()
+    try:
+        found = [backend_for(torch.device(name)) for name in ("cuda", "cuda:1", "cuda")]
+        assert found[0] is found[1] is found[2]
+        assert backend_for(torch.device("cuda:0")) is not found[0]
+    finally:
+        make_backend.cache_clear()
+    assert probed == [torch.device("cuda:1"), torch.device("cuda:0")]
 
 
 def test_a_gpu_says_that_it_multiplies_integers_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ import torch
 from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
+from foretoken.ops.attention.base import Geometry, SpanWindow
+from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.drawing import BEST, Drawing, pack_rows
 from foretoken.ops.twin_kernels import TwinKernels
 from foretoken.runtime.runner import Runner
@@ -96,6 +98,28 @@ def test_padding_changes_nothing(runner: Runner) -> None:
         for i, (layout, ids) in enumerate(zip(layouts, tokens, strict=True)):
             alone = runner.forward([layout], [ids], range(3)).logits_RV
             assert torch.equal(alone, together[3 * i : 3 * i + 3]), i
+
+
+@pytest.mark.parametrize("size", [8, 14, 16])
+def test_a_twins_row_has_its_bits_wherever_it_stands(kernels: TwinKernels, size: int) -> None:
+    """The library below adds the columns at the edge of a matrix otherwise; no head has one."""
+    made = Geometry(
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=size,
+        page_size=16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        window=9,
+    )
+    draw, pages = torch.Generator().manual_seed(size), list(range(6))
+    kv = torch.randn(96, 4, size, generator=draw)
+    q = torch.randn(64, 2, size, generator=draw)
+    attention = GpuAttention(made, kernels)
+    whole = attention.plan([SpanWindow(10, 64, pages)])(q, kv)
+    for row in range(64):
+        alone = attention.plan([SpanWindow(10 + row, 1, pages)])(q[row : row + 1], kv)
+        assert torch.equal(alone[0], whole[row]), row
 
 
 def test_a_prompt_in_one_pass_is_one_in_pieces(runner: Runner) -> None:

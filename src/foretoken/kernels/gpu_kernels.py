@@ -12,7 +12,7 @@ step to step out of tensors: so a step of them can be recorded and replayed. Rul
 
 Shape letters: T rows of the step, D hidden size, N outputs and K inputs of a matrix, P parts,
 F inner size, H query heads, L key heads, h head size, S slots of a store, U units, R rows of
-logits, V vocabulary, B sequences, X numbers of any other kind.
+logits, V vocabulary, X numbers of any other kind.
 """
 
 from abc import ABC, abstractmethod
@@ -145,6 +145,8 @@ class AttentionInts(NamedTuple):
     """Whether some unit has runs."""
     splits: bool
     """Whether some row sees beyond the first split; else `attend` gives finished rows."""
+    lasts_T: Tensor | None = None
+    """The last place that each row sees, where that is not its own."""
 
 
 class Partials(NamedTuple):
@@ -355,16 +357,3 @@ class GpuKernels(ABC):
     @abstractmethod
     def chance(self, logits_RV: Tensor, chance_R: Tensor) -> None:
         """float32 probability of each row's best id."""
-
-    @abstractmethod
-    def agree(
-        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
-    ) -> None:
-        """Matching: of each sequence how many drafts are the target's own tokens, and its tokens.
-
-        Args:
-            chosen_R: the target's token of each row.
-            tokens_T: the step's tokens.
-            checks_B3: first row of logits, first draft among the tokens, drafts.
-            found_BX: int32 [B, most drafts + 2]: how many drafts stay, those, and the token after.
-        """

@@ -22,6 +22,7 @@ def attend(
     top_mass,
     units,
     places,
+    lasts,
     runs,
     bases,
     pages,
@@ -49,10 +50,7 @@ def attend(
     SPLITS: tl.constexpr,
     INTS: tl.constexpr,
 ):
-    """Program (unit, key head): a tile of rows, each with the queries of the head, over a split.
-
-    WIDTH is the power of two that holds the head's SIZE.
-    """
+    """Program (unit, key head): a tile of rows over a split; WIDTH, a power of two, holds SIZE."""
     unit = units + tl.program_id(0) * INTS
     head = tl.program_id(1)
     first = tl.load(unit)
@@ -74,6 +72,9 @@ def attend(
     cell = there[:, None] & (d < SIZE)[None, :]
     x = tl.load(q + row[:, None] * q_stride + (query * SIZE)[:, None] + d[None, :], cell, 0.0)
     place = tl.load(places + row, mask=there, other=-1)
+    last = place
+    if lasts is not None:
+        last = tl.load(lasts + row, mask=there, other=-1)
     top = tl.full((TILE,), float("-inf"), tl.float32)
     mass = tl.zeros((TILE, 16), tl.float32)
     total = tl.zeros((TILE, WIDTH), tl.float32)
@@ -115,7 +116,7 @@ def attend(
             keys, key_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
         score = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
-        seen = (n[None, :] <= place[:, None]) & mine[:, None]
+        seen = (n[None, :] <= last[:, None]) & mine[:, None]
         if WINDOW > 0:
             seen = seen & (n[None, :] > place[:, None] - WINDOW)
         if CAPPED:
@@ -134,11 +135,10 @@ def attend(
             values, value_scales, slot, n < end, slot_stride, scale_stride, x.dtype, SIZE, WIDTH
         )
         total = tl.dot(weight, v, total * shrink, input_precision="ieee")
-    # All columns are equal.
-    mass = tl.max(mass, 1)
+    mass = tl.max(mass, 1)  # All columns are equal.
     if SPLITS:
         # A row has a result of every split that it sees some of, by its place alone.
-        has = there & (place >= split * SPLIT)
+        has = there & (last >= split * SPLIT)
         if WINDOW > 0:
             has = has & (place - WINDOW + 1 < (split + 1) * SPLIT)
         base = tl.load(bases + row, mask=has, other=0).to(tl.int64) + split
@@ -189,6 +189,7 @@ def combine(
     top_mass,
     sinks,
     places,
+    lasts,
     bases,
     out,
     out_stride,
@@ -208,7 +209,10 @@ def combine(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(0, place - WINDOW + 1) // SPLIT
-    end = place // SPLIT + 1
+    last = place
+    if lasts is not None:
+        last = tl.load(lasts + row)
+    end = last // SPLIT + 1
     top = tl.full((1,), float("-inf"), tl.float32)
     mass = tl.zeros((1,), tl.float32)
     total = tl.zeros((WIDTH,), tl.float32)

@@ -1,4 +1,4 @@
-"""Triton kernels that choose tokens and compare them; `gpu_kernels` says what they promise.
+"""Triton kernels that choose tokens; `gpu_kernels` says what they promise.
 
 Owns device code, no launch: `triton_kernels` has those. Importing it imports triton. A row of
 logits is read by one program for each SPAN of its ids; what those found is compared in order.
@@ -118,19 +118,3 @@ def cap(logits, softcap, count, BLOCK: tl.constexpr):
     t = tl.exp(-2.0 * tl.abs(x / softcap))
     t = (1.0 - t) / (1.0 + t)
     tl.store(logits + i, softcap * tl.where(x < 0, -t, t), mask=i < count)
-
-
-@triton.jit
-def agree(chosen, tokens, checks, found, found_stride, checks_stride, BLOCK: tl.constexpr):
-    """Program of a sequence: how many drafts are the target's own, those, the token after."""
-    sequence = tl.program_id(0)
-    first = tl.load(checks + sequence * checks_stride)
-    first_draft = tl.load(checks + sequence * checks_stride + 1)
-    drafts = tl.load(checks + sequence * checks_stride + 2)
-    i = tl.arange(0, BLOCK)
-    wanted = tl.load(chosen + first + i, mask=i <= drafts, other=-1)
-    draft = tl.load(tokens + first_draft + i, mask=i < drafts, other=-2)
-    kept = tl.min(tl.where(wanted == draft, BLOCK, i))
-    to = found + sequence * found_stride
-    tl.store(to, kept)
-    tl.store(to + 1 + i, wanted, mask=i <= kept)

@@ -258,7 +258,8 @@ class TritonKernels(GpuKernels):
         self._run(
             "attend", triton_attention.attend, (step.units_U.shape[0], heads),
             q_THh, numbers, scales, sinks_H, out_TD, *partials,
-            step.units_U, step.places_T, step.runs_T, step.bases_T, step.pages_P, step.tails_XJ,
+            step.units_U, step.places_T, step.lasts_T, step.runs_T, step.bases_T, step.pages_P,
+            step.tails_XJ,
             q_THh.stride(0), out_TD.stride(0), numbers.stride(0), numbers.stride(1),
             _stride(scales), _stride(scales, 1), step.tails_XJ.stride(0),
             shape.scale, shape.softcap,
@@ -280,7 +281,7 @@ class TritonKernels(GpuKernels):
         """A program for a row and query head."""
         self._run(
             "combine", triton_attention.combine, (out_TD.shape[0], shape.num_heads),
-            *partials, sinks_H, step.places_T, step.bases_T, out_TD, out_TD.stride(0),
+            *partials, sinks_H, step.places_T, step.lasts_T, step.bases_T, out_TD, out_TD.stride(0),
             HEADS=shape.num_heads, SIZE=shape.head_dim,
             WIDTH=triton.next_power_of_2(shape.head_dim), SPLIT=self.split, WINDOW=shape.window,
             AT_ONCE=_COMBINED,
@@ -328,17 +329,6 @@ class TritonKernels(GpuKernels):
             BLOCK=triton.next_power_of_2(spans), warps=1,
         )  # fmt: skip
 
-    def agree(
-        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
-    ) -> None:
-        """A program for a sequence."""
-        sequences, width = found_BX.shape
-        self._run(
-            "agree", triton_draw.agree, (sequences,),
-            chosen_R, tokens_T, checks_B3, found_BX, found_BX.stride(0), checks_B3.stride(0),
-            BLOCK=triton.next_power_of_2(width), warps=1,
-        )  # fmt: skip
-
 
 class _Graphs:
     """Graphs in one pool of memory: only one of them runs at a time."""
@@ -347,10 +337,16 @@ class _Graphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        # What is new is compiled and loaded, which no graph may do.
-        run()
+        # What is new is compiled and loaded, which no graph may do; beside the stream in use, so
+        # that nothing of it is waited for while the graph is made.
+        stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            run()
+        stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may copy and ask for memory meanwhile: it concerns this one alone.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         replay: Callable[[], None] = graph.replay
         return replay

@@ -174,6 +174,9 @@ class Checkpoint:
             self._files = {name: self._files[old] for name, old in self._stored_as.items()}
         self._views: dict[str, StoredView] = {}
         self._names = names
+        self._piece: tuple[str, int | None] | None = None
+        self._parts: dict[int, Tensor] = {}
+        """Of the fused piece that was read last, those that were not asked for yet."""
         if folder.suffix != ".gguf":
             self._take_apart()
         self._unused = {name for name in self._files if not name.startswith(DRAFT_HEADS)}
@@ -202,6 +205,7 @@ class Checkpoint:
     ) -> None:
         """Close the files."""
         self._open.clear()
+        self._parts.clear()
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor `name`, which must have this shape.
@@ -283,7 +287,16 @@ class Checkpoint:
             raise CheckpointError(path.name, name, f"a readable tensor ({error})") from error
 
     def _part(self, file: WeightFile, stored: str, view: StoredView) -> Tensor:
-        """What a fused tensor holds there, as if it were stored alone."""
+        """What a fused tensor holds there, as if it were stored alone. Parts that lie together are
+        asked for one after the other, and are read together."""
+        piece = stored, view.expert
+        if piece != self._piece or view.part not in self._parts:
+            self._parts = dict(enumerate(self._take_piece(file, stored, view).unbind()))
+            self._piece = piece
+        return self._parts.pop(view.part)
+
+    def _take_piece(self, file: WeightFile, stored: str, view: StoredView) -> Tensor:
+        """All parts of a fused tensor, of one expert if it has several, [parts, ...]."""
         if view.expert is None:
             whole = file.get_tensor(stored)
         else:
@@ -303,10 +316,9 @@ class Checkpoint:
             allowed = f"a multiple of {parts} outputs"
             raise CheckpointError("tensor shape", f"{stored} {list(whole.shape)}", allowed)
         whole = whole.flatten() if view.fused.flat else whole
-        found = (
-            whole[view.part :: parts] if view.fused.alternating else whole.chunk(parts)[view.part]
-        )
-        return found.contiguous()
+        each, alternating = whole.shape[0] // parts, view.fused.alternating
+        found: Tensor = whole.unflatten(0, (each, parts) if alternating else (parts, each))
+        return (found.transpose(0, 1) if alternating else found).contiguous()
 
     def _checked(
         self, name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.gpu_kernels import UNIT_INTS, AttentionInts
-from foretoken.ops.attention.gpu import Ints, RowPiece, UnitPlan
+from foretoken.ops.attention.gpu import Ints, LaidOut, RowPiece, UnitPlan
 from foretoken.ops.drawing_gpu import Draws
 from foretoken.shape.memory_formula import RECORDED_ROWS
 
@@ -34,6 +34,11 @@ class PassKey(NamedTuple):
     """Places of the longest branch of a tree; 0: there are chains only."""
     splits: bool
     masks: bool = False
+    fed: int = 0
+    """Rows of which keys and values alone are wanted."""
+    newest: int = 0
+    whole: bool = False
+    """Whether rows may see places behind their own."""
     pieces: tuple[RowPiece, ...] = ()
     """Of a pass that is not recorded, for it has more partial results than there is room for."""
 
@@ -61,6 +66,12 @@ class PassRows:
     """Rows that need logits."""
     draws: Draws | None
     """How their tokens are drawn; None: not here."""
+    fed: LaidOut | None = None
+    """Places of a block head's context that have features, of which keys and values are made."""
+    newest: Sequence[int] = ()
+    """Of a block head the token before each block's first draft."""
+    whole: bool = False
+    """Whether rows see all of their span, in some layers."""
     masks: tuple[Sequence[int], Sequence[int]] | None = None
     """Of a head with mask slots: for each row the number of its mask, 0 for a row that has
     features, and the row whose features it takes; RECORDED_ROWS: none."""
@@ -76,6 +87,9 @@ class PassRows:
             depth=_power(plan.tails_XJ.shape[1]),
             splits=plan.splits,
             masks=self.masks is not None,
+            fed=0 if self.fed is None or not len(self.fed.places) else bucket(len(self.fed.places)),
+            newest=bucket(len(self.newest)) if self.newest else 0,
+            whole=self.whole,
             pieces=plan.pieces if len(plan.pieces) > 1 else (),
         )
 
@@ -84,6 +98,8 @@ class DevicePass(NamedTuple):
     """One pass as the device knows it: views of the block."""
 
     tokens_T: Tensor
+    places_T: Tensor
+    """Of the rows, and behind them of those that are fed."""
     slots_T: Tensor
     rows_R: Tensor
     keys_R2: Tensor
@@ -94,6 +110,9 @@ class DevicePass(NamedTuple):
     """Which mask each row has; of a pass with masks."""
     anchor_T: Tensor
     """Whose features it has."""
+    features_T: Tensor
+    """Slots of the features of what is fed."""
+    newest_B: Tensor
 
 
 @final
@@ -169,6 +188,13 @@ class StepBuffers:
         if one.draws is not None:
             found["keys"] = one.draws.keys_R2.ravel()
             found["temperature"] = one.draws.temperature_R.view(np.int32)
+        if one.fed is not None:
+            behind = slice(key.rows, key.rows + len(one.fed.places))
+            parts["places"][behind], parts["slots"][behind] = one.fed.places, one.fed.slots
+            found["features"] = one.fed.slots
+        found["newest"] = one.newest
+        if key.whole:
+            found["lasts"] = plan.lasts_T
         for name, values in found.items():
             parts[name][: len(values)] = values
         if key.depth:
@@ -185,12 +211,13 @@ class StepBuffers:
             found.append(
                 DevicePass(
                     tokens_T=parts["tokens"],
+                    places_T=parts["places"],
                     slots_T=parts["slots"],
                     rows_R=parts["rows"],
                     keys_R2=parts["keys"].view(-1, 2),
                     temperature_R=parts["temperature"].view(torch.float32),
                     attention=AttentionInts(
-                        places_T=parts["places"],
+                        places_T=parts["places"][: key.rows],
                         runs_T=parts["runs"],
                         bases_T=parts["bases"],
                         units_U=parts["units"].view(-1, UNIT_INTS),
@@ -198,10 +225,13 @@ class StepBuffers:
                         tails_XJ=parts["tails"].view(-1, max(key.depth, 1)),
                         trees=key.depth > 0,
                         splits=key.splits,
+                        lasts_T=parts["lasts"] if key.whole else None,
                     ),
                     pieces=key.pieces,
                     mask_T=parts["mask"],
                     anchor_T=parts["anchor"],
+                    features_T=parts["features"],
+                    newest_B=parts["newest"],
                 )
             )
             at += count
@@ -231,7 +261,9 @@ class _Slices(NamedTuple):
 @cache
 def _slices(key: PassKey) -> _Slices:
     named, at = {}, 0
-    sizes = dict.fromkeys(("tokens", "places", "slots", "runs", "bases"), key.rows)
+    sizes = dict.fromkeys(("tokens", "runs", "bases"), key.rows)
+    sizes |= dict.fromkeys(("places", "slots"), key.rows + key.fed)
+    sizes |= {"features": key.fed, "newest": key.newest, "lasts": key.rows * key.whole}
     sizes |= {"rows": key.logits, "keys": 2 * key.logits, "temperature": key.logits}
     sizes |= dict.fromkeys(("mask", "anchor"), key.rows if key.masks else 0)
     sizes |= {"units": UNIT_INTS * key.units, "tails": key.rows * key.depth}

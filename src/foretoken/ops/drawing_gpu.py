@@ -4,7 +4,7 @@ Greedy rows and rows without filters are chosen; a row with top-k, top-p or min-
 `foretoken.ops.sampling`, as the kernel for the CPU leaves what it cannot decide.
 """
 
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,16 @@ class Draws(NamedTuple):
     def part(self, at: slice) -> "Draws":
         """Some of the rows."""
         return Draws(self.keys_R2[at], self.temperature_R[at], self.filtered_R[at])
+
+    def padded(self, steps: int, width: int) -> "Draws":
+        """The same rows of each of `steps` steps, and greedy ones behind them, `width` in all."""
+
+        def wider(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            rows = x.reshape(steps, -1, *x.shape[1:])
+            more = [(0, 0), (0, width - rows.shape[1]), *[(0, 0)] * (rows.ndim - 2)]
+            return np.pad(rows, more).reshape(steps * width, *x.shape[1:])
+
+        return Draws(*map(wider, self))
 
 
 def read_rows(rows: bytes) -> Draws:

@@ -202,12 +202,13 @@ class TwinKernels(GpuKernels):
         self.launch("combine")
         heads, size = partials.sums_XHh.shape[1:]
         places_T, bases_T = step.places_T.long(), step.bases_T.long()
+        lasts_T = places_T if step.lasts_T is None else step.lasts_T.long()
         lowest_T = (places_T - shape.window + 1).clamp(min=0) if shape.window else 0 * places_T
         rows = len(places_T)
         top = torch.full((rows, heads), -torch.inf, device=out_TD.device)
         mass, sums = torch.zeros_like(top), torch.zeros(rows, heads, size, device=out_TD.device)
-        for split in range(int(places_T.max()) // self.split + 1):
-            here = (lowest_T // self.split <= split) & (split <= places_T // self.split)
+        for split in range(int(lasts_T.max()) // self.split + 1):
+            here = (lowest_T // self.split <= split) & (split <= lasts_T // self.split)
             at_T = torch.where(here, bases_T + split, 0)
             t, w = partials.top_mass_XH2[at_T].unbind(-1)
             new = torch.maximum(top, t)
@@ -255,20 +256,6 @@ class TwinKernels(GpuKernels):
         """Of the best id."""
         self.launch("chance")
         chance_R.copy_((logits_RV.amax(-1) - logits_RV.logsumexp(-1)).exp())
-
-    def agree(
-        self, chosen_R: Tensor, tokens_T: Tensor, checks_B3: Tensor, found_BX: Tensor
-    ) -> None:
-        """Place by place of all sequences."""
-        self.launch("agree")
-        most = found_BX.shape[1] - 2
-        row_B, draft_B, drafts_B = checks_B3.long().unbind(1)
-        at = torch.arange(most + 1, device=chosen_R.device)
-        chosen_BX = chosen_R[(row_B[:, None] + at).clamp(max=len(chosen_R) - 1)]
-        draft_BX = tokens_T[(draft_B[:, None] + at[:most]).clamp(max=len(tokens_T) - 1)]
-        same = (chosen_BX[:, :most] == draft_BX) & (at[:most] < drafts_B[:, None])
-        found_BX[:, 0] = same.int().cumprod(1).sum(1)
-        found_BX[:, 1:] = chosen_BX
 
 
 def _recorded(function: Callable[..., None]) -> Callable[..., None]:
@@ -337,7 +324,11 @@ class _Units:
         self._there_UM = at_M < units_U[:, 1:2]
         rows_UM = torch.where(self._there_UM, units_U[:, :1] + at_M, 0)
         self._rows_UM = rows_UM
-        self._place_UM = torch.where(self._there_UM, step.places_T.long()[rows_UM], -1)
+        lasts_T = step.places_T if step.lasts_T is None else step.lasts_T
+        self._place_UM, self._last_UM = (
+            torch.where(self._there_UM, places_T.long()[rows_UM], -1)
+            for places_T in (step.places_T, lasts_T)
+        )
         count, rows = rows_UM.shape
         q = q_THh[rows_UM].float().view(count, rows, group, kv, -1).permute(0, 3, 1, 2, 4)
         padded = q.new_zeros(count, kv, tile, q.shape[-1])
@@ -384,7 +375,7 @@ class _Units:
             t = (-2.0 * (s / shape.softcap).abs()).exp()
             t = (1.0 - t) / (1.0 + t)
             s = shape.softcap * torch.where(s < 0, -t, t)
-        seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._place_UM[..., None])
+        seen_UMN = there_UN[:, None] & (places_UN[:, None] <= self._last_UM[..., None])
         if shape.window:
             seen_UMN &= places_UN[:, None] > self._place_UM[..., None] - shape.window
         if run_U1 is not None:
@@ -397,12 +388,14 @@ class _Units:
         safe = torch.where(new == -torch.inf, 0.0, new)
         alpha = (self._top_ULM - safe).exp()
         p = (s - safe[..., None]).exp().to(self._dtype).float()
-        ones = torch.ones_like(values[..., :1])
+        # As many columns of ones as fill a tile of the library: at its edges a row's place counts.
+        size = values.shape[-1]
+        ones = values.new_ones(*values.shape[:-1], _TILE - size % _TILE)
         sums = _products(p, torch.cat((values, ones), -1))
         # A row that sees nothing of the block keeps its bits.
         sees = seen.any(-1)[:, None]
-        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., -1], self._mass_ULM)
-        more = self._sums_ULMh * alpha[..., None] + sums[..., :-1]
+        self._mass_ULM = torch.where(sees, self._mass_ULM * alpha + sums[..., size], self._mass_ULM)
+        more = self._sums_ULMh * alpha[..., None] + sums[..., :size]
         self._sums_ULMh = torch.where(sees[..., None], more, self._sums_ULMh)
         self._top_ULM = torch.where(sees, new, self._top_ULM)
 
@@ -423,7 +416,7 @@ class _Units:
             out_TD[rows_UM[there]] = y[there].flatten(1).to(out_TD.dtype)
             return
         at_UM = self._step.bases_T.long()[rows_UM] + units[:, 5:6]
-        there = there & (units[:, 5:6] * self._split <= self._place_UM)
+        there = there & (units[:, 5:6] * self._split <= self._last_UM)
         partials.sums_XHh[at_UM[there]] = sums[there]
         partials.top_mass_XH2[at_UM[there]] = torch.stack((top, mass), -1)[there]
 

@@ -25,8 +25,9 @@ from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import RowGroup, Rows
 from foretoken.runtime.rules import Check, RuleSettings, TreeCheck, create_rules, create_tree_rules
-from foretoken.runtime.rules.base import INVALID, rule_of
+from foretoken.runtime.rules.base import INVALID, Branch, rule_of
 from foretoken.runtime.rules.matching import matched
+from foretoken.runtime.rules.trees import matched_branch
 from foretoken.runtime.sampler import Sampler
 from foretoken.types import Logprob, TokenSource
 
@@ -37,6 +38,10 @@ class _Found:
 
     new_ids: dict[int, tuple[int, ...]]
     paths: dict[int, tuple[int, ...]]
+
+    def add(self, check: TreeCheck, branch: Branch) -> None:
+        """What stays of a tree."""
+        self.new_ids[check.index], self.paths[check.index] = branch.new_ids, branch.path
 
     def rows(self, index: int) -> list[int]:
         """Which of a span's sample rows gave each of its new tokens."""
@@ -70,20 +75,19 @@ class Verifier:
 
     def draws(self, batch: Batch) -> bytes | None:
         """How the token of each of the batch's rows of logits is drawn, so that a device can do so
-        before they are looked at; None: some are weighed, edited or filtered first, or a tree's."""
+        before they are looked at; None: some are weighed, edited or filtered first."""
         rows = list[bytes]()
         for span, check in zip(batch.spans, _by_span(batch), strict=True):
             rows.append(pack_rows((0,) * span.prompt_rows, BEST))
             if check is None:
                 continue
             profile = self.sampler.profile(span.sequence.request)
-            if isinstance(check, TreeCheck) or profile.edits:
-                return None
-            if self._rule_of(batch, check) != "matching":
+            if profile.edits or self._rule_of(batch, check) != "matching":
                 return None
             if not profile.greedy and profile.filters is not None:
                 return None
-            rows.append(RowGroup(check.rows, profile, 0).packed(Stream.TARGET))
+            runs = check.runs if isinstance(check, TreeCheck) else (check.rows,)
+            rows += (RowGroup(run, profile, 0).packed(Stream.TARGET) for run in runs)
         return b"".join(rows)
 
     def _rule_of(self, batch: Batch, check: Check | TreeCheck) -> str:
@@ -107,9 +111,11 @@ class Verifier:
         trees: dict[str, list[TreeCheck]] = {}
         for check in _checks(batch):
             if output.chosen_R is not None:
-                assert isinstance(check, Check), "`draws` said how they were chosen"
                 own = output.chosen_R[check.row : check.row + check.num_rows]
-                found.new_ids[check.index] = matched(check, own)
+                if isinstance(check, TreeCheck):
+                    found.add(check, matched_branch(check, own))
+                else:
+                    found.new_ids[check.index] = matched(check, own)
                 continue
             name = self._rule_of(batch, check)
             if isinstance(check, TreeCheck):
@@ -122,8 +128,7 @@ class Verifier:
         for name, wide in trees.items():
             branches = self._tree_rules[name].decide(_take(logits_RV, wide), wide, probs_KV)
             for check, branch in zip(wide, branches, strict=True):
-                found.new_ids[check.index] = branch.new_ids
-                found.paths[check.index] = branch.path
+                found.add(check, branch)
         return Verification(_results(batch, logits_RV, found, self.rule not in INVALID))
 
 

@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.kernels.gpu_kernels import AttentionInts, KVLayer, Partials
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
-from foretoken.ops.attention.gpu import GpuAttention
+from foretoken.ops.attention.gpu import (
+    GpuAttention,
+    attention_shape,
+    plan_rows,
+    run_attention,
+)
 from foretoken.ops.quantize_kv import quantize_kv
 from tests.unit.kernels.triton_harness import DEVICE, normal, runs, tensor_cores, triton_kernels
 
@@ -111,6 +117,38 @@ def test_a_node_has_the_bits_of_its_chain(start: int) -> None:
             chain[slot(start + depth)] = kv[slot(start + index)]
         last = SpanWindow(start + len(path) - 1, 1, pages)
         assert torch.equal(attended([last], q[node : node + 1], chain, made)[0], tree[node])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_rows_of_a_block_see_all_of_it(window: int | None) -> None:
+    """Within the first split and over its edge; windows are those of each row."""
+    made, pages = geometry(window=window), shuffled(14)
+    spans = [SpanWindow(125, 6, pages[:9]), SpanWindow(30, 5, pages[9:])]
+    kernels: Any = triton_kernels(split=128, tile=32)
+    shape = attention_shape(made)
+    plan = plan_rows(spans, kernels, shape, 1 << 15, whole=True)
+    ints = {
+        name: torch.from_numpy(getattr(plan, name)).to(DEVICE)
+        for name in AttentionInts._fields
+        if name not in ("trees", "splits")
+    }
+    step = AttentionInts(**ints, trees=False, splits=plan.splits)
+    kv, q = normal(0, 14 * PAGE, 2 * HEADS, SIZE), normal(1, 11, HEADS * GROUP, SIZE)
+    out, partials = torch.zeros(11, HEADS * GROUP * SIZE, device=DEVICE), plan.partials
+    room = Partials.empty(partials, shape, DEVICE)
+    run_attention(kernels, shape, step, plan.pieces, (q, KVLayer(kv), room, out))
+    row = 0
+    for span in spans:
+        slots = [span.page_table[at // PAGE] * PAGE + at % PAGE for at in range(span.end)]
+        keys, values = kv[slots].split(HEADS, 1)
+        for place in range(span.start, span.end):
+            low = 0 if window is None else max(0, place - window + 1)
+            for head in (0, HEADS * GROUP - 1):
+                own = head % HEADS
+                weights = (keys[low:, own] @ q[row, head] * made.score_scale).softmax(0)
+                found = out[row].view(-1, SIZE)[head]
+                torch.testing.assert_close(found, weights @ values[low:, own], rtol=1e-5, atol=1e-5)
+            row += 1
 
 
 @pytest.mark.parametrize("length", [20, 150])

@@ -4,7 +4,8 @@ another class of matrix instruction (another order of sums), registers or shared
 no room for a second program, narrow loads."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,14 +81,19 @@ def gate_up(kind: str, rows: int) -> Call:
 
 
 def attend(
-    size: int = 128, trees: bool = False, stored: torch.dtype = BF16, window: int = 0
+    size: int = 128,
+    trees: bool = False,
+    stored: torch.dtype = BF16,
+    window: int = 0,
+    whole: bool = False,
 ) -> Call:
     """Of 32 heads that share 8; with a window, also soft caps and rows that end in a split."""
     shape = AttentionShape(32, 8, size, 16, window, 50.0 if window else 0.0, 0.1)
     row, units = empty(64, dtype=INT), empty(8, UNIT_INTS, dtype=INT)
     ints = AttentionInts(
-        row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window
-    )
+        row, row, row, units, row, empty(4, 8, dtype=INT), trees=trees, splits=not window,
+        lasts_T=row if whole else None,
+    )  # fmt: skip
     scales = None if stored == BF16 else empty(4096, 16, dtype=torch.float32)
     layer = KVLayer(empty(4096, 16, size, dtype=stored), scales)
     partials = Partials(
@@ -112,6 +118,7 @@ MATRICES: Final[dict[str, Call]] = {
     "gate_up int4": gate_up("4g32", 64),
     "attend": attend(),
     "attend a tree, a window, soft caps": attend(trees=True, window=1024),
+    "attend blocks": attend(whole=True),
     "attend int8": attend(trees=True, stored=torch.int8),
     "attend heads of 256": attend(256, trees=True),
 }
@@ -149,7 +156,6 @@ def choose(kernels: GpuKernels) -> None:
     kernels.draw(logits, empty(8, 2, dtype=INT), numbers.float(), ints[:8], ints)
     kernels.chance(logits, numbers.float())
     kernels.cap(logits, 30.0)
-    kernels.agree(ints, ints, empty(8, 3, dtype=INT), empty(8, 9, dtype=INT))
 
 
 def copy(kernels: GpuKernels) -> None:
@@ -244,3 +250,41 @@ def test_nothing_is_fused() -> None:
     kernels: Any = triton_kernels()
     kernels._run("any", Kernel(), (1,))
     assert asked[0]["enable_fp_fusion"] is False and kernels.launched["any"] == 1
+
+
+def test_a_graph_is_recorded_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First run on a stream of its own, then captured; what other threads ask the driver for
+    meanwhile, such as memory for a copy, does not end the capture."""
+    from foretoken.kernels import triton_kernels
+
+    done, ways = list[str](), dict[str, Any]()
+
+    class Stream:
+        def wait_stream(self, other: "Stream") -> None:
+            done.append("wait")
+
+    class Graph:
+        def replay(self) -> None:
+            done.append("replay")
+
+    @contextmanager
+    def within(name: str, **options: Any) -> Iterator[None]:
+        ways.update(options)
+        done.append(name)
+        yield
+        done.append(f"end of {name}")
+
+    for name, made in {
+        "graph_pool_handle": lambda: "pool",
+        "current_stream": Stream,
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "stream": lambda stream: within("stream"),
+        "graph": lambda graph, **options: within("graph", **options),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    replay = triton_kernels._Graphs().record(lambda: done.append("run"))
+    replay()
+    first = ["wait", "stream", "run", "end of stream", "wait"]
+    assert done == [*first, "graph", "run", "end of graph", "replay"]
+    assert ways == {"pool": "pool", "capture_error_mode": "thread_local"}

@@ -41,6 +41,8 @@ class UnitPlan:
     units_U: Ints
     pages_P: Ints
     tails_XJ: Ints
+    lasts_T: Ints
+    """Places, but of spans that see each other whole."""
     partials: int
     """Partial results that there is to be room for."""
     splits: bool
@@ -63,7 +65,12 @@ def most_partials(kernels: GpuKernels, shape: AttentionShape, positions: int) ->
 
 
 def plan_rows(
-    spans: Sequence[SpanWindow], kernels: GpuKernels, shape: AttentionShape, most: int
+    spans: Sequence[SpanWindow],
+    kernels: GpuKernels,
+    shape: AttentionShape,
+    most: int,
+    *,
+    whole: bool = False,
 ) -> UnitPlan:
     """The units of these spans, those with most keys first.
 
@@ -72,16 +79,11 @@ def plan_rows(
         kernels: their tile and split decide how rows are cut.
         shape: heads and pages.
         most: partial results that there is room for.
+        whole: whether rows see all of their span, in some layers.
     """
-    group, page_size = shape.num_heads // shape.num_kv_heads, shape.page_size
-    counts = np.array([span.num_tokens for span in spans])
-    starts = np.array([span.start + span.known for span in spans])
-    firsts, inside = _runs_of(counts)
-    stored = np.repeat(starts, counts) + inside
-    tables = np.array([0, *(len(span.page_table) for span in spans)]).cumsum()
-    pages = np.fromiter(chain.from_iterable(s.page_table for s in spans), np.int64, tables[-1])
-    slots = pages[np.repeat(tables[:-1], counts) + stored // page_size] * page_size
-    places, runs = stored.copy(), np.full(len(stored), -1)
+    laid = lay_out(spans, shape.page_size)
+    counts, firsts, places = laid.counts, laid.firsts, laid.places.copy()
+    runs = np.full(len(places), -1)
     tails: list[list[int]] = []
     trees = np.zeros((len(spans), 3), np.int64)  # Start, first run, runs.
     for index, span in enumerate(spans):
@@ -93,8 +95,11 @@ def plan_rows(
             trees[index, 2] = len(tails) - trees[index, 1]
     width = max(map(len, tails), default=0)
     padded = [tail + [0] * (width - len(tail)) for tail in tails]
-    units = _units(counts, firsts, places, (tables[:-1], trees), kernels, group)
-    per_row = places // kernels.split + 1
+    lasts = places
+    if whole:
+        lasts = np.repeat(np.array([span.end - 1 for span in spans], np.int64), counts)
+    units = _units(laid, (places, lasts), trees, kernels, shape.num_heads // shape.num_kv_heads)
+    per_row = lasts // kernels.split + 1
     bases = per_row.cumsum() - per_row
     pieces = [RowPiece(slice(0, len(places)), slice(0, len(units)))]
     if per_row.sum() > most and per_row.max() > 1:
@@ -106,16 +111,43 @@ def plan_rows(
         units[own] = units[own][np.argsort(-keys[own], kind="stable")]
     return UnitPlan(
         places_T=places.astype(np.int32),
-        slots_T=(slots + stored % page_size).astype(np.int32),
+        lasts_T=lasts.astype(np.int32),
+        slots_T=laid.slots.astype(np.int32),
         runs_T=runs.astype(np.int32),
         bases_T=bases.astype(np.int32),
         units_U=units.astype(np.int32),
-        pages_P=pages.astype(np.int32),
+        pages_P=laid.pages.astype(np.int32),
         tails_XJ=np.array(padded, np.int32).reshape(len(tails), width),
         partials=int((bases + per_row).max(initial=0)),
         splits=bool(per_row.max(initial=1) > 1),
         pieces=tuple(pieces),
     )
+
+
+class LaidOut(NamedTuple):
+    """Spans end to end, int64."""
+
+    counts: npt.NDArray[Any]
+    firsts: npt.NDArray[Any]
+    """The first row of each."""
+    pages: npt.NDArray[Any]
+    tables: npt.NDArray[Any]
+    """Where the pages of each begin."""
+    places: npt.NDArray[Any]
+    """Where each row is stored in its sequence, and its slot."""
+    slots: npt.NDArray[Any]
+
+
+def lay_out(spans: Sequence[SpanWindow], page_size: int) -> LaidOut:
+    """Where the rows of these spans are stored."""
+    counts = np.array([span.num_tokens for span in spans], np.int64)
+    starts = np.array([span.start + span.known for span in spans], np.int64)
+    firsts, inside = _runs_of(counts)
+    places = np.repeat(starts, counts) + inside
+    tables = np.array([0, *(len(span.page_table) for span in spans)]).cumsum()
+    pages = np.fromiter(chain.from_iterable(s.page_table for s in spans), np.int64, tables[-1])
+    slots = pages[np.repeat(tables[:-1], counts) + places // page_size] * page_size
+    return LaidOut(counts, firsts, pages, tables[:-1], places, slots + places % page_size)
 
 
 def _runs_of(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -137,20 +169,20 @@ def _branches(paths: Sequence[tuple[int, ...]], tails: list[list[int]]) -> list[
 
 
 def _units(
-    counts: npt.NDArray[Any],
-    firsts: npt.NDArray[Any],
-    places: npt.NDArray[Any],
-    about: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    laid: LaidOut,
+    rows_see: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    trees: npt.NDArray[Any],
     kernels: GpuKernels,
     group: int,
 ) -> npt.NDArray[Any]:
+    (counts, firsts, *_), (places, lasts) = laid, rows_see
     rows = kernels.tile // group
     tiles = -(-counts // rows)
     _, number = _runs_of(tiles)
     span = np.repeat(np.arange(len(counts)), tiles)
     first = firsts[span] + number * rows
-    end = np.maximum.reduceat(places, first) + 1
-    tables, trees = (each[span] for each in about)
+    end = np.maximum.reduceat(lasts, first) + 1
+    tables, trees = laid.tables[span], trees[span]
     start = np.where(trees[:, 2] > 0, trees[:, 0], end)
     tile = np.stack(
         (
@@ -235,7 +267,10 @@ def run_attention(
         own = step._replace(units_U=step.units_U[units])
         kernels.attend(q_THh, layer, shape, own, partials, out_TD, sinks_H=sinks_H)
         if step.splits:
-            own = step._replace(places_T=step.places_T[rows], bases_T=step.bases_T[rows])
+            lasts_T = None if step.lasts_T is None else step.lasts_T[rows]
+            own = step._replace(
+                places_T=step.places_T[rows], bases_T=step.bases_T[rows], lasts_T=lasts_T
+            )
             kernels.combine(partials, shape, own, out_TD[rows], sinks_H=sinks_H)
 
 

@@ -158,11 +158,16 @@ def serve_linears(
                 setattr(parent, name, ServedLinear(child, make, top=top))
 
 
+def served_by(module: nn.Module | None) -> Linear | None:
+    """The linear that serves in the place of a trained one; None: none does."""
+    return module.linear if isinstance(module, ServedLinear) else None
+
+
 def kernel_of(
     served: nn.Module | None, dtype: torch.dtype, out: torch.dtype
 ) -> KernelLinear | None:
     """The kernel behind a linear that serves, from `dtype` to `out`; None: it is another."""
-    linear = served.linear if isinstance(served, ServedLinear) else None
+    linear = served_by(served)
     if isinstance(linear, KernelLinear) and (linear.dtype, linear.out_dtype) == (dtype, out):
         return linear
     return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.structures import FtHeadCall, address_of
-from foretoken.models.draft_call import DraftCall
+from foretoken.models.rollout import DraftCall
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer

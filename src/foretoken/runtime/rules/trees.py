@@ -38,24 +38,21 @@ class TreeMatching(TreeRule):
         targets: list[int] = self._sampler.choose(logits_PV, _runs(checks)).tolist()
         found, start = [], 0
         for check in checks:
-            own = targets[start : start + check.num_rows]
-            path = _agreeing(check, own)
-            after = path[-1] + 1 if path else 0
-            found.append(Branch(path, (*check.tokens(path), own[after])))
+            found.append(matched_branch(check, targets[start : start + check.num_rows]))
             start += check.num_rows
         return found
 
 
-def _agreeing(check: TreeCheck, own: list[int]) -> tuple[int, ...]:
-    """The longest path of nodes that are the target's own tokens."""
-    path: list[int] = []
+def matched_branch(check: TreeCheck, own: list[int]) -> Branch:
+    """The longest path of nodes that are the target's own tokens, and its next one."""
+    path, at = list[int](), 0
     while True:
-        at = path[-1] + 1 if path else 0
         same = (node for node in check.tree.children[at] if check.ids[node] == own[at])
         child = next(same, None)
         if child is None:
-            return tuple(path)
+            return Branch(tuple(path), (*check.tokens(path), own[at]))
         path.append(child)
+        at = child + 1
 
 
 @final

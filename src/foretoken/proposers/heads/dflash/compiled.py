@@ -1,5 +1,5 @@
 """Block heads on the compiled kernels: what is new of the context and whole blocks in one call into
-C (native/block.h).
+C (native/block.h), or in one recording of a GPU's launches.
 
 The network in PyTorch is the twin, which trains and serves wherever some part has no kernel; a test
 compares them. Owns the packed layers and the buffers of a call, kept between calls.
@@ -8,12 +8,14 @@ compares them. Owns the packed layers and the buffers of a call, kept between ca
 import ctypes
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.backend import backend_for
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import (
     UNIT_INTS,
@@ -23,43 +25,165 @@ from foretoken.kernels.structures import (
     FtBlockModel,
     address_of,
 )
-from foretoken.models.draft_call import DraftCall
-from foretoken.models.rollout import MOST_ROWS
+from foretoken.kv.store import KVStore
+from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.norm import RMSNorm
+from foretoken.models.captured import CapturedSteps, capture
+from foretoken.models.gpu_decoder import BlockParts, DecoderParts
+from foretoken.models.rollout import MOST_ROWS, DraftCall
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.attention import Attention, Geometry
+from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
 from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.ops.linear.gpu import GpuLinear, pack_for_gpu
 from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.dflash.shape import BlockView
-from foretoken.proposers.heads.linears import HeadLinears, kernel_of, serve_linears
+from foretoken.proposers.heads.layer_builder import LayerBuilder
+from foretoken.proposers.heads.linears import (
+    HeadLinears,
+    kernel_of,
+    serve_linears,
+    served_by,
+)
 from foretoken.proposers.heads.paged_head import RunnerParts
 from foretoken.proposers.heads.parts import HeadAttention, HeadLayer, group_major
+from foretoken.runtime.runner import slots_of
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-def compile_blocks(net: BlockHead, site: RunnerParts) -> "CompiledBlocks | None":
+def compile_blocks(net: BlockHead, site: RunnerParts) -> "CompiledBlocks | RecordedBlocks | None":
     """The network on kernels, or None if some part has none."""
     like, kinds = site.features.slots_SF, _kinds(net, site)
-    if kinds is None or like.dtype not in TYPES:
+    if kinds is None:
         return None  # Before any matrix is packed.
+    native = {view: one for view, one in kinds.items() if isinstance(one, NativeAttention)}
+    if not native:
+        return _record_blocks(net, site, kinds)
+    if like.dtype not in TYPES:
+        return None
     serve_linears(net, net.tops, site.linears, tops_only=True)
-    packed = _Packed(net, site.linears, list(kinds))
+    packed = _Packed(net, site.linears, list(native))
     if not packed.all_kernels(like.dtype):
         return None
-    return CompiledBlocks(net, site, kinds, packed)
+    return CompiledBlocks(net, site, native, packed)
 
 
-def _kinds(net: BlockHead, site: RunnerParts) -> dict[BlockView, NativeAttention] | None:
+def _kinds(net: BlockHead, site: RunnerParts) -> dict[BlockView, Attention] | None:
     """The attention of each kind of layer; None: some have no kernel, or windows that end inside of
     a block on both sides."""
-    found = dict[BlockView, NativeAttention]()
+    found = dict[BlockView, Attention]()
     for view in net.shape.views:
         attention = site.attention(view.window)
         inside = 0 < (view.window or 0) < net.shape.block_size
-        if inside or not isinstance(attention, NativeAttention):
+        if inside or not isinstance(attention, NativeAttention | GpuAttention):
             return None
         found.setdefault(view, attention)
     return found
+
+
+def _layer(
+    module: HeadLayer,
+    view: BlockView,
+    build: LayerBuilder,
+    around: tuple[Geometry, list[BlockView]],
+) -> Layer:
+    geometry, kinds = around
+    return Layer(
+        kind=kinds.index(view),
+        attention_norm=build.norm(module.input_layernorm),
+        attention=build.attention(module.self_attn, replace(geometry, window=view.window)),
+        mlp_norm=build.norm(module.post_attention_layernorm),
+        mlp=build.mlp(module.mlp),
+    )
+
+
+def _record_blocks(
+    net: BlockHead, site: RunnerParts, kinds: dict[BlockView, Attention]
+) -> "RecordedBlocks | None":
+    """The network as a GPU's launches, or None if some part has none."""
+    kernels, shape = backend_for(site.geometry.device).gpu, net.shape
+    if kernels is None or net.follow is None or net.table.is_packed:
+        return None
+    build, like = LayerBuilder(shape.layer, site.linears), site.features.slots_SF
+    serve_linears(net, net.tops, site.linears, tops_only=True)
+    head = served_by(net.lm_head) if shape.own_head else site.target_head
+    follow = net.follow  # With what serves by now.
+    assert follow is not None, "asked before"
+    mixer, added = site.linears.of([net.fc]), served_by(follow.linear)
+    if not isinstance(head, GpuLinear) or not isinstance(mixer, GpuLinear):
+        return None
+    if added is not None and not isinstance(added, GpuLinear):
+        return None
+    if follow.linear is not None and added is None:
+        return None
+    judge = None
+    if follow.judge is not None:
+        weights_1K = follow.judge[:-1].to(like.dtype)[None]
+        judge = GpuLinear(kernels, pack_for_gpu(kernels, weights_1K, in_one=True))
+    norm = build.norm(net.norm)
+    if shape.output_multiplier != 1.0:
+        norm = RMSNorm(norm.weight_D.float() * shape.output_multiplier, norm.eps)
+    parts = DecoderParts(
+        embedding=net.table,
+        scale=float(torch.tensor(shape.embedding_scale, dtype=like.dtype)),
+        layers=tuple(
+            _layer(one, view, build, (site.geometry, list(kinds)))
+            for one, view in net.viewed_layers
+        ),
+        kinds=tuple(LayerKind(one, site.rotary) for one in kinds.values()),
+        norm=norm,
+        head=head,
+        softcap=None,
+        blocks=BlockParts(
+            mixer=mixer,
+            context_norm=build.norm(net.hidden_norm),
+            features=site.features,
+            whole=tuple(not view.causal for view in kinds),
+            ids_N=None if net.target_ids is None else net.target_ids.contiguous(),
+            vocab_size=site.vocab_size,
+            shorts_VR=follow.shorts_VR,
+            follow=added,
+            judge=judge,
+            judge_bias=0.0 if follow.judge is None else float(follow.judge[-1]),
+        ),
+    )
+    steps = capture(parts, kernels, kernels.recorder())
+    return None if steps is None else RecordedBlocks(steps, site.store, shape.first_row)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RecordedBlocks:
+    """A network as a GPU's launches; `compile_blocks` makes it. Calls are those of
+    `CompiledBlocks`."""
+
+    steps: CapturedSteps
+    store: KVStore
+    first_row: int
+    drafts: bool = True
+
+    def feed(self, context: Sequence[SpanLayout]) -> None:
+        self.steps.feed(context, self.store)
+
+    def run(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+    ) -> Tensor:
+        return self.steps.block_outputs(context, blocks, token_ids, self.store)
+
+    def draft(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        plan: RolloutPlan,
+    ) -> RolledOut | None:
+        rows = context, blocks, token_ids
+        return self.steps.draft_blocks(*rows, plan, self.store, self.first_row)
 
 
 class _Packed:
@@ -130,6 +254,7 @@ class CompiledBlocks:
         """Bind the parts, which must stay as they are."""
         self._site, self._kinds, self._packed = site, kinds, packed
         self._norms = net.hidden_norm, net.norm
+        self._first_row = net.shape.first_row
         self._table = net.table
         self._ids_N = None if net.target_ids is None else net.target_ids.contiguous()
         self._most_units = net.shape.layer.num_key_value_heads * len(kinds)
@@ -203,23 +328,33 @@ class CompiledBlocks:
         model.judge = None if follow.judge is None else follow.judge.data_ptr()
         return True
 
-    def context(self, features_TF: Tensor) -> Tensor:
-        """Context rows [T, D] of features."""
-        mixed: Tensor = self._norms[0](self._packed.mixer(features_TF.contiguous()))
+    def feed(self, context: Sequence[SpanLayout]) -> None:
+        """Keep keys and values of these places, whose features are known."""
+        self.run(context, (), ())
+
+    def _context(self, layouts: Sequence[SpanLayout]) -> Tensor:
+        """Context rows of places, [T, D]."""
+        features = self._site.features
+        if not layouts:
+            return features.slots_SF.new_empty(0, self._table.shape[1])
+        slots = slots_of(layouts, self._site.geometry.page_size, features.slots_SF.device)
+        mixed: Tensor = self._norms[0](self._packed.mixer(features.read(slots).contiguous()))
         return mixed
 
     def run(
-        self, context: Sequence[SpanLayout], context_TD: Tensor, blocks: Sequence[SpanLayout],
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
         token_ids: Sequence[int],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Feed places and run blocks; the blocks' outputs [T, D], valid until the next call.
 
         Args:
             context: where the new places lie, in order of their blocks, if there are any.
-            context_TD: their context rows.
             blocks: where each block lies; all places before it are fed, by this call at the latest.
             token_ids: the newest token and masks of each.
         """
+        context_TD = self._context(context)
         call, kept = self._begin(context, blocks, token_ids, 0)
         joined_TD = self._rooms["joined"].view(-1, self._table.shape[1])
         joined_TD[: context_TD.shape[0]] = context_TD
@@ -234,14 +369,12 @@ class CompiledBlocks:
         blocks: Sequence[SpanLayout],
         token_ids: Sequence[int],
         plan: RolloutPlan,
-        first_row: int,
     ) -> RolledOut:
         """Feed places, at most MOST_ROWS, run blocks and draft up to `plan.steps` tokens of each.
 
         Args:
             context, blocks, token_ids: as for `run`.
             plan: how many tokens, and how each is chosen.
-            first_row: the row of a block that gives the first.
         """
         fed = sum(layout.num_tokens for layout in context)
         assert fed <= MOST_ROWS, fed
@@ -258,7 +391,7 @@ class CompiledBlocks:
         )
         call.before = self._room("before", count * model.rank)
         call.added = self._room("added", count * head.columns, torch.float32)
-        call.first_row = first_row
+        call.first_row = self._first_row
         drafts = DraftCall(call, plan, count)
         done = self._run(ctypes.addressof(model), ctypes.addressof(call))
         del kept

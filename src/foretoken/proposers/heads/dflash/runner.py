@@ -23,7 +23,7 @@ from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.quantize_kv import dequantize, quantize_kv
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadServingContext
-from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, compile_blocks
+from foretoken.proposers.heads.dflash.compiled import CompiledBlocks, RecordedBlocks, compile_blocks
 from foretoken.proposers.heads.dflash.network import BlockHead
 from foretoken.proposers.heads.dflash.shape import BlockView
 from foretoken.proposers.heads.paged_head import PagedContext, PagedRunner, RunnerParts, serve_paged
@@ -87,7 +87,7 @@ class BlockRunner(PagedRunner):
     values stand behind the context until the next thing is written there."""
 
     net: BlockHead
-    kernels: CompiledBlocks | None
+    kernels: CompiledBlocks | RecordedBlocks | None
     drafts_blocks = True
 
     def __init__(self, net: BlockHead, context: PagedContext) -> None:
@@ -98,7 +98,7 @@ class BlockRunner(PagedRunner):
     def spare_pages(self, context: PagedContext) -> int:
         return self._spares.count
 
-    def _compile(self, parts: RunnerParts) -> CompiledBlocks | None:
+    def _compile(self, parts: RunnerParts) -> CompiledBlocks | RecordedBlocks | None:
         return compile_blocks(self.net, parts)
 
     def steps(self, spans: list[Span], fed: Stretches, depths: list[int]) -> DraftSteps:
@@ -123,7 +123,7 @@ class BlockRunner(PagedRunner):
         """Keep keys and values of the context at these places, whose features are known."""
         for piece in _pieces(layouts, _PIECE):
             if self.kernels is not None:
-                self.kernels.run(piece, self._context(piece), (), ())
+                self.kernels.feed(piece)
                 continue
             slots = slots_of(piece, self.page_size, self.device)
             context_TD = self.net.context(self.features.read(slots))
@@ -149,7 +149,7 @@ class BlockRunner(PagedRunner):
         assert sum(layout.num_tokens for layout in blocks) == len(token_ids), len(token_ids)
         if self.kernels is not None:
             context = self._few(context)
-            return self.kernels.run(context, self._context(context), blocks, token_ids)
+            return self.kernels.run(context, blocks, token_ids)
         self.feed_context(context)
         paged = PagedBlocks(blocks, self.page_size, self.device)
         views, stores = self.net.shape.views, self.store.layers
@@ -165,11 +165,12 @@ class BlockRunner(PagedRunner):
         blocks: Sequence[SpanLayout],
         token_ids: Sequence[int],
         plan: RolloutPlan,
-    ) -> RolledOut:
-        """The same, and `plan.steps` tokens of each block, where `drafts_at_once`."""
+    ) -> RolledOut | None:
+        """The same, and `plan.steps` tokens of each block, where `drafts_at_once`; None: the
+        kernels cannot choose them."""
         assert self.kernels is not None, "asked only where `drafts_at_once`"
         rows = self._few(context), blocks, token_ids
-        return self.kernels.draft(*rows, plan, self.net.shape.first_row)
+        return self.kernels.draft(*rows, plan)
 
     @property
     def drafts_at_once(self) -> bool:
@@ -182,14 +183,6 @@ class BlockRunner(PagedRunner):
             return context
         self.feed_context(context)
         return ()
-
-    def _context(self, layouts: Sequence[SpanLayout]) -> Tensor:
-        """Context rows of places by the kernels, [T, D]."""
-        assert self.kernels is not None, "asked only where there are some"
-        if not layouts:
-            return self.features.slots_SF.new_empty(0, self.net.shape.layer.hidden_size)
-        slots = slots_of(layouts, self.page_size, self.device)
-        return self.kernels.context(self.features.read(slots))
 
 
 def _pieces(layouts: Sequence[SpanLayout], most: int) -> Iterator[list[SpanLayout]]:

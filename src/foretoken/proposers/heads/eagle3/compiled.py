@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretoken.backend import backend_for
 from foretoken.kv.store import KVStore
-from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
-from foretoken.layers.mlp import GatedMLP
-from foretoken.layers.norm import RMSNorm
-from foretoken.models.captured import BesideParts, CapturedSteps, DecoderParts, capture
+from foretoken.models.captured import CapturedSteps, capture
 from foretoken.models.compiled_layers import CompiledLayers, compile_layers
+from foretoken.models.gpu_decoder import BesideParts, DecoderParts
 from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
-from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.gpu import GpuAttention
 from foretoken.ops.attention.native import NativeAttention
@@ -29,9 +26,8 @@ from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.linear.gpu import GpuLinear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.layer_builder import LayerBuilder
 from foretoken.proposers.heads.paged_head import RunnerParts
-from foretoken.proposers.heads.parts import HeadShape, group_major
 
 
 @final
@@ -75,11 +71,13 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
     make, attention = around.linears, around.attention()
     if not isinstance(attention, NativeAttention | GpuAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
-    build = _Builder(net.shape.layer, around.geometry, make)
+    build = LayerBuilder(net.shape.layer, make)
     kind = LayerKind(attention, around.rotary)
     if isinstance(attention, GpuAttention):
         return _captured(net, around, build, kind)
-    layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
+    layers = compile_layers(
+        [_layer(one, build, around.geometry) for one in net.decoder_layers], [kind]
+    )
     if layers is None:
         return None
     mixer, mixed = make.of([net.fc]), None
@@ -108,7 +106,7 @@ def compile_eagle3(net: Eagle3, around: RunnerParts) -> CompiledEagle3 | None:
 
 
 def _captured(
-    net: Eagle3, around: RunnerParts, build: "_Builder", kind: LayerKind
+    net: Eagle3, around: RunnerParts, build: LayerBuilder, kind: LayerKind
 ) -> CompiledEagle3 | None:
     """The network as a GPU's launches, or None if some part has none."""
     make, kernels = around.linears, backend_for(around.geometry.device).gpu
@@ -118,7 +116,7 @@ def _captured(
     parts = DecoderParts(
         embedding=net.table,
         scale=1.0,
-        layers=tuple(build.layer(one) for one in net.decoder_layers),
+        layers=tuple(_layer(one, build, around.geometry) for one in net.decoder_layers),
         kinds=(kind,),
         norm=build.norm(net.norm),
         head=head,
@@ -138,39 +136,15 @@ def _captured(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Builder:
-    """Fuses matrices and brings query heads in the order that attention wants."""
-
-    shape: HeadShape
-    geometry: Geometry
-    make: HeadLinears
-
-    def norm(self, module: nn.RMSNorm) -> RMSNorm:
-        return RMSNorm(module.weight.detach(), self.shape.rms_norm_eps)
-
-    def layer(self, module: Eagle3Layer) -> Layer:
-        first = module.hidden_norm is not None
-        stream = module.hidden_norm if module.hidden_norm is not None else module.input_layernorm
-        attention, mlp, make = module.self_attn, module.mlp, self.make
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        return Layer(
-            kind=0,
-            attention_norm=self.norm(stream),
-            attention=AttentionBlock(
-                qkv=make.of(qkv, first=self._group_major),
-                out=make.back(attention.o_proj, self._group_major, self.shape.head_dim),
-                geometry=self.geometry,
-            ),
-            mlp_norm=self.norm(module.post_attention_layernorm),
-            mlp=GatedMLP(
-                gate_up=make.of([mlp.gate_proj, mlp.up_proj]),
-                down=make.of([mlp.down_proj], adds_residual=True),
-                activate=ACTIVATIONS["silu"],
-            ),
-            beside_norm=self.norm(module.input_layernorm) if first else None,
-            from_norm=first and module.residual_normed,
-        )
-
-    def _group_major(self, rows: Tensor) -> Tensor:
-        return group_major(rows, self.shape)
+def _layer(module: Eagle3Layer, build: LayerBuilder, geometry: Geometry) -> Layer:
+    first = module.hidden_norm is not None
+    stream = module.hidden_norm if module.hidden_norm is not None else module.input_layernorm
+    return Layer(
+        kind=0,
+        attention_norm=build.norm(stream),
+        attention=build.attention(module.self_attn, geometry),
+        mlp_norm=build.norm(module.post_attention_layernorm),
+        mlp=build.mlp(module.mlp),
+        beside_norm=build.norm(module.input_layernorm) if first else None,
+        from_norm=first and module.residual_normed,
+    )
