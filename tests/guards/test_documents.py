@@ -19,7 +19,7 @@ from tests.shown import run_shown
 GENERATED = ("cli.md", "configuration.md")
 FOR_CHANGING = ("architecture.md", "glossary.md")
 LOG = ROOT / "benchmarks" / "LOG.md"
-MOST_WORDS = {"pages for users": 25_500, "notebook": 30_000, "all": 60_000}
+MOST_WORDS = {"pages for users": 25_800, "notebook": 30_000, "all": 60_000}
 """Of all documents but the generated ones; a new page takes its words from here. 500 of the pages'
 are what GPUs and audits of others added."""
 MOST_WORDS_OF_THE_README = 1_200

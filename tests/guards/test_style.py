@@ -11,6 +11,7 @@ MUTABLE_DATACLASSES = {
     "control/adaptive/drafter.py:DrafterState": "what one drafter did of late",
     "control/adaptive/active_plan.py:ActivePlan": "a plan, and what its requests gain by it",
     "control/adaptive/tracked.py:TrackedRequest": "how far drafters have read a request",
+    "kv/window_pages.py:InWindow": "what a sequence holds of layers with a window",
     "runtime/sequence.py:Sequence": "the one mutable state of a request",
     "training/loop.py:Progress": "what a training run resumes from",
 }

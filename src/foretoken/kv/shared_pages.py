@@ -22,7 +22,7 @@ from typing import final
 
 from foretoken.kv.free_runs import Run, runs_of
 from foretoken.kv.pool import PagePool
-from foretoken.kv.window_pages import WindowPages
+from foretoken.kv.window_pages import WindowBytes, WindowPages
 
 GiveBack = Callable[[Iterable[Run]], object]
 """Gives the memory of pages back to the system; what stood there is zeros then."""
@@ -128,9 +128,7 @@ class SharedPages:
             self._pool,
             window=window,
             step_tokens=step_tokens,
-            page_bytes=page_bytes,
-            rest_bytes=self._page_bytes,
-            num_bytes=self._num_bytes,
+            sizes=WindowBytes(page=page_bytes, rest=self._page_bytes, budget=self._num_bytes),
             give_back=give_back,
             charge=self._charge_windows,
         )

@@ -10,7 +10,7 @@ bytes. Knows page numbers and positions, not requests or tensors.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import final
+from typing import NamedTuple, final
 
 from foretoken.kv.free_runs import Run, runs_of
 from foretoken.kv.pool import PagePool
@@ -30,6 +30,17 @@ class InWindow:
     """Pages that it holds at most before its table grows."""
 
 
+class WindowBytes(NamedTuple):
+    """Of pages with their layers that have a window counted apart."""
+
+    page: int
+    """Of a page in layers with a window."""
+    rest: int
+    """Of a page in the others."""
+    budget: int
+    """What all pages may take."""
+
+
 @final
 class WindowPages:
     """Which pages have memory in layers with a window, and who sees them.
@@ -44,9 +55,7 @@ class WindowPages:
         *,
         window: int,
         step_tokens: int,
-        page_bytes: int,
-        rest_bytes: int,
-        num_bytes: int,
+        sizes: WindowBytes,
         give_back: Callable[[Iterable[Run]], object],
         charge: Callable[[], object],
     ) -> None:
@@ -56,18 +65,16 @@ class WindowPages:
             pool: of which nothing is used yet.
             window: positions that a row sees, its own included; of several, the most.
             step_tokens: most tokens of a step.
-            page_bytes: of a page in layers with a window.
-            rest_bytes: of a page in the others.
-            num_bytes: what all pages may take.
+            sizes: of pages, and what all may take.
             give_back: gives back memory of pages in layers with a window.
-            charge: is told when `num_bytes` has risen, and makes room.
+            charge: is told when they take more, and makes room.
         """
-        self.page_bytes = page_bytes
+        self.page_bytes = sizes.page
         self.num_reclaimed = 0
         """Pages whose contents went before those of other layers."""
         self._pool, self._window = pool, window
         self._most = most_pages(window, step_tokens, pool.page_size)
-        self._rest_bytes, self._budget = rest_bytes, num_bytes
+        self._rest_bytes, self._budget = sizes.rest, sizes.budget
         self._give_back, self._charge = give_back, charge
         self._free = pool.follow_free()
         self._users = [0] * pool.num_pages
