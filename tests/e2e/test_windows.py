@@ -104,7 +104,9 @@ def test_same_tokens_in_little_memory(case: str, tmp_path: Path, poison: Poison)
             preempted += parts.scheduler.num_preemptions
             assert parts.scheduler.prefix is not None
             hits += parts.scheduler.prefix.num_hit_tokens
-    assert all((preempted, hits, poison.pages)), (preempted, hits, poison.pages)
+    # Where all layers have a window nobody outgrows the room that a prompt was let in with.
+    grows = shape.kv_bytes_per_token(4, windowed=False) > 0
+    assert all((preempted or not grows, hits, poison.pages)), (preempted, hits, poison.pages)
 
 
 @pytest.mark.slow
