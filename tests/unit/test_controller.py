@@ -240,7 +240,8 @@ def test_what_is_looked_up_has_its_place_in_trials_but_in_those_of_plain_steps()
             assert any(batch.plans[-1].budgets) == (active.trial != PLAIN)
             assert max(batch.plans[-1].budgets) in (0, 6)
     assert "draft" in tried
-    batch = Batch(World(), lambda sequence, step: 0.9, looked_up=6)
+    batch, sequences = Batch(World(), lambda sequence, step: 0.9, looked_up=6), [running("long")]
+    batch.answer([running("before", most=40)])  # So that the next begins with what is looked up.
     for _ in range(3000):
         batch.step(sequences)
         active = batch.control._active

@@ -281,6 +281,7 @@ class AdaptiveControl:
         last = self._unplanned
         if (
             last is not None
+            and last.forecast is None
             and last.load == load
             and last.resting == resting
             and last.wanted == wanted
