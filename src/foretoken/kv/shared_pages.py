@@ -259,15 +259,14 @@ class SharedPages:
     def check_integrity(self) -> None:
         """Assert that the books are right and that everything fits. O(P)."""
         pool = self._pool
-        total = sum(drafts.num_bytes for drafts, _ in self._drafts)
-        assert total == self._draft_bytes, (total, self._draft_bytes)
-        total = self._held
+        drafted = sum(drafts.num_bytes for drafts, _ in self._drafts)
+        assert drafted == self._draft_bytes, (drafted, self._draft_bytes)
         assert self.withheld <= pool.num_free, (self.withheld, pool.num_free)
         budget = pool.num_pages * self._page_bytes + self._beside
-        held = (pool.num_pages - pool.num_free) * self._page_bytes + total
+        held = (pool.num_pages - pool.num_free) * self._page_bytes + self._held
         assert held <= budget, (held, budget)
         assert sum(self._touched) == self._num_touched, self._num_touched
-        written = self._num_touched * self._page_bytes + total
+        written = self._num_touched * self._page_bytes + self._held
         assert written <= budget, f"{written} bytes are written of {budget}"
         for page in range(pool.num_pages):
             assert self._touched[page] or page in self._free, (
