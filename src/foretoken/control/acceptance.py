@@ -50,11 +50,6 @@ class ConstantAcceptance:
         """Accepted over drafted tokens. It falls with k although the draft is as good as before."""
         return (self.length(k) - 1.0) / k if k else 0.0
 
-    @property
-    def ceiling(self) -> float:
-        """Tokens per verification that no k exceeds."""
-        return 1.0 / (1.0 - self.alpha) if self.alpha < 1.0 else float("inf")
-
     @classmethod
     def of_length(cls, length: float, k: int) -> "ConstantAcceptance":
         """The chance that gives `length` tokens per verification at k, by bisection."""
