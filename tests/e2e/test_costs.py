@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
 from foretoken.control.learned import cost_file
+from foretoken.engine import timing
 from foretoken.engine.engine import Engine
 from foretoken.engine.timing import Timed, find_costs
 from foretoken.engine.wiring import build_engine
@@ -106,9 +107,29 @@ def test_what_is_timed_are_drafts(
     assert all(drafted)
 
 
-def test_reading_is_timed_however_short_the_time(tmp_path: Path) -> None:
-    """A drafter whose smallest case takes all there is: unknown, reading would pass for free."""
-    costs = find_costs(timed(build(DRAFTERS[0])), folder=tmp_path, most_seconds=1e-6)
+def test_reading_is_timed_however_short_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter whose smallest case takes all there is: unknown, reading would pass for free. Each
+    token that it reads or drafts takes as long, and each step of the target."""
+    parts, clock = timed(build(DRAFTERS[0])), SimpleNamespace(now=0.0)
+    proposer = parts.members["draft_model"].proposer
+    propose = proposer.propose
+
+    def slowly(context: Context) -> Draft:
+        reads = sum(proposer.num_missing(span.sequence) for span in context.spans)
+        draft = propose(context)
+        clock.now += 1e-4 * (reads + sum(map(len, draft.ids)))
+        return draft
+
+    def perf_counter() -> float:
+        clock.now += 1e-4
+        now: float = clock.now
+        return now
+
+    monkeypatch.setattr(proposer, "propose", slowly)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=perf_counter))
+    costs = find_costs(parts, folder=tmp_path, most_seconds=1e-6)
     reading_s = costs.drafters["draft_model"].feeding(1000, 500.0)
     assert reading_s > costs.drafters["draft_model"].drafting(1, 1, 500.0)[1]
 
