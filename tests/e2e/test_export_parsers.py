@@ -41,7 +41,6 @@ ENVIRONMENTS = Path(
 )
 VLLM = ENVIRONMENTS / "venv-vllm" / "bin" / "python"
 LLAMA_SERVER = ENVIRONMENTS / "llama-cpp" / "pool" / "bin" / "llama-server"
-OPENVINO = ENVIRONMENTS / "venv-openvino" / "bin" / "python"
 
 READ_BY_VLLM = """
 import json, sys, typing
@@ -59,30 +58,6 @@ for words in json.load(sys.stdin):
             TypeAdapter(kinds[key]).validate_python(value)
     except BaseException as error:
         print(json.dumps([words, repr(error)]))
-"""
-RUN_BY_OPENVINO = """
-import json, sys
-import openvino, openvino_genai
-
-class Pipeline:
-    def __init__(self, folder, device, scheduler_config=None, draft_model=None,
-                 prompt_lookup=False, **properties):
-        assert scheduler_config is None or isinstance(
-            scheduler_config, openvino_genai.SchedulerConfig)
-        openvino.Core().set_property(device, properties)
-    def get_generation_config(self):
-        return openvino_genai.GenerationConfig(eos_token_id=1)
-    def generate(self, prompt, config):
-        config.validate()
-
-assert openvino_genai.LLMPipeline and openvino_genai.draft_model
-openvino_genai.LLMPipeline = Pipeline
-openvino_genai.draft_model = lambda folder, device: None
-for text in json.load(sys.stdin):
-    try:
-        exec(text, {})
-    except BaseException as error:
-        print(json.dumps([text, repr(error)]), file=sys.stderr)
 """
 
 
@@ -134,18 +109,6 @@ def test_llama_server_s_parser_takes_every_command() -> None:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
         refused = answer.returncode != 0
         assert refused == ("nonsense" in words), (shlex.join(words), answer.stderr[-500:])
-
-
-@pytest.mark.skipif(not OPENVINO.exists(), reason=f"no OpenVINO in {OPENVINO.parents[1]}")
-def test_openvino_s_classes_take_every_script() -> None:
-    scripts = list(texts("openvino"))
-    assert len(scripts) > 40
-    answer = asked(OPENVINO, RUN_BY_OPENVINO, scripts)
-    assert answer.returncode == 0 and not answer.stderr.strip(), answer.stderr[-3000:]
-    wrong = asked(
-        OPENVINO, RUN_BY_OPENVINO, ["import openvino_genai as o\no.SchedulerConfig().x = 1"]
-    )
-    assert wrong.stderr.strip(), "a wrong name would be found"
 
 
 SGLANG_WHEEL = next((ENVIRONMENTS / "wheels").glob("sglang-*.whl"), None)

@@ -42,8 +42,8 @@ def export(
     engine: Annotated[
         str,
         typer.Argument(
-            help="vllm, sglang, llama.cpp, openvino or foretoken; with --costs vllm, sglang, "
-            "llama.cpp or tensorrt-llm."
+            help="vllm, sglang, llama.cpp or foretoken; with --costs vllm, sglang, llama.cpp or "
+            "tensorrt-llm."
         ),
     ],
     config: Annotated[
@@ -70,8 +70,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write the command of another engine that serves and drafts the same. What it cannot be told
-    stands in comments, or is an error where its outputs would be others. For OpenVINO GenAI it is
-    a script.
+    stands in comments, or is an error where its outputs would be others.
 
     With --costs the lengths are those that pay at each load, by what steps cost in the runs: the
     batch schedule of vLLM, the adaptive file or the cost table of SGLang, the schedule or the cost
@@ -79,9 +78,9 @@ def export(
     A/B that proves it.
     """
     from foretoken.lab.launch.cost_files import WRITTEN_WITH_COSTS
-    from foretoken.lab.launch.write import EXPORTED_TO
+    from foretoken.lab.launch.write import EXPORTED
 
-    known = WRITTEN_WITH_COSTS if costs else (*EXPORTED_TO, "foretoken")
+    known = WRITTEN_WITH_COSTS if costs else (*EXPORTED, "foretoken")
     if engine not in known:
         beside = "--costs RUN beside it, or " if engine in WRITTEN_WITH_COSTS else ""
         raise ConfigError("ENGINE", engine, f"{beside}{one_of(engine, known)}")
@@ -174,7 +173,7 @@ def _written(
 
     from foretoken.config import SpeculativeConfig
     from foretoken.lab.launch.read import read_source
-    from foretoken.lab.launch.write import EXPORTED_FROM, export_launch
+    from foretoken.lab.launch.write import EXPORTED, export_launch
     from foretoken.lab.launch.write import export as write
     from foretoken.lab.lint.names import todays
 
@@ -183,7 +182,7 @@ def _written(
     with suppress(yaml.YAMLError):
         document = yaml.safe_load(text)
     document = document if isinstance(document, dict) else None
-    if len(launches) == 1 and launches[0].engine in EXPORTED_FROM and launches[0].form == "command":
+    if len(launches) == 1 and launches[0].engine in EXPORTED and launches[0].form == "command":
         found = export_launch(engine, todays(launches[0])[0], learnt)
         if engine == "foretoken":  # whose own parser says what it does not take
             served(settings_of_words(root, read_source(found.text).launches[0].words))

@@ -155,7 +155,7 @@ class OptionRow:
     """What an engine calls an option or a key, and its values: a row of the table."""
 
     to: Sequence[str] = ()
-    """Its flags, its key, or in Python its keyword, which all get the value."""
+    """Its flags or its key, which all get the value."""
     values: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, Sequence[str]] = field(default_factory=dict)
     variable: Mapping[str, str] = field(default_factory=dict)
@@ -339,19 +339,6 @@ def _tell_llama(drafting: DraftingSetup) -> Told:
     yield from told_keys("llama.cpp", keys)
 
 
-def _tell_openvino(drafting: DraftingSetup) -> Told:
-    keys = dict(drafting.keys)
-    if "draft_confidence_threshold" not in keys:  # which it takes in place of a number
-        yield LaunchPart.flag("config.num_assistant_tokens", drafting.num_drafts)
-    if drafting.known.drafts_with == "text":
-        keys.setdefault("prompt_lookup_max", NgramSettings().prompt_lookup_max)
-    yield from told_keys("openvino", keys)
-
-
-def _openvino_word(method: DraftingMethod) -> str:
-    return method.name if method.name in ("draft_model", "eagle3", "ngram") else ""
-
-
 _WRITERS: dict[str, dict[str, Any]] = {
     "vllm": {"word": _vllm_word, "tell": _tell_vllm},
     "sglang": {"word": _sglang_word, "tell": _tell_sglang},
@@ -361,7 +348,6 @@ _WRITERS: dict[str, dict[str, Any]] = {
         "tell": lambda it: iter([LaunchPart.flag("--speculative-config", it.as_keys())]),
     },
     "tensorrt-llm": {"word": lambda method: todays_word("tensorrt-llm", method)},
-    "openvino": {"word": _openvino_word, "tell": _tell_openvino},
 }
 ENGINES = {
     name: LaunchEngine(name=name, **row, **_WRITERS.get(name, {})) for name, row in _facts().items()
@@ -391,8 +377,7 @@ def tell(engine: str, drafting: DraftingSetup) -> Told:
     assert own.tell is not None, "only for engines that commands are written for"
     told = [*own.tell(drafting)]
     if own.schedule == "one" and drafting.ranges:
-        whose = NAMES[engine].removesuffix(" GenAI")
-        why = f"{whose} drafts equally far at every load; its longest is written"
+        why = f"{NAMES[engine]} drafts equally far at every load; its longest is written"
         told.append(Unsaid(drafting.ranges_key, why))
     return iter(told)
 

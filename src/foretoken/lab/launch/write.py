@@ -29,7 +29,6 @@ from foretoken.lab.launch.engines import (
     MOST_RUNNING,
     NAMES,
     DraftingSetup,
-    Told,
     Unsaid,
     given,
     is_told,
@@ -49,9 +48,8 @@ from foretoken.lab.launch.launch import (
     number,
 )
 
-EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
-EXPORTED_FROM = ("vllm", "sglang", "llama.cpp")
-"""Engines beside Foretoken whose launches are written for any other."""
+EXPORTED = ("vllm", "sglang", "llama.cpp")
+"""Engines beside Foretoken whose launches are read, and written for any other."""
 _OF_THEIR_OWN = ("method", "model", "num_speculative_tokens", "own")
 _TOP_K = "speculative-eagle-topk"
 """SGLang's branches of a tree; 1: a chain."""
@@ -117,7 +115,7 @@ def _literal(value: Any, indent: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCommand:
-    """A command or a script, ready to paste, and what it does not say."""
+    """A command, ready to paste, and what it does not say."""
 
     text: str
     unsaid: tuple[Unsaid, ...] = ()
@@ -147,15 +145,13 @@ def write_command(
     drafting: DraftingSetup | None,
     learnt: LearntCosts | None = None,
 ) -> WrittenCommand:
-    """The command that starts a server, or the script that does for OpenVINO GenAI; `settings` are
-    the model, and options under the names of `foretoken serve`. Raises ConfigError if the engine
-    has nothing like it, and would write something else."""
+    """The command that starts a server; `settings` are the model, and options under the names of
+    `foretoken serve`. Raises ConfigError if the engine has nothing like it, and would write
+    something else."""
     own, told = ENGINES[engine], list[LaunchPart | Unsaid]()
     if engine == "llama.cpp":
         settings, drafting, told = _in_gguf(settings, drafting)
     model = str(settings["model"])
-    if engine == "openvino":
-        told += _converted(model)
     options = {name: value for name, value in settings.items() if name != "model"}
     by_costs = ToldCosts((), {})
     if engine == "tensorrt-llm":
@@ -167,65 +163,17 @@ def write_command(
         told += by_costs.told
     elif drafting is not None:
         told += tell(engine, drafting)
-        told += _converted(drafting.model or "") if engine == "openvino" else ()
     elif own.off:
         told.append(LaunchPart.flag(*own.off))  # it speculates unless told otherwise
     told += [LaunchPart.flag("--metrics")] if engine == "llama.cpp" else []
     parts = [part for part in told if isinstance(part, LaunchPart)]
     unsaid = tuple(one for one in told if isinstance(one, Unsaid))
-    if engine == "openvino":
-        given = {part.written: part.value for part in parts}
-        return WrittenCommand(_script(model, drafting, given), unsaid)
     first = LaunchPart.flag(own.model_flag, model) if own.model_flag else LaunchPart(value=model)
     program = (LaunchPart(value=word, role="before") for word in own.program)
     variables = (part for part in parts if part.role == "before")
     arguments = (part for part in parts if part.role == "argument")
     launch = Launch(engine=engine, parts=(*variables, *program, first, *arguments))
     return WrittenCommand(written(launch), unsaid, by_costs.files)
-
-
-def _folder_of(model: str) -> str:
-    """Where a model converted for OpenVINO lies."""
-    last = model.rstrip("/").rsplit("/", 1)[-1]
-    return model if last.endswith(("openvino", "-ov")) else f"{last}-openvino"
-
-
-def _converted(model: str) -> Told:
-    """That a model, if there is one, has to be converted once."""
-    folder = _folder_of(model)
-    if model and folder != model:
-        command = f"optimum-cli export openvino --model {model} {folder}"
-        yield Unsaid("model", f"converted once by `{command}`")
-
-
-def _script(model: str, drafting: DraftingSetup | None, given: Mapping[str, Any]) -> str:
-    """A script of OpenVINO GenAI's own classes that loads the models and writes one answer; `given`
-    is what is told, by the name of its object and its field."""
-    device = str(given.get("device", "CPU"))
-
-    def fields_of(whose: str) -> list[str]:
-        named = ((name, value) for name, value in given.items() if name.startswith(f"{whose}."))
-        return [f"{name} = {_literal(value, '')}" for name, value in named]
-
-    scheduler = fields_of("scheduler")
-    keywords = [f'    "{_folder_of(model)}",', f'    "{device}",']
-    if scheduler:
-        keywords.append("    scheduler_config=scheduler,")
-    if drafting is not None and drafting.model:
-        draft = f'openvino_genai.draft_model("{_folder_of(drafting.model)}", "{device}")'
-        keywords.append(f"    draft_model={draft},")
-    elif drafting is not None:
-        keywords.append("    prompt_lookup=True,")
-    names = (name for name in given if name.startswith("property."))
-    keywords += [
-        f"    {name.removeprefix('property.')}={_literal(given[name], '')}," for name in names
-    ]
-    lines = ["import openvino_genai", ""]
-    if scheduler:
-        lines += ["scheduler = openvino_genai.SchedulerConfig()", *scheduler]
-    lines += ["pipeline = openvino_genai.LLMPipeline(", *keywords, ")"]
-    lines += ["config = pipeline.get_generation_config()", *fields_of("config")]
-    return "\n".join([*lines, 'print(pipeline.generate("def fibonacci(n):", config))'])
 
 
 def _in_gguf(
@@ -262,10 +210,9 @@ def export(
     speculation: SpeculativeConfig | None,
     learnt: LearntCosts | None = None,
 ) -> WrittenCommand:
-    """The command or the script of an engine of EXPORTED_TO that serves and drafts the same, or as
-    far as learnt costs say; `settings` are the model, and the options that were given, as
-    `foretoken serve` names them. Raises ConfigError if the engine has nothing like it, or would
-    write something else."""
+    """The command of an engine of EXPORTED that serves and drafts the same, or as far as learnt
+    costs say; `settings` are the model, and the options that were given, as `foretoken serve` names
+    them. Raises ConfigError if the engine has nothing like it, or would write something else."""
     drafting: DraftingSetup | None = None
     unsaid: list[Unsaid] = []
     if speculation is not None:
@@ -376,7 +323,7 @@ def _drafting_of(
     count = drafter.num_speculative_tokens
     unsaid: list[Unsaid] = []
     trees = [name for name in ("choices", "tree_top_k", "tree_depth") if name in keys]
-    if trees and trees[0] == "tree_top_k" and engine in ("sglang", "openvino"):  # a tree that grows
+    if trees and trees[0] == "tree_top_k" and engine == "sglang":  # a tree that grows
         keys.setdefault("tree_depth", drafter.tree.tree_depth)
     elif trees:
         count = drafter.depth
